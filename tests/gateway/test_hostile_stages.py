@@ -20,6 +20,7 @@ from typing import Any
 import bson
 import pymongo
 import pytest
+from bson.int64 import Int64
 from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.embedded import ReplicaSet
@@ -163,6 +164,66 @@ def test_a_computation_is_seen_and_killed(
         assert again.returncode == 1
         assert f"no stream {cursor}" in again.stderr
         assert operator.admin.command("ping")["ok"] == 1
+
+
+@pytest.mark.parametrize("way", ["tailrace streams", "killCursors", "killOp"])
+def test_a_stream_that_is_being_opened_is_seen_and_killed(
+    way: str, replica_set: ReplicaSet, start_gateway: Callable[..., GatewayProcess]
+) -> None:
+    """It had no cursor yet, and so nothing that it could be killed by. Only an open stream had been killed."""
+    gateway = start_gateway(replica_set.uri, "--stage-seconds", "300")
+    with clients(gateway, 2) as (hostile, operator):
+        thread, outcome = in_thread(lambda: hostile.opening.t.watch(constant()))
+        [shown] = eventually(
+            lambda: [one for one in listed(gateway)["streams"] if one["computingSeconds"] is not None],
+            "nobody computes",
+        )
+        assert shown["opening"]
+        assert shown["ns"] == "opening.t"
+        assert f"{shown['cursor']}" in commands.run_text("streams", gateway.uri).stdout
+        if way == "killOp":
+            assert operator.admin.command("killOp", op=Int64(shown["cursor"]))["ok"] == 1
+        elif way == "killCursors":
+            killed = operator.opening.command("killCursors", "t", cursors=[Int64(shown["cursor"])])
+            assert killed["cursorsKilled"] == [shown["cursor"]]
+        else:
+            ended = commands.run_text("streams", gateway.uri, "--kill", f"{shown['cursor']}")
+            assert ended.returncode == 0, ended.stderr
+        thread.join(300)
+        assert isinstance(outcome[0], OperationFailure)
+        assert outcome[0].code == 11601
+        eventually(lambda: listed(gateway)["streams"] == [] and not computing(gateway), "it goes on")
+        with hostile.opening.t.watch([{"$set": {"n": {"$add": [1, 1]}}}], max_await_time_ms=50) as stream:
+            hostile.opening.t.insert_one({})
+            assert next(stream)["n"] == 2
+
+
+def test_users_who_share_a_process_do_not_wait_for_one_who_computes(
+    start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
+) -> None:
+    """Beyond --stage-processes users a computation of one was waited for by all others in its process, for as long as
+    --stage-seconds. Two users in one process had not been tried."""
+    guarded = start_replica_set(1, root_password="r00t")
+    with pymongo.MongoClient[Any](guarded.uri) as root:
+        for name in ("greedy", "modest"):
+            root.admin.command("createUser", name, pwd="pw", roles=["readWriteAnyDatabase"])
+    gateway = start_gateway(guarded.uri, "--stage-seconds", "3600", "--stage-processes", "1")
+    options = f"replicaSet={guarded.name}&authSource=admin&socketTimeoutMS={_LIMIT_MS}"
+    uris = [f"mongodb://{name}:pw@{gateway.address}/?{options}" for name in ("greedy", "modest")]
+    with (
+        pymongo.MongoClient[Any](uris[0]) as greedy,
+        pymongo.MongoClient[Any](uris[1]) as modest,
+        modest.sharing.t.watch([{"$set": {"n": {"$add": [1, 1]}}}], max_await_time_ms=50) as stream,
+    ):
+        thread, outcome = in_thread(lambda: next(greedy.foul.t.watch(of_event())))
+        greedy.foul.t.insert_one({})
+        for number in range(20):
+            greedy.foul.t.insert_one({})
+            modest.sharing.t.insert_one({"_id": number})
+            assert next(stream)["documentKey"] == {"_id": number}
+        # The one who computes was not ended for good: his driver has resumed in a process for such as him.
+        assert not outcome
+        assert thread.is_alive()
 
 
 def test_a_client_that_leaves_takes_its_computation_with_it(

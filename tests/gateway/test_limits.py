@@ -65,6 +65,16 @@ def test_streams_over_the_limit_are_refused_and_room_is_made(replica_set: Replic
         assert wire.run(DATABASE, STREAM)["ok"] == 1
 
 
+def test_one_address_does_not_take_all_streams_where_there_are_no_users(replica_set: ReplicaSet) -> None:
+    """--cursors-per-user had no meaning there."""
+    with running_gateway(replica_set.uri, cursors_per_user=2) as running, Wire.to(running.uri()) as wire:
+        for _ in range(2):
+            wire.run(DATABASE, STREAM)
+        reply = bson.decode(wire.exchange(bson.encode({**STREAM, "$db": DATABASE})))
+        assert reply["code"] == 146
+        assert "2 change streams of this address open" in reply["errmsg"]
+
+
 def test_connections_over_the_limit_are_closed(replica_set: ReplicaSet) -> None:
     with running_gateway(replica_set.uri, connections_max=2) as running:
         first, second = Wire.to(running.uri()), Wire.to(running.uri())

@@ -62,7 +62,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--cursors-per-user",
         type=int,
         metavar="N",
-        help="open streams of one user, where the deployment has users (default: four fifths of --cursors-max)",
+        help="open streams of one user (default: four fifths of --cursors-max), or of the clients at one address "
+        "where the deployment has no users (default: no limit)",
     )
     parser.add_argument(
         "--stage-seconds",
@@ -84,7 +85,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=int,
         default=16,
         metavar="N",
-        help="processes that compute stages; each user has one of them (default: 16)",
+        help="processes that compute stages; each user has one of them, and more users share them (default: 16)",
     )
     parser.add_argument("--window-mb", type=int, default=32, metavar="N", help="MB of oplog in memory (default: 32)")
     parser.add_argument(

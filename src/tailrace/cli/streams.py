@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pymongo import MongoClient
 
 _DESCRIPTION: Final = """\
-List the change streams that a gateway serves: namespace, user, age, events sent, whether it waits for more, or for how
-long its stages have been computed, and the processes that compute. The URI is the gateway's. If the deployment has
-users, this needs the action inprog, which the role clusterMonitor grants."""
+List the change streams that a gateway serves, and those that it opens: namespace, user, age, events sent, whether it
+waits for more, or for how long its stages have been computed, and the processes that compute. The URI is the gateway's.
+If the deployment has users, this needs the action inprog, which the role clusterMonitor grants."""
 _COMMAND_NOT_FOUND: Final = 59
 _COLUMNS: Final[dict[str, Literal["left", "right"]]] = {
     "stream": "left",
@@ -47,7 +47,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--kill",
         type=int,
         metavar="CURSOR",
-        help="close this stream, and end what its stages compute (needs killAnyCursor where it is another user's)",
+        help="close this stream, or end its opening, and what its stages compute (needs killAnyCursor where it is "
+        "another user's)",
     )
     parser.set_defaults(run=run)
 
@@ -111,7 +112,7 @@ def _print_table(reply: Mapping[str, Any], now: datetime) -> None:
 
 def _row(stream: Mapping[str, Any], now: datetime) -> tuple[object, ...]:
     age = now - stream["openedAt"].replace(tzinfo=UTC)
-    state = "waits" if stream["waiting"] else "rests"
+    state = "opens" if stream["opening"] else "waits" if stream["waiting"] else "rests"
     if stream["computingSeconds"] is not None:
         state = f"computes for {stream['computingSeconds']:.1f} s"
     open_for = f"{age.seconds + 86400 * age.days} s"

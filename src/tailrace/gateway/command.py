@@ -35,7 +35,7 @@ HEAD_BYTES: Final = 4096
 #: Commands that may change who is logged in on a connection, or what they may do.
 LOGIN_NAMES: Final = frozenset((b"saslStart", b"saslContinue", b"authenticate", b"logout"))
 #: Commands that the gateway answers itself, or looks into.
-STREAM_NAMES: Final = frozenset((b"aggregate", b"getMore", b"killCursors", b"tailraceStreams"))
+STREAM_NAMES: Final = frozenset((b"aggregate", b"getMore", b"killCursors", b"killOp", b"tailraceStreams"))
 #: After these, the cursors of the sessions have to be closed.
 SESSION_NAMES: Final = frozenset((b"killSessions", b"killAllSessions", b"killAllSessionsByPattern", b"endSessions"))
 FAIL_POINT: Final = b"configureFailPoint"

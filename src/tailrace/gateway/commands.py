@@ -38,6 +38,7 @@ from tailrace.gateway.fail_points import FailPoints
 from tailrace.gateway.frame import OpQuery
 from tailrace.gateway.generic_fields import is_plain_kill, times_of
 from tailrace.gateway.memory import ClosedConnection
+from tailrace.gateway.opening import Opening
 from tailrace.gateway.reading import aside
 from tailrace.gateway.repeated import GetMoreFacts, KnownGetMore, facts_of
 from tailrace.gateway.replies import code_of, is_ok, merged_kills
@@ -50,6 +51,7 @@ _UNAUTHORIZED: Final = 13
 _CURSOR_NOT_FOUND: Final = 43
 _NOT_SUPPORTED: Final = 115
 _UUID: Final = 4
+_KILLING: Final = bson.encode({"info": "attempting to kill op", "ok": 1.0})
 #: A collection that does not exist, for reads that return nothing.
 _NOWHERE: Final = "tailrace.nowhere"
 #: A client's cluster time that is this many seconds ahead is sent to the server to check; it refuses a year.
@@ -79,6 +81,8 @@ class Commands:
                 return await self._of_a_stream(connection, command)
             case b"killCursors":
                 return await self._kill_cursors(connection, command)
+            case b"killOp" if command.database == "admin":
+                return await self._kill_operation(connection, command)
             case b"killAllSessions" | b"killSessions" | b"killAllSessionsByPattern":
                 return await self._kill_sessions(connection, command)
             case b"endSessions":
@@ -147,6 +151,7 @@ class Commands:
         if command.message.more_to_come:
             return False
         identity = await connection.identity(0)
+        scope: Scope | None = None
         try:
             scope = await aside(len(command.document), _scope_of, command)
         except UsageError:
@@ -160,7 +165,8 @@ class Commands:
             await connection.reply(command, refusal)
             return True
         owner = Owner(identity.users, command.session)
-        reply = await self._engine.aggregate(owner, command.database, command.document, connection.client_host)
+        host = connection.client_host
+        reply = await self._engine.aggregate(owner, command.database, command.document, host, scope)
         if reply is None:
             return False
         await connection.reply(command, self._engine.stamped(reply))
@@ -275,7 +281,8 @@ class Commands:
 
     async def _kill_cursors(self, connection: ClientConnection, command: ClientCommand) -> bool:
         wanted = cursors_asked(command.document)
-        ours = [stream for stream in map(self._engine.streams.get, dict.fromkeys(wanted)) if stream is not None]
+        found = {number: self._engine.found(number) for number in wanted}
+        ours = {number: one for number, one in found.items() if one is not None}
         if not ours:
             return False
         await connection.answered()
@@ -286,22 +293,39 @@ class Commands:
         if not is_plain_kill(command.document, self._engine.version):
             theirs = await connection.ask(command.document)  # it may refuse
         if theirs is None or is_ok(theirs):
-            if not all(_may_kill(identity, stream) for stream in ours):
+            if not all(_may_kill(identity, one) for one in ours.values()):
                 text = spaced_document_text(command.document)
                 error = ServerError(
                     f"not authorized on {command.database} to execute command {text}", code=_UNAUTHORIZED
                 )
                 await connection.reply(command, self._engine.stamped(self._engine.refused(error, in_stream=False)))
                 return True
-            killed = {stream.cursor_id for stream in ours}
-            left = [one for one in wanted if one not in killed]
+            left = [one for one in wanted if one not in ours]
             if left and theirs is None:
                 theirs = await connection.ask(without_cursors(command.document, left))
         if theirs is not None and not is_ok(theirs):
             await connection.reply(command, theirs)
             return True
-        self._engine.kill(ours)
-        await connection.reply(command, self._engine.stamped(merged_kills(wanted, killed, theirs)))
+        self._engine.kill(list(ours.values()))
+        await connection.reply(command, self._engine.stamped(merged_kills(wanted, set(ours), theirs)))
+        return True
+
+    async def _kill_operation(self, connection: ClientConnection, command: ClientCommand) -> bool:
+        """End a stream, or its opening, by its number. Who may not is refused by the server, which has no operation of
+        such a number: its own have 32 bits."""
+        asked = raw_bson.find(command.document, b"op")
+        if asked is None or asked.type != raw_bson.INT64:
+            return False
+        found = self._engine.found(raw_bson.read_int64(command.document, asked.value_start))
+        if found is None:
+            return False
+        await connection.answered()
+        identity = await connection.identity(self._rights_seconds)
+        is_own = bool(identity.users) and identity.users == found.owner.users
+        if not is_own and not identity.may_kill_operations:
+            return False
+        self._engine.kill([found])
+        await connection.reply(command, self._engine.stamped(_KILLING))
         return True
 
     async def _end_sessions(self, connection: ClientConnection, command: ClientCommand) -> bool:
@@ -334,7 +358,7 @@ class Commands:
         identity = await connection.identity(self._rights_seconds)
         reply = await connection.ask(command.document)
         if is_ok(reply):
-            self._engine.kill([one for one in self._engine.streams.values() if _is_meant(command, one, identity)])
+            self._engine.kill([one for one in self._engine.all_streams if _is_meant(command, one, identity)])
         await connection.reply(command, reply)
         return True
 
@@ -402,7 +426,7 @@ def _wrong_session(
     return ServerError(f"{text}created in session {opened}, in session {asked}", code=50738)
 
 
-def _may_kill(identity: Identity, stream: ServedStream) -> bool:
+def _may_kill(identity: Identity, stream: ServedStream | Opening) -> bool:
     return identity.users == stream.owner.users or identity.may_kill_any_cursor(stream.scope)
 
 
@@ -421,7 +445,7 @@ def _uuid_text(session: bytes) -> str:
     return str(uuid.UUID(bytes=session[5:21])) if len(session) == 21 and session[4] == _UUID else session.hex()
 
 
-def _is_meant(command: ClientCommand, stream: ServedStream, identity: Identity) -> bool:
+def _is_meant(command: ClientCommand, stream: ServedStream | Opening, identity: Identity) -> bool:
     """Whether a command that ends sessions ends that of a stream. A pattern is taken to mean every session: a stream
     that is closed without need is resumed by its driver, one that is not closed would stay."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from pymongo import MongoClient, ReadPreference
 
 from tailrace import raw_bson
 from tailrace.client import kernel_loader
-from tailrace.cursor import Action, CursorRegistry, NeedStart, ReadOplog
+from tailrace.cursor import Action, CursorRegistry, ReadOplog
 from tailrace.cursor.get_more import GetMoreCommand
 from tailrace.cursor.registry import IDLE_MS_MAX
 from tailrace.cursor.reply import RESUMABLE_CODES, error_reply
@@ -27,6 +27,7 @@ from tailrace.gateway.local_acting import LocalActing, size_of
 from tailrace.gateway.log import note
 from tailrace.gateway.memory import COUNTED_BYTES_MIN
 from tailrace.gateway.metrics import GatewayMetrics
+from tailrace.gateway.opening import Opening
 from tailrace.gateway.reading import (
     AheadRoom,
     Keeper,
@@ -49,7 +50,6 @@ from tailrace.gateway.stage_workers import (
     RemoteActing,
     StageLimits,
     StageStoppedError,
-    StageWorker,
     StageWorkers,
 )
 from tailrace.gateway.upstream import APP_NAME
@@ -104,9 +104,10 @@ class Engine:
         self._uri = uri
         self.metrics = metrics
         self._cursors_max = cursors_max
-        # Whoever opens streams without end leaves room for others.
-        self._cursors_per_user = cursors_per_user or max(1, cursors_max * 4 // 5)
-        self._opening = 0
+        self._cursors_per_user = cursors_per_user
+        #: Streams that are being opened, by the numbers that they are killed by.
+        self.openings: dict[int, Opening] = {}
+        self._opening_numbers = new_ids()
         self._reading_pool = Threads(_READ_THREADS, thread_name_prefix="tailrace-read")
         self._work_pool = Threads(_WORK_THREADS, thread_name_prefix="tailrace-work")
         self._waker = Waker(asyncio.get_running_loop())
@@ -187,10 +188,13 @@ class Engine:
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
-    async def aggregate(self, owner: Owner, database: str, command: bytes, client_host: str) -> bytes | None:
-        """Open a stream for a client at this address. Returns the reply without the server's times; ``None``: the
-        server is to answer."""
-        if (full := self._full(owner)) is not None:
+    async def aggregate(
+        self, owner: Owner, database: str, command: bytes, client_host: str, scope: Scope | None = None
+    ) -> bytes | None:
+        """Open a stream for a client at this address; ``scope``: what it is over, if that is known. Returns the reply
+        without the server's times; ``None``: the server is to answer."""
+        tenant = owner.tenant(client_host)
+        if (full := self._full(owner, tenant)) is not None:
             return self.refused(ServerError(f"this gateway has {full}", code=_TOO_MANY))
         if self.stopping is not None:
             return self.refused(self.stopping)
@@ -201,62 +205,77 @@ class Engine:
         if refusal is not None:
             self.metrics.errors[50] += 1
             return refusal
-        opening = _Opening(self)
-        worker = None if cost.is_plain else self.workers.of(owner.tenant(client_host))
-        self._opening += 1
+        worker = None if cost.is_plain else self.workers.of(tenant)
+        opening = Opening(
+            next(self._opening_numbers), owner, tenant, scope=scope, worker=worker, open_reading=self.open_reading
+        )
+        self.openings[opening.number] = opening
         try:
             with suppress(TailraceError):  # whoever opens a stream on what cannot be read is told so
                 await self._follow_upgrade()
-            acting = self._aggregating(database, command, cost, worker)
-            reply = await self._carried_out(acting, opening, len(command))
+            acting = self._aggregating(database, command, cost, opening)
+            reply = await opening.run(self._carried_out(acting, opening, len(command)))
         except StageStoppedError as error:
             opening.close()
-            return self._stopped(error, offender, ns=database, users=owner.shown)
+            return self._stopped(error, offender, tenant, ns=opening.namespace, users=owner.shown)
+        except ServerError as error:
+            opening.close()
+            note("opening killed", ns=opening.namespace, users=owner.shown)
+            return self.refused(error)
         except BaseException:
             opening.close()
             raise
         finally:
-            self._opening -= 1
+            del self.openings[opening.number]
+        return self._opened(command, opening, cost, offender, reply)
+
+    def _opened(
+        self, command: bytes, opening: Opening, cost: StageCost, offender: Hashable, reply: bytes
+    ) -> bytes | None:
+        """``reply``, and the stream is kept; ``None``: the server is to answer."""
         cursor = facts_of_reply(reply)
         if _is_left(cursor.code):
             self.metrics.fallbacks["refused"] += 1
             opening.close()
             return None
-        if cursor.cursor_id == 0 or opening.reading is None or opening.scope is None:
+        if cursor.cursor_id == 0 or opening.reading is None:
             opening.close()
         else:
             stream = self.streams[cursor.cursor_id] = ServedStream(
                 cursor.cursor_id,
-                owner,
+                opening.owner,
+                opening.tenant,
                 opening.scope,
                 cursor.namespace,
                 opening.reading,
                 cost,
                 offender,
-                worker,
+                opening.worker,
                 now_ms(),
                 api_text(command),
             )
-            if worker is not None:
-                worker.cursors.add(cursor.cursor_id)
+            if stream.worker is not None:
+                stream.worker.cursors.add(cursor.cursor_id)
             self.metrics.streams_opened += 1
             note("stream opened", **stream.noted())
         self._count(reply, cursor)
         return reply
 
     def _aggregating(
-        self, database: str, command: bytes, cost: StageCost, worker: StageWorker | None
+        self, database: str, command: bytes, cost: StageCost, opening: Opening
     ) -> LocalActing | RemoteActing:
-        """An aggregate, where its stages are computed: in ``worker``, or here."""
-        if worker is not None:
-            return RemoteActing(worker, self._begin(database, command), 0, database)
+        """An aggregate, where its stages are computed: in a process, or here."""
+        if (worker := opening.worker) is not None:
+            begin = self._begin(database, command)
+            return RemoteActing(worker, opening.tenant, begin, 0, opening.namespace, shown=opening.number)
         return LocalActing(self._cursors.run(database, command, now_ms()), self._work_pool, cost.weight)
 
     def _getting_more(
         self, stream: ServedStream, database: str, command: bytes, wanted: GetMoreCommand | None
     ) -> LocalActing | RemoteActing:
         if stream.worker is not None:
-            return RemoteActing(stream.worker, self._begin(database, command), stream.cursor_id, stream.namespace)
+            begin = self._begin(database, command)
+            return RemoteActing(stream.worker, stream.tenant, begin, stream.cursor_id, stream.namespace)
         acting = self._cursors.get_more(database, command, now_ms(), wanted)
         return LocalActing(acting, self._work_pool, stream.cost.weight)
 
@@ -264,27 +283,33 @@ class Engine:
         now, version, compiled = now_ms(), self._version_text, kernel_loader.is_ready(0)
         return lambda number: Begin(number, database, command, now, version, compiled)
 
-    def _stopped(self, error: StageStoppedError, offender: Hashable, **noted: Any) -> bytes:
+    def _stopped(self, error: StageStoppedError, offender: Hashable, tenant: Hashable, **noted: Any) -> bytes:
         """The reply where a computation was ended."""
         if self.stopping is not None:
             return self.refused(self.stopping)
         self.metrics.computations_stopped += 1
         if error.is_excess:
             self._offenders.add(offender)
+        if error.made_way:
+            self.workers.made_way(tenant)
         note("computation ended", **noted, reason=error.message)
         return self.refused(error)
 
-    def _full(self, owner: Owner) -> str | None:
+    def _full(self, owner: Owner, tenant: Hashable) -> str | None:
         """Which limit forbids another stream, in words; ``None``: none."""
-        opened = len(self.streams) + self._opening
+        opened = len(self.streams) + len(self.openings)
         if opened >= self._cursors_max:
             return f"{self._cursors_max} change streams open, which is its limit"
-        if not owner.users or opened < self._cursors_per_user:
+        limit = self._cursors_per_user
+        if limit is None:
+            # Whoever opens streams without end leaves room for others; an address may be that of many.
+            limit = max(1, self._cursors_max * 4 // 5) if owner.users else self._cursors_max
+        if opened < limit:
             return None
-        theirs = sum(stream.owner.users == owner.users for stream in self.streams.values())
-        if theirs + self._opening < self._cursors_per_user:
+        if sum(one.tenant == tenant for one in self.all_streams) < limit:
             return None
-        return f"{self._cursors_per_user} change streams of this user open, which is the limit for one user"
+        whose = "user" if owner.users else "address"
+        return f"{limit} change streams of this {whose} open, which is the limit for one {whose}"
 
     async def get_more(
         self, stream: ServedStream, database: str, command: bytes, wanted: GetMoreCommand | None = None
@@ -303,7 +328,7 @@ class Engine:
         except StageStoppedError as error:
             if stream.worker is not None:
                 stream.worker.cursors.discard(stream.cursor_id)
-            reply = self._stopped(error, stream.offender, **stream.noted())
+            reply = self._stopped(error, stream.offender, stream.tenant, **stream.noted())
         finally:
             stream.is_busy = was_busy
             stream.used_ms = now_ms()
@@ -313,8 +338,22 @@ class Engine:
         self._count(reply, cursor)
         return reply
 
-    def kill(self, streams: list[ServedStream]) -> None:
-        """Close streams. A getMore that waits comes back at once, with 237."""
+    @property
+    def all_streams(self) -> Iterator[ServedStream | Opening]:
+        """Those that are open, and those that are being opened."""
+        yield from self.streams.values()
+        yield from self.openings.values()
+
+    def found(self, number: int) -> ServedStream | Opening | None:
+        """The stream with this cursor id, or the opening with this number."""
+        return self.streams.get(number) or self.openings.get(number)
+
+    def kill(self, found: Sequence[ServedStream | Opening]) -> None:
+        """Close streams. A getMore that waits comes back at once, with 237; an aggregate with 11601."""
+        for one in found:
+            if isinstance(one, Opening):
+                one.kill()
+        streams = [one for one in found if isinstance(one, ServedStream)]
         if not streams:
             return
         ids = [raw_bson.encode_int64(stream.cursor_id) for stream in streams]
@@ -429,7 +468,7 @@ class Engine:
     async def _carried_out(
         self,
         acting: LocalActing | RemoteActing,
-        answering: Reading | _Opening,
+        answering: Reading | Opening,
         size: int,
         stream: ServedStream | None = None,
     ) -> bytes:
@@ -501,39 +540,12 @@ class Engine:
                 self._forget_closed(stream)
         self.metrics.streams = len(self.streams)
         seconds = time.monotonic()
-        if self.streams or self._opening or not self._kept:
+        if self.streams or self.openings or not self._kept:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = seconds
         elif seconds - self._idle_since > _LINGER_S:
             self._let_go()
-
-
-class _Opening:
-    """Answers a cursor that is being opened: its first question shows what it reads."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.scope: Scope | None = None
-        self.reading: Reading | None = None
-
-    async def answer(self, action: Action) -> Any:
-        if isinstance(action, NeedStart):
-            self.scope = action.scope
-            self.reading = self._engine.open_reading(action.scope)
-        if self.reading is None:
-            raise InternalError("a cursor asks before it says what it is over")
-        return await self.reading.answer(action)
-
-    async def version_read(self) -> str:
-        """As that of what it reads."""
-        if self.reading is None:
-            raise InternalError("a cursor has read before it says what it is over")
-        return await self.reading.version_read()
-
-    def close(self) -> None:
-        if self.reading is not None:
-            self.reading.close()
 
 
 def _is_left(code: int | None) -> bool:

@@ -16,6 +16,7 @@ from tailrace.gateway.rights import Identity
 
 if TYPE_CHECKING:
     from tailrace.gateway.engine import Engine
+    from tailrace.gateway.opening import Opening
     from tailrace.gateway.served import ServedStream
     from tailrace.gateway.stage_workers import StageWorker
 
@@ -43,7 +44,10 @@ def listing(engine: Engine) -> bytes:
     tail = engine.tail_statistics()
     return bson.encode(
         {
-            "streams": [_shown(stream) for stream in engine.streams.values()],
+            "streams": [
+                *(_shown(stream) for stream in engine.streams.values()),
+                *(_shown_opening(opening) for opening in engine.openings.values()),
+            ],
             "gateway": {
                 "pid": os.getpid(),
                 "version": version("tailrace"),
@@ -68,8 +72,24 @@ def _shown(stream: ServedStream) -> dict[str, Any]:
         "openedAt": datetime.fromtimestamp(stream.opened, UTC),
         "events": stream.events,
         "waiting": stream.is_busy,
+        "opening": False,
         "computingSeconds": stream.computing_seconds,
         "process": None if stream.worker is None else stream.worker.pid,
+    }
+
+
+def _shown_opening(opening: Opening) -> dict[str, Any]:
+    """A stream that is being opened. Its number under ``cursor`` is what it is killed by."""
+    return {
+        "cursor": bson.int64.Int64(opening.number),
+        "ns": opening.namespace,
+        "users": opening.owner.shown,
+        "openedAt": datetime.fromtimestamp(opening.begun, UTC),
+        "events": 0,
+        "waiting": False,
+        "opening": True,
+        "computingSeconds": opening.computing_seconds,
+        "process": None if opening.worker is None else opening.worker.pid,
     }
 
 

@@ -20,7 +20,8 @@ class GatewayOptions:
     ``tls``                for client connections; ``None``: no TLS
     ``connections_max``    open client connections
     ``cursors_max``        open change streams
-    ``cursors_per_user``   of one user, where the deployment has users; ``None``: four fifths of ``cursors_max``
+    ``cursors_per_user``   of one user, or of clients at one address where the deployment has no users. ``None``: four
+                           fifths of ``cursors_max`` for a user
     ``message_bytes``      the longest message from a client
     ``memory_bytes``       for messages above 256 kB that are read whole, and for replies that are not taken yet
     ``window_bytes``       how much of the oplog's end is kept for streams that are behind

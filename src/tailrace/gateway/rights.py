@@ -64,6 +64,14 @@ class Identity:
             for resource, actions in self.privileges
         )
 
+    @property
+    def may_kill_operations(self) -> bool:
+        """Whether operations of other users may be killed."""
+        return self.may_all or any(
+            "killop" in actions and bool(resource.get("cluster") or resource.get("anyResource"))
+            for resource, actions in self.privileges
+        )
+
 
 def _covers(resource: Mapping[str, Any], scope: Scope) -> bool:
     if resource.get("anyResource") is True:

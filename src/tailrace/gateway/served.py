@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tailrace.gateway.cost import StageCost
 from tailrace.gateway.reading import Reading
 from tailrace.gateway.rights import User
-from tailrace.gateway.stage_workers import StageWorker
+from tailrace.gateway.stage_workers import StageWorker, seconds_computing
 from tailrace.oplog.namespace import Scope
 
 
@@ -38,6 +38,7 @@ class Owner(NamedTuple):
 class ServedStream:
     """A cursor of the gateway.
 
+    ``tenant``    who it counts for
     ``cost``      of its stages
     ``offender``  what it is called if it exceeds its limits: its users, scope and stages
     ``worker``    the process that computes its stages; ``None``: the gateway itself
@@ -52,6 +53,7 @@ class ServedStream:
 
     cursor_id: int
     owner: Owner
+    tenant: Hashable
     scope: Scope
     namespace: str
     reading: Reading
@@ -69,10 +71,7 @@ class ServedStream:
     @property
     def computing_seconds(self) -> float | None:
         """For how long its stages are being computed; ``None``: they are not."""
-        current = None if self.worker is None else self.worker.current
-        if current is None or current.cursor != self.cursor_id:
-            return None
-        return time.monotonic() - current.begun
+        return seconds_computing(self.worker, self.cursor_id)
 
     def noted(self) -> dict[str, Any]:
         """What is logged of it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import pickle
 import signal
@@ -26,13 +27,19 @@ from tailrace.cursor.reply import error_reply
 from tailrace.errors import InternalError, ServerError, TailraceError
 from tailrace.gateway.log import note
 from tailrace.gateway.stage_process import LENGTH, NUMBER, Begin, GoOn, Request, Response
+from tailrace.gateway.turns import CpuUse, Turns
 from tailrace.oplog.entry_kinds import PASSED_OVER
 
 #: Each of so many bytes of entries may take another second.
 _BYTES_A_SECOND: Final = 1 << 18
 #: A process that is asked to end a computation, and does not, ends itself.
 _HARD_S: Final = 1.0
+#: For so long one tenant may compute in a process that another one waits for.
+SHARED_S: Final = 1.0
 _IDLE_S: Final = 30.0
+#: How long a tenant that had to make way opens its streams in the process for those.
+_LONG_S: Final = 300.0
+_KEPT_MAX: Final = 1_000
 _PROGRAM: Final = "import sys; sys.path[:] = sys.argv[4:]; from tailrace.gateway.stage_process import main; main()"
 _TIME_LIMIT: Final = 50
 _MEMORY_LIMIT: Final = 146
@@ -59,15 +66,16 @@ class StageLimits:
 
 
 class StageStoppedError(ServerError):
-    """A computation was ended. ``is_excess``: it exceeded its limits, and would again."""
+    """A computation was ended. ``is_excess``: it exceeded its limits, and would again. ``made_way``: others waited."""
 
     is_excess = False
+    made_way = False
 
 
 @dataclass(eq=False, slots=True)
 class _Current:
-    """The step that a process computes. ``number`` of the request; ``cursor`` that it is about, 0: one that it opens.
-    ``stopped``: why it was asked to end."""
+    """The step that a process computes. ``number`` of the request; ``cursor`` that it is about, or the number of the
+    opening. ``stopped``: why it was asked to end."""
 
     number: int
     cursor: int
@@ -83,8 +91,11 @@ class StageWorker:
     ``cpu``      seconds that its computations have taken
     """
 
-    def __init__(self, limits: StageLimits) -> None:
+    def __init__(self, limits: StageLimits, use: CpuUse, *, is_for_long: bool = False) -> None:
         self.limits = limits
+        #: Nobody has to make way here.
+        self.is_for_long = is_for_long
+        self._use = use
         self.cursors: set[int] = set()
         self.tenants: set[Hashable] = set()
         self.cpu = 0.0
@@ -97,7 +108,7 @@ class StageWorker:
         self._closes: list[int] = []
         self._commands = 0
         self._requests = 0
-        self._turn = asyncio.Lock()
+        self._turns = Turns(use)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._ended = False
         self._ours, theirs = socket.socketpair()
@@ -157,13 +168,28 @@ class StageWorker:
         if self.current is current and not self._ended:
             self._process.kill()
 
-    async def turn(self) -> None:
+    async def turn(self, tenant: Hashable) -> None:
         """Wait until the process is free. ``ask`` must follow at once."""
-        await self._turn.acquire()
+        if self._turns.is_taken and self._turns.holder != tenant:
+            asyncio.get_running_loop().call_later(SHARED_S, self._make_way)
+        await self._turns.take(tenant)
 
-    async def ask(self, step: Begin | GoOn, cursor: int, namespace: str, seconds: float) -> Response:
-        """Have a step computed. Raises StageStoppedError. If the task is cancelled, so is the computation."""
-        exchange = asyncio.create_task(self._exchange(step, cursor, namespace, seconds))
+    def _make_way(self) -> None:
+        """End what one tenant has computed for long while another one waits."""
+        current = self.current
+        if current is None or self.is_for_long or self._ended or not self._turns.others_wait:
+            return
+        left = current.begun + SHARED_S - time.monotonic()
+        if left > 0:
+            asyncio.get_running_loop().call_later(left, self._make_way)
+        else:
+            self.interrupt("shared")
+
+    async def ask(self, step: Begin | GoOn, cursor: int, namespace: str, seconds: float, shown: int) -> Response:
+        """Have a step computed. Raises StageStoppedError. If the task is cancelled, so is the computation. ``shown``:
+        what it is seen as while it is computed."""
+        current = self.current = _Current(self._requests + 1, shown, namespace)
+        exchange = asyncio.create_task(self._exchange(current, step, cursor, seconds))
         exchange.add_done_callback(self._exchanged)
         try:
             return await asyncio.shield(exchange)
@@ -174,12 +200,13 @@ class StageWorker:
     def _exchanged(self, exchange: asyncio.Task[Response]) -> None:
         self.current = None
         self.used = time.monotonic()
-        self._turn.release()
+        self._turns.give()
+        if self._turns.others_wait:
+            asyncio.get_running_loop().call_later(SHARED_S, self._make_way)
         if not exchange.cancelled():
             exchange.exception()  # looked at: whoever asked may have been cancelled
 
-    async def _exchange(self, step: Begin | GoOn, cursor: int, namespace: str, seconds: float) -> Response:
-        current = self.current = _Current(self._requests + 1, cursor, namespace)
+    async def _exchange(self, current: _Current, step: Begin | GoOn, cursor: int, seconds: float) -> Response:
         try:
             if self.is_stopping:
                 raise _stopped("asked", self.limits, seconds)
@@ -190,6 +217,7 @@ class StageWorker:
         except (OSError, EOFError):
             raise self._end_of(current, await self._status()) from None
         self.cpu += response.cpu
+        self._use.add(self._turns.holder, response.cpu)
         PASSED_OVER.update(response.passed_over or {})
         if cursor and not response.is_open:
             self.cursors.discard(cursor)
@@ -237,10 +265,13 @@ class StageWorker:
 
     async def tidy(self) -> None:
         """Carry out what waits for the next request."""
-        if (self._kills or self._closes) and not self._turn.locked() and not self._ended:
-            async with self._turn:
+        if (self._kills or self._closes) and not self._turns.is_taken and not self._ended:
+            await self._turns.take(None)
+            try:
                 with suppress(OSError):
                     await self._send(None)
+            finally:
+                self._turns.give()
 
     @property
     def is_idle(self) -> bool:
@@ -260,11 +291,29 @@ class StageWorker:
             self._ours.close()
 
 
-class RemoteActing:
-    """A command that a process carries out. ``cursor``: of a getMore; 0: an aggregate."""
+def seconds_computing(worker: StageWorker | None, number: int) -> float | None:
+    """For how long ``worker`` computes the stream or the opening of this number; ``None``: it does not."""
+    current = None if worker is None else worker.current
+    return None if current is None or current.cursor != number else time.monotonic() - current.begun
 
-    def __init__(self, worker: StageWorker, begin: Callable[[int], Begin], cursor: int, namespace: str) -> None:
+
+class RemoteActing:
+    """A command that a process carries out for ``tenant``. ``cursor``: of a getMore; 0: an aggregate, which is seen as
+    ``shown``."""
+
+    def __init__(
+        self,
+        worker: StageWorker,
+        tenant: Hashable,
+        begin: Callable[[int], Begin],
+        cursor: int,
+        namespace: str,
+        *,
+        shown: int = 0,
+    ) -> None:
+        self._shown = shown or cursor
         self._worker = worker
+        self._tenant = tenant
         self._begin = begin
         self._cursor = cursor
         self._namespace = namespace
@@ -275,10 +324,10 @@ class RemoteActing:
     async def advance(self, size: int, answer: Any, error: TailraceError | None) -> Action | bytes:
         """One step: what the command asks for, or its reply. ``size``: bytes that it looks at."""
         worker = self._worker
-        await worker.turn()
+        await worker.turn(self._tenant)
         step = GoOn(self._number, answer, error) if self._has_begun else self._begin(self._number)
         self._has_begun = True
-        response = await worker.ask(step, self._cursor, self._namespace, worker.limits.seconds_for(size))
+        response = await worker.ask(step, self._cursor, self._namespace, worker.limits.seconds_for(size), self._shown)
         if response.action is not None:
             return response.action
         self._is_done = True
@@ -292,26 +341,39 @@ class RemoteActing:
 
 
 class StageWorkers:
-    """All processes of a gateway. Each tenant has one; beyond ``limits.processes`` tenants share them."""
+    """All processes of a gateway. Each tenant has one; beyond ``limits.processes`` tenants share them, and there is one
+    more for those that had to make way for others."""
 
     def __init__(self, limits: StageLimits) -> None:
         self.limits = limits
         self.workers: list[StageWorker] = []
+        self.use = CpuUse()
         self._cpu_of_ended = 0.0
+        #: The tenants that had to make way, and when they did last.
+        self._long: dict[Hashable, float] = {}
 
     def of(self, tenant: Hashable) -> StageWorker:
         """The process of a tenant."""
         self._forget_ended()
-        for worker in self.workers:
+        is_for_long = time.monotonic() - self._long.get(tenant, -math.inf) < _LONG_S
+        workers = [one for one in self.workers if one.is_for_long is is_for_long]
+        for worker in workers:
             if tenant in worker.tenants:
                 return worker
-        if len(self.workers) < self.limits.processes:
-            chosen = StageWorker(self.limits)
+        if len(workers) < (1 if is_for_long else self.limits.processes):
+            chosen = StageWorker(self.limits, self.use, is_for_long=is_for_long)
             self.workers.append(chosen)
         else:
-            chosen = min(self.workers, key=lambda one: (len(one.tenants), one.cpu))
+            chosen = min(workers, key=lambda one: (len(one.tenants), sum(map(self.use.of, one.tenants))))
         chosen.tenants.add(tenant)
         return chosen
+
+    def made_way(self, tenant: Hashable) -> None:
+        """A computation of this tenant had to make way: it is resumed in another process."""
+        self._long.pop(tenant, None)
+        self._long[tenant] = time.monotonic()
+        if len(self._long) > _KEPT_MAX:
+            del self._long[next(iter(self._long))]
 
     def _forget_ended(self) -> None:
         for worker in [one for one in self.workers if one.has_ended]:
@@ -361,6 +423,11 @@ def _stopped(why: str | None, limits: StageLimits, seconds: float) -> StageStopp
             "allows the streams of a user"
         )
         error = StageStoppedError(text, code=_MEMORY_LIMIT)
+    elif why == "shared":
+        text = f"the stages have computed for more than {SHARED_S:.0f} s in a process for which another user waits"
+        made_way = StageStoppedError(text, code=_RESUME)
+        made_way.made_way = True
+        return made_way
     elif why == "asked":
         return StageStoppedError("operation was interrupted", code=_KILLED)
     else:
@@ -372,7 +439,6 @@ def _stopped(why: str | None, limits: StageLimits, seconds: float) -> StageStopp
 #: How long a stream that exceeded its limits is refused: at first, and at most. Each further time doubles it.
 _REFUSED_S: Final = 10.0
 _REFUSED_S_MAX: Final = 600.0
-_KEPT_MAX: Final = 1_000
 
 
 class Offenders:
