@@ -14,6 +14,7 @@ from pymongo.errors import OperationFailure
 
 import tailrace
 from tailrace.embedded import ShardedCluster
+from tailrace.errors import SourceError
 from tests.gateway.fake_mongos import fake_mongos
 from tests.gateway.gateways import RunningGateway, running_gateway
 from tests.sharded.waiting import take
@@ -85,3 +86,14 @@ def test_errors_are_a_mongos_s(running: RunningGateway) -> None:
         with pytest.raises(OperationFailure) as caught:
             client[DATABASE].orders.watch([{"$nothing": {}}])
         assert caught.value.code == 40324
+
+
+def test_a_config_server_is_refused_at_the_start(sharded_cluster: ShardedCluster) -> None:
+    """It was taken, since its shards can be found, and what clients wrote went into the config server. Nobody had put a
+    gateway in front of one."""
+    with (
+        pytest.raises(SourceError, match="config server of a cluster") as refused,
+        running_gateway(sharded_cluster.uri),
+    ):
+        pass
+    assert "mongos" in str(refused.value.hint)

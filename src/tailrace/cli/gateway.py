@@ -54,6 +54,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="HOST:PORT",
         help="how clients reach the gateway (default: the address that each client has connected to)",
     )
+    parser.add_argument(
+        "--as-mongos",
+        action="store_true",
+        help="be a mongos to clients, which may then name several gateways of a replica set in one URI (without "
+        "replicaSet=) and go on at another when one ends",
+    )
     parser.add_argument("--tls-certificate-key-file", metavar="PEM", help="speak TLS to clients, with this certificate")
     parser.add_argument("--tls-ca-file", metavar="PEM", help="clients must show a certificate of this CA")
     parser.add_argument("--connections-max", type=int, default=20_000, metavar="N", help="default: 20000")
@@ -128,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
         host=host,
         port=port,
         advertise=advertise,
+        as_mongos=args.as_mongos,
         tls=_tls(args.tls_certificate_key_file, args.tls_ca_file),
         connections_max=args.connections_max,
         cursors_max=args.cursors_max,

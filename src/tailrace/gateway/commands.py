@@ -36,7 +36,7 @@ from tailrace.gateway.engine import Engine
 from tailrace.gateway.exchange import NO_CONSUMER, is_fatal, without_consumers
 from tailrace.gateway.fail_points import FailPoints
 from tailrace.gateway.frame import OpQuery
-from tailrace.gateway.generic_fields import is_plain_kill, times_of
+from tailrace.gateway.generic_fields import is_plain_kill, read_mode, times_of
 from tailrace.gateway.memory import ClosedConnection
 from tailrace.gateway.opening import Opening
 from tailrace.gateway.reading import aside
@@ -50,6 +50,11 @@ from tailrace.oplog.namespace import Scope
 _UNAUTHORIZED: Final = 13
 _CURSOR_NOT_FOUND: Final = 43
 _NOT_SUPPORTED: Final = 115
+_NO_SUCH_MEMBER: Final = 133
+_NO_SECONDARY: Final = (
+    "this gateway reads the primary, and the read preference asks for a secondary: use secondaryPreferred, or a "
+    "gateway in front of a secondary"
+)
 _UUID: Final = 4
 _KILLING: Final = bson.encode({"info": "attempting to kill op", "ok": 1.0})
 #: A collection that does not exist, for reads that return nothing.
@@ -63,10 +68,19 @@ class Commands:
 
     ``rights_seconds``  at a getMore, rights are asked for again if the answer is older than this
     ``fail_points``     ``None``: clients may set none here
+    ``primary_alone``   drivers may ask for a secondary here, and there is none: a stream that wants one is refused
     """
 
-    def __init__(self, engine: Engine, *, rights_seconds: float, fail_points: FailPoints | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        rights_seconds: float,
+        fail_points: FailPoints | None = None,
+        primary_alone: bool = False,
+    ) -> None:
         self._engine = engine
+        self._primary_alone = primary_alone
         self._rights_seconds = rights_seconds
         self._fail_points = fail_points
 
@@ -163,6 +177,10 @@ class Commands:
             return False
         if (refusal := await self._refused_times(connection, command)) is not None:
             await connection.reply(command, refusal)
+            return True
+        if self._primary_alone and read_mode(command.document) == "secondary":
+            error = ServerError(_NO_SECONDARY, code=_NO_SUCH_MEMBER)
+            await connection.reply(command, self._engine.stamped(self._engine.refused(error, in_stream=False)))
             return True
         owner = Owner(identity.users, command.session)
         host = connection.client_host

@@ -424,14 +424,17 @@ class ClientConnection:
             parsed = OpMsg.parse(message)
             is_last = not parsed.more_to_come
             if awaited.is_hello:
-                frame = with_document(parsed, rewritten(parsed.document, self._address, available()))
+                frame = with_document(parsed, self._told(parsed.document))
         elif op_code == OP_REPLY:
             reply = OpReply.parse(message)
             is_last = not (awaited.exhaust and reply.cursor_id)
             if awaited.is_hello and reply.documents:
-                frame = with_document(reply, rewritten(reply.documents[0], self._address, available()))
+                frame = with_document(reply, self._told(reply.documents[0]))
         await self.send(frame)
         return is_last
+
+    def _told(self, hello: bytes) -> bytes:
+        return rewritten(hello, self._address, available(), as_mongos=self._shared.options.as_mongos)
 
     # -- for what answers commands ----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from tailrace.cursor import Action, CursorRegistry, ReadOplog
 from tailrace.cursor.get_more import GetMoreCommand
 from tailrace.cursor.registry import IDLE_MS_MAX
 from tailrace.cursor.reply import RESUMABLE_CODES, error_reply
-from tailrace.errors import InternalError, OtherVersionError, ServerError, TailraceError
+from tailrace.errors import InternalError, OtherVersionError, ServerError, SourceError, TailraceError
 from tailrace.gateway.attendant import LoopAttendant
 from tailrace.gateway.cluster_reading import ClusterReading
 from tailrace.gateway.cost import StageCost, cost_of
@@ -181,6 +181,12 @@ class Engine:
     def _connected(self) -> str:
         """The server version whose streams are given. Missing rights to read the oplog are found here."""
         cluster = self._cluster = Cluster.discover(self._client, self._uri, {"appname": APP_NAME})
+        if cluster is not None and cluster.config is self._client:
+            raise SourceError(
+                "the upstream is the config server of a cluster: clients' own reads and writes would go there, not to "
+                "the shards",
+                hint="Name a mongos of the cluster",
+            )
         source = MongodSource(self._client if cluster is None else cluster.config_client())
         source.oldest()
         kernel_loader.prepare()  # before anybody is served

@@ -1,7 +1,8 @@
-"""What the server says of itself in a reply to hello, told as if the gateway were the one member. No I/O.
+"""What the server says of itself in a reply to hello, told as if the gateway were the one member, or a mongos. No I/O.
 
 Drivers believe these replies and connect to the names in them. Left as they are they would lead every client past the
-gateway, and nobody would notice.
+gateway, and nobody would notice. As the one member of a replica set each gateway is a set of its own, and a driver that
+is given two of them leaves one. Of several mongos it uses whichever answers.
 """
 
 from __future__ import annotations
@@ -15,13 +16,36 @@ from tailrace.raw_bson import ARRAY, STRING, Element, encode_document, encode_el
 #: All names that the command has had.
 HELLO_NAMES: Final = frozenset((b"hello", b"isMaster", b"ismaster"))
 _OTHER_MEMBERS: Final = frozenset((b"passives", b"arbiters"))
+#: What only members of a replica set say.
+_OF_MEMBERS: Final = _OTHER_MEMBERS | {
+    b"hosts",
+    b"me",
+    b"primary",
+    b"setName",
+    b"setVersion",
+    b"electionId",
+    b"secondary",
+    b"arbiterOnly",
+    b"passive",
+    b"hidden",
+    b"tags",
+    b"isreplicaset",
+    b"isImplicitDefaultMajorityWC",
+    b"lastWrite",
+}
+_MONGOS: Final = encode_element(STRING, b"msg", encode_string("isdbgrid"))
 
 
-def rewritten(reply: bytes, address: str, compressors: Collection[str]) -> bytes:
+def rewritten(reply: bytes, address: str, compressors: Collection[str], *, as_mongos: bool = False) -> bytes:
     """The reply with ``address``, ``host:port``, as the only member. A mongos names no members, and is given none.
 
-    ``compressors``  those that the gateway can read; others are not offered. Everything else stays as it came
+    ``compressors``  those that the gateway can read; others are not offered
+    ``as_mongos``    a member of a replica set is told as a mongos
+
+    Everything else stays as it came.
     """
+    if as_mongos and raw_bson.find(reply, b"setName") is not None:
+        reply = _mongos(reply)
     parts: list[bytes] = []
     is_primary = _is_primary(reply)
     for element in raw_bson.elements(reply):
@@ -40,6 +64,11 @@ def rewritten(reply: bytes, address: str, compressors: Collection[str]) -> bytes
         if part is not None:
             parts.append(part)
     return encode_document(*parts)
+
+
+def _mongos(reply: bytes) -> bytes:
+    kept = (reply[each.start : each.end] for each in raw_bson.elements(reply) if each.name not in _OF_MEMBERS)
+    return encode_document(*kept, _MONGOS)
 
 
 def _is_primary(reply: bytes) -> bool:

@@ -17,6 +17,8 @@ class GatewayOptions:
     ``host``, ``port``     where it listens; port 0: a free one
     ``advertise``          the name and port by which clients reach it, ``host:port``; by default the address that each
                            has connected to
+    ``as_mongos``          clients see a mongos and not the member of a replica set, so that they can be given several
+                           gateways
     ``tls``                for client connections; ``None``: no TLS
     ``connections_max``    open client connections
     ``cursors_max``        open change streams
@@ -37,6 +39,7 @@ class GatewayOptions:
     host: str = "127.0.0.1"
     port: int = 27017
     advertise: str | None = None
+    as_mongos: bool = False
     tls: ssl.SSLContext | None = None
     connections_max: int = 20_000
     cursors_max: int = 20_000

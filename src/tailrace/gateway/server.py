@@ -57,7 +57,12 @@ class Gateway:
         )
         self.engine.clock.signed = self.upstream.has_users
         self._fail_points = FailPoints() if options.test_commands else None
-        self.commands = Commands(self.engine, rights_seconds=options.rights_seconds, fail_points=self._fail_points)
+        self.commands = Commands(
+            self.engine,
+            rights_seconds=options.rights_seconds,
+            fail_points=self._fail_points,
+            primary_alone=options.as_mongos,
+        )
         self._surroundings = Surroundings(
             options,
             self.metrics,
