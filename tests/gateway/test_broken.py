@@ -23,7 +23,7 @@ from bson.timestamp import Timestamp
 from tailrace.cli.stream_arguments import address_of
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import InternalError, UsageError
-from tailrace.gateway import command, commands, compression, connection, exchange, upstream
+from tailrace.gateway import command, commands, compression, exchange, identification, upstream
 from tailrace.gateway.command import opens_stream
 from tailrace.gateway.engine import Engine
 from tailrace.gateway.frame import HEADER_SIZE, OP_MSG, BadFrame, op_msg, parse_header
@@ -233,7 +233,7 @@ def test_what_is_large_is_not_worked_on_in_the_loop(replica_set: ReplicaSet) -> 
 
 def test_the_question_whether_rights_are_asked_for_may_be_put_to_any_member() -> None:
     """A member that takes no writes had refused it with 13435, and its deployment was taken for one with users."""
-    assert bson.decode(connection._PROBE)["$readPreference"] == {"mode": "secondaryPreferred"}
+    assert bson.decode(identification._PROBE)["$readPreference"] == {"mode": "secondaryPreferred"}
 
 
 def test_a_connection_made_while_another_member_was_elected_goes_to_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
