@@ -49,6 +49,7 @@ KNOWN = {
     "gateway.attendant": "_begin and _give_back tell the thread that waits for them",
     "gateway.connection": "both tasks are gathered, and _tell says how they ended",
     "gateway.engine": "what goes wrong while streams are looked after is logged, and it is tried again",
+    "gateway.opening": "run awaits it",
     "gateway.reading": "the keeper logs what ends a read and begins again; a read ahead is taken or closed",
     "gateway.server": "_serve logs whatever ends a connection",
     "gateway.stage_workers": "the exchange is awaited; that a process has ended is found by the next request, and told",

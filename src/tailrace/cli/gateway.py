@@ -57,8 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--as-mongos",
         action="store_true",
-        help="be a mongos to clients, which may then name several gateways of a replica set in one URI (without "
-        "replicaSet=) and go on at another when one ends",
+        help="be a mongos to clients: they may name several gateways in one URI, and go on at another when one ends",
     )
     parser.add_argument("--tls-certificate-key-file", metavar="PEM", help="speak TLS to clients, with this certificate")
     parser.add_argument("--tls-ca-file", metavar="PEM", help="clients must show a certificate of this CA")

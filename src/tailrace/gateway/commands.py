@@ -38,7 +38,7 @@ from tailrace.gateway.fail_points import FailPoints
 from tailrace.gateway.frame import OpQuery
 from tailrace.gateway.generic_fields import is_plain_kill, read_mode, times_of
 from tailrace.gateway.memory import ClosedConnection
-from tailrace.gateway.opening import Opening
+from tailrace.gateway.opening import StreamOpening
 from tailrace.gateway.reading import aside
 from tailrace.gateway.repeated import GetMoreFacts, KnownGetMore, facts_of
 from tailrace.gateway.replies import code_of, is_ok, merged_kills
@@ -444,7 +444,7 @@ def _wrong_session(
     return ServerError(f"{text}created in session {opened}, in session {asked}", code=50738)
 
 
-def _may_kill(identity: Identity, stream: ServedStream | Opening) -> bool:
+def _may_kill(identity: Identity, stream: ServedStream | StreamOpening) -> bool:
     return identity.users == stream.owner.users or identity.may_kill_any_cursor(stream.scope)
 
 
@@ -463,7 +463,7 @@ def _uuid_text(session: bytes) -> str:
     return str(uuid.UUID(bytes=session[5:21])) if len(session) == 21 and session[4] == _UUID else session.hex()
 
 
-def _is_meant(command: ClientCommand, stream: ServedStream | Opening, identity: Identity) -> bool:
+def _is_meant(command: ClientCommand, stream: ServedStream | StreamOpening, identity: Identity) -> bool:
     """Whether a command that ends sessions ends that of a stream. A pattern is taken to mean every session: a stream
     that is closed without need is resumed by its driver, one that is not closed would stay."""
     try:

@@ -27,7 +27,7 @@ from tailrace.gateway.local_acting import LocalActing, size_of
 from tailrace.gateway.log import note
 from tailrace.gateway.memory import COUNTED_BYTES_MIN
 from tailrace.gateway.metrics import GatewayMetrics
-from tailrace.gateway.opening import Opening
+from tailrace.gateway.opening import StreamOpening
 from tailrace.gateway.reading import (
     AheadRoom,
     Keeper,
@@ -106,7 +106,7 @@ class Engine:
         self._cursors_max = cursors_max
         self._cursors_per_user = cursors_per_user
         #: Streams that are being opened, by the numbers that they are killed by.
-        self.openings: dict[int, Opening] = {}
+        self.openings: dict[int, StreamOpening] = {}
         self._opening_numbers = new_ids()
         self._reading_pool = Threads(_READ_THREADS, thread_name_prefix="tailrace-read")
         self._work_pool = Threads(_WORK_THREADS, thread_name_prefix="tailrace-work")
@@ -212,7 +212,7 @@ class Engine:
             self.metrics.errors[50] += 1
             return refusal
         worker = None if cost.is_plain else self.workers.of(tenant)
-        opening = Opening(
+        opening = StreamOpening(
             next(self._opening_numbers), owner, tenant, scope=scope, worker=worker, open_reading=self.open_reading
         )
         self.openings[opening.number] = opening
@@ -236,7 +236,7 @@ class Engine:
         return self._opened(command, opening, cost, offender, reply)
 
     def _opened(
-        self, command: bytes, opening: Opening, cost: StageCost, offender: Hashable, reply: bytes
+        self, command: bytes, opening: StreamOpening, cost: StageCost, offender: Hashable, reply: bytes
     ) -> bytes | None:
         """``reply``, and the stream is kept; ``None``: the server is to answer."""
         cursor = facts_of_reply(reply)
@@ -268,7 +268,7 @@ class Engine:
         return reply
 
     def _aggregating(
-        self, database: str, command: bytes, cost: StageCost, opening: Opening
+        self, database: str, command: bytes, cost: StageCost, opening: StreamOpening
     ) -> LocalActing | RemoteActing:
         """An aggregate, where its stages are computed: in a process, or here."""
         if (worker := opening.worker) is not None:
@@ -345,19 +345,19 @@ class Engine:
         return reply
 
     @property
-    def all_streams(self) -> Iterator[ServedStream | Opening]:
+    def all_streams(self) -> Iterator[ServedStream | StreamOpening]:
         """Those that are open, and those that are being opened."""
         yield from self.streams.values()
         yield from self.openings.values()
 
-    def found(self, number: int) -> ServedStream | Opening | None:
+    def found(self, number: int) -> ServedStream | StreamOpening | None:
         """The stream with this cursor id, or the opening with this number."""
         return self.streams.get(number) or self.openings.get(number)
 
-    def kill(self, found: Sequence[ServedStream | Opening]) -> None:
+    def kill(self, found: Sequence[ServedStream | StreamOpening]) -> None:
         """Close streams. A getMore that waits comes back at once, with 237; an aggregate with 11601."""
         for one in found:
-            if isinstance(one, Opening):
+            if isinstance(one, StreamOpening):
                 one.kill()
         streams = [one for one in found if isinstance(one, ServedStream)]
         if not streams:
@@ -474,7 +474,7 @@ class Engine:
     async def _carried_out(
         self,
         acting: LocalActing | RemoteActing,
-        answering: Reading | Opening,
+        answering: Reading | StreamOpening,
         size: int,
         stream: ServedStream | None = None,
     ) -> bytes:

@@ -16,7 +16,7 @@ from tailrace.gateway.rights import Identity
 
 if TYPE_CHECKING:
     from tailrace.gateway.engine import Engine
-    from tailrace.gateway.opening import Opening
+    from tailrace.gateway.opening import StreamOpening
     from tailrace.gateway.served import ServedStream
     from tailrace.gateway.stage_workers import StageWorker
 
@@ -78,7 +78,7 @@ def _shown(stream: ServedStream) -> dict[str, Any]:
     }
 
 
-def _shown_opening(opening: Opening) -> dict[str, Any]:
+def _shown_opening(opening: StreamOpening) -> dict[str, Any]:
     """A stream that is being opened. Its number under ``cursor`` is what it is killed by."""
     return {
         "cursor": bson.int64.Int64(opening.number),

@@ -41,7 +41,7 @@ class MemoryBudget:
         self._bytes_max = bytes_max
         self._held = 0
         self._by_tenant: Counter[Hashable] = Counter()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_RoomWanted] = []
         #: The one that goes on although there is no room.
         self._exempt: Share | None = None
 
@@ -104,7 +104,7 @@ class Share:
         """Take ``size`` bytes more; waits for room."""
         if self.takes(size):
             return
-        waiting = _Waiting(self, size)
+        waiting = _RoomWanted(self, size)
         self.budget._waiting.append(waiting)
         try:
             await waiting.granted
@@ -122,7 +122,7 @@ class Share:
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
+class _RoomWanted:
     share: Share
     size: int
     granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())

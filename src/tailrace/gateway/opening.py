@@ -17,7 +17,7 @@ from tailrace.oplog.namespace import Scope
 _INTERRUPTED: Final = 11601
 
 
-class Opening:
+class StreamOpening:
     """Answers a cursor that is being opened: its first question shows what it reads.
 
     ``number``  what it is killed by; the cursor has another one when it is open
