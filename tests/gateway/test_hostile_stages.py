@@ -198,8 +198,11 @@ def test_a_stream_that_is_being_opened_is_seen_and_killed(
             assert next(stream)["n"] == 2
 
 
+@pytest.mark.parametrize("stages", [of_event, constant])
 def test_users_who_share_a_process_do_not_wait_for_one_who_computes(
-    start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
+    stages: Callable[[], list[dict[str, Any]]],
+    start_replica_set: Callable[..., ReplicaSet],
+    start_gateway: Callable[..., GatewayProcess],
 ) -> None:
     """Beyond --stage-processes users a computation of one was waited for by all others in its process, for as long as
     --stage-seconds. Two users in one process had not been tried."""
@@ -215,7 +218,7 @@ def test_users_who_share_a_process_do_not_wait_for_one_who_computes(
         pymongo.MongoClient[Any](uris[1]) as modest,
         modest.sharing.t.watch([{"$set": {"n": {"$add": [1, 1]}}}], max_await_time_ms=50) as stream,
     ):
-        thread, outcome = in_thread(lambda: next(greedy.foul.t.watch(of_event())))
+        thread, outcome = in_thread(lambda: next(greedy.foul.t.watch(stages())))
         greedy.foul.t.insert_one({})
         for number in range(20):
             greedy.foul.t.insert_one({})

@@ -216,6 +216,7 @@ class Engine:
             next(self._opening_numbers), owner, tenant, scope=scope, worker=worker, open_reading=self.open_reading
         )
         self.openings[opening.number] = opening
+        reply: bytes | None = None
         try:
             with suppress(TailraceError):  # whoever opens a stream on what cannot be read is told so
                 await self._follow_upgrade()
@@ -223,7 +224,9 @@ class Engine:
             reply = await opening.run(self._carried_out(acting, opening, len(command)))
         except StageStoppedError as error:
             opening.close()
-            return self._stopped(error, offender, tenant, ns=opening.namespace, users=owner.shown)
+            stopped = self._stopped(error, offender, tenant, ns=opening.namespace, users=owner.shown)
+            if not error.made_way or self.stopping is not None:
+                return stopped
         except ServerError as error:
             opening.close()
             note("opening killed", ns=opening.namespace, users=owner.shown)
@@ -233,6 +236,8 @@ class Engine:
             raise
         finally:
             del self.openings[opening.number]
+        if reply is None:  # drivers do not repeat a first aggregate: it is opened again where nobody makes way
+            return await self.aggregate(owner, database, command, client_host, scope)
         return self._opened(command, opening, cost, offender, reply)
 
     def _opened(
