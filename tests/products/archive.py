@@ -21,6 +21,8 @@ from tailrace.archive.source import ArchiveSource
 from tailrace.archive.writer import SegmentLimits
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.connection import Connection
+from tailrace.source.membership import changes
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
 from tests.differential.test_archive_live import entries_of
@@ -41,6 +43,17 @@ def record(uri: str, folder: Path) -> None:
         finally:
             if cluster is not None:
                 cluster.close()
+
+
+def came_or_went(job: Job) -> bool:
+    """Whether a shard did since the workload began."""
+    with MongoClient[Any](job.uri) as client:
+        cluster = Cluster.discover(client, job.uri, {})
+        assert cluster is not None
+        try:
+            return bool(list(changes(Connection(cluster.config_client()), ClusterTime(job.start))))
+        finally:
+            cluster.close()
 
 
 class ArchiveProduct(Product):

@@ -12,16 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pymongo import MongoClient
 from pyspark.errors import PySparkException
 
 from tailrace.errors import SinkError, TailraceError
 from tailrace.lake.identity import partitioning_of, read_identity
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.connection import Connection
-from tailrace.source.membership import changes
-from tailrace.source.topology import Cluster
-from tests.products.archive import ArchiveProduct, record
+from tests.products.archive import ArchiveProduct, came_or_went, record
 from tests.products.late_source import lakes_beginning_at
 from tests.products.product import Job, Product
 from tests.products.put_aside import is_of, kind_put_aside, pipeline_of, put_aside
@@ -99,7 +95,7 @@ class LakeProduct(Product):
         while its shards are those of the beginning: a stream cannot begin in an archive before one came or went."""
         archive = job.root / "archive"
         record(job.uri, archive)
-        if job.moved and (_came_or_went(job) or job.options.get("only") == "advance"):  # beside the writes they do
+        if job.moved and (came_or_went(job) or job.options.get("only") == "advance"):  # beside the writes they do
             return contextlib.nullcontext()
         options["archive"] = str(archive)
         pauses = [one for one in Truth(Path(job.truth)).pauses() if one <= job.time]
@@ -177,17 +173,6 @@ def _begins_with_a_copy(job: Job) -> bool:
 def _reads_an_archive(job: Job) -> bool:
     """Whether the oplog is said not to reach so far back as the lake: in two of five seeds."""
     return random.Random(f"tailrace lake archive {job.options['played']}").random() < 0.4
-
-
-def _came_or_went(job: Job) -> bool:
-    """Whether a shard did since the workload began."""
-    with MongoClient[Any](job.uri) as client:
-        cluster = Cluster.discover(client, job.uri, {})
-        assert cluster is not None
-        try:
-            return bool(list(changes(Connection(cluster.config_client()), ClusterTime(job.start))))
-        finally:
-            cluster.close()
 
 
 def _of_ours(error: PySparkException) -> TailraceError:
