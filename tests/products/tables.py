@@ -128,9 +128,8 @@ class AsOfProduct(TablesProduct):
                 continue
             source: dict[str, Any] = rng.choice(({"uri": job.uri}, {"archive": job.root / "archive"}))
             if "archive" in source and job.moved and came_or_went(job):
-                source = {
-                    "uri": job.uri
-                }  # an archive does not lead past a shard that has joined or left (how-to/tables.md)
+                # An archive does not lead past a shard that has joined or left (how-to/tables.md).
+                source = {"uri": job.uri}
             found = as_of(self._root(job), namespace, pause, **source)
             what = f"as of {pause}, by the {next(iter(source))}, the table of"
             told += difference_of({namespace: expected[namespace]}, {namespace: rows_of(found.rows)}, what)
