@@ -114,7 +114,7 @@ def test_a_table_that_is_not_as_the_state_knows_it_is_written_anew(
     HARM[harm](folder, backup)
     brought_up(replica_set.uri, root, collection)
     assert in_table(root, collection.full_name) == in_collection(collection)
-    assert "written anew" in caplog.text
+    assert "is rewritten" in caplog.text
     caplog.clear()
     with TablesWriter(replica_set.uri, settings_of(root, collection)) as writer:
         writer.begin()
@@ -122,7 +122,7 @@ def test_a_table_that_is_not_as_the_state_knows_it_is_written_anew(
         collection.update_many({}, {"$set": {"while": "running"}})
         writer.step(at_once=True)
     assert in_table(root, collection.full_name) == in_collection(collection)
-    assert "written anew" in caplog.text
+    assert "is rewritten" in caplog.text
 
 
 def test_a_flipped_bit_is_found_where_the_file_is_read(
@@ -136,7 +136,7 @@ def test_a_flipped_bit_is_found_where_the_file_is_read(
     collection.update_many({}, {"$set": {"all": True}})
     brought_up(replica_set.uri, root, collection)
     assert in_table(root, collection.full_name) == in_collection(collection)
-    assert "written anew" in caplog.text
+    assert "is rewritten" in caplog.text
 
 
 def test_a_table_of_another_collection_or_directory_is_refused(

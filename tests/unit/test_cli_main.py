@@ -41,7 +41,7 @@ def test_every_command_has_help_and_a_line_in_the_list(capsys: pytest.CaptureFix
     assert done.value.code == 0
     listed = capsys.readouterr().out
     for name in COMMANDS:
-        assert f"\n    {name} " in listed
+        assert f"\n    {name} " in listed or f"\n    {name}\n" in listed  # a long name has a line of its own
         with pytest.raises(SystemExit) as done:
             main([name, "--help"])
         assert done.value.code == 0

@@ -198,7 +198,7 @@ def test_a_hole_between_what_the_lake_was_read_to_and_a_range_is_refused(
     assert put(root, checkpoint, 1, range(10, 20), empty=True) is None
     assert put(root, checkpoint, 2, range(20, 30)) is not None, "an empty micro-batch is no hole"
     for empty in (False, True):
-        with pytest.raises(SinkError, match=rf"{OLDER}: micro-batch 5 is planned for .* reaches to"):
+        with pytest.raises(SinkError, match=rf"{OLDER}: micro-batch 5 is planned for .* reaches only to"):
             put(root, checkpoint, 5, range(40, 50), empty=empty)
     assert put(root, checkpoint, 3, range(30, 40), empty=True) is None
     assert put(root, checkpoint, 5, range(40, 50))

@@ -326,7 +326,12 @@ def test_what_any_stream_of_the_process_counts_is_counted_for_its_metrics() -> N
 
 def test_a_listeners_metrics_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer_metrics, "PASSED_OVER", Counter({"command new": 3}))
-    families = {family.name: family for family in consumer_metrics.ListenerCollector([]).collect()}
+    families = {
+        family.name: family
+        for family in consumer_metrics.ListenerCollector(
+            [], lag=lambda _: pytest.fail("there is no listener")
+        ).collect()
+    }
     [sample] = families["tailrace_listener_unknown_entries"].samples
     assert (sample.name, sample.labels, sample.value) == (
         "tailrace_listener_unknown_entries_total",

@@ -113,7 +113,13 @@ class MongoLeaseStore:
         except DuplicateKeyError:
             return None  # somebody else made the document in the same moment
         lease = self._read(document or {})
-        return lease if lease.owner == owner else None
+        if lease.owner != owner:
+            return None
+        if lease.paused_at is None and lease.reserved_for is None:
+            return lease
+        # A lease of this owner's that has run out is not given to it either while an operator keeps it: the record is
+        # then as it was.
+        return None if lease.is_free(self.now()) else lease
 
     def refresh(self, lease: Lease, seconds: float) -> Lease:
         """See LeaseStore."""
