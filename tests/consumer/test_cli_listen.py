@@ -191,7 +191,7 @@ def test_a_handler_that_hangs_is_told_and_one_that_stands_by_is_well(commands: C
     second = commands.listen("politely", "--metrics", "127.0.0.1:0")
     (other,) = commands.told(second, STATISTICS)
     commands.until(lambda: health(other, "/readyz")[0] == 200, second)
-    assert re.match("the listener on 'orders' stands by: another one holds the lease", health(other, "/livez")[1])
+    assert re.match("the listener on 'orders' stands by: it does not hold the lease", health(other, "/livez")[1])
     (commands.directory / "go").touch()
     commands.until(lambda: health(url, "/readyz")[0] == 200, first)
     assert "the listener on 'orders' holds its lease" in health(url, "/livez")[1]

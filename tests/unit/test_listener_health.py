@@ -69,7 +69,7 @@ def test_what_is_wrong_is_said(facts: ListenerFacts, dead: str | None, unready: 
 
 def test_one_that_stands_by_is_ready_and_one_that_has_not_begun_is_not() -> None:
     by = judged(ListenerFacts("r", holds=False, lag_s=4), LIMITS)
-    assert (by.trouble, by.said) == (None, "the listener on 'r' stands by: another one holds the lease, 4 s behind")
+    assert (by.trouble, by.said) == (None, "the listener on 'r' stands by: it does not hold the lease, 4 s behind")
     assert (
         judged(ListenerFacts("r", begun=False), LIMITS).trouble == "the listener on 'r' has not asked for its lease yet"
     )

@@ -92,7 +92,7 @@ def _said(facts: ListenerFacts) -> str:
     lag = "" if facts.lag_s is None else f", {facts.lag_s:.0f} s behind"
     if facts.holds:
         return f"the listener on {name} holds its lease{lag}"
-    return f"the listener on {name} stands by: another one holds the lease{lag}"
+    return f"the listener on {name} stands by: it does not hold the lease{lag}"
 
 
 def _dead(facts: ListenerFacts, limits: HealthLimits) -> str | None:
