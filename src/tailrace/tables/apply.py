@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from tailrace import kernel
+from tailrace import kernel, raw_bson
 from tailrace.errors import TailraceError
 from tailrace.images.delta import ImageMismatchError, UnknownDocumentError, apply_operation
 from tailrace.oplog.cluster_time import ClusterTime
@@ -16,7 +16,10 @@ from tailrace.tables.state import TabledCollection
 
 INSERT, UPDATE, DELETE = ord("i"), ord("u"), ord("d")
 LETTERS: Final = {INSERT: b"i", UPDATE: b"u", DELETE: b"d"}
-#: A change: its letter, the entry's ``o``, its cluster time.
+#: A delete by a transaction over several shards. It is of the document with this document key only: another shard may
+#: have inserted the document with the same ``_id`` already, since each shard has a time of its own for the commit.
+DELETE_OF = ord("D")
+#: A change: its letter, the entry's ``o`` (for ``DELETE_OF`` the document key), its cluster time.
 Change = tuple[int, bytes, int]
 
 #: What an ``o`` with a delta begins with, behind its length: ``$v`` 2 and the name of the delta.
@@ -46,9 +49,19 @@ class DocumentWork:
             changes = _fewer(changes)
         self.changes = changes
 
+    @property
+    def changed(self) -> int | None:
+        """The time of the last change that the document shows; ``None`` if no change was of this document."""
+        times = (time for op, _, time in reversed(self.changes) if op in (INSERT, UPDATE))
+        return next(times, None) if self.document is not None else self.changes[-1][2]
+
     def apply(self, change: Change) -> None:
         """Apply one change by the reference."""
         op, body, time = change
+        if op == DELETE_OF:
+            if self.document is not None and not has_document_key(self.document, body):
+                return
+            op = DELETE
         again = (time & _TIME) <= self.collection.copied
         try:
             self.document = apply_operation(self.document, LETTERS[op], body, again=again or op != UPDATE)
@@ -111,3 +124,22 @@ def _fewer(changes: list[Change]) -> list[Change]:
     first = 0 if changes[0][0] == UPDATE else 1
     one = merged([change for _, change, _ in changes[first:]])
     return changes if one is None else [*changes[:first], (UPDATE, one, changes[-1][2])]
+
+
+def has_document_key(document: bytes, document_key: bytes) -> bool:
+    """Whether a document has the shard key values of a document key (BSON, with dotted names)."""
+    return all(
+        element.name == b"_id" or _at(document, element.name) == (element.type, raw_bson.value(document_key, element))
+        for element in raw_bson.elements(document_key)
+    )
+
+
+def _at(document: bytes, path: bytes) -> tuple[int, bytes] | None:
+    """The type and the value at a dotted path, which does not lead through arrays."""
+    first, dot, rest = path.partition(b".")
+    found = raw_bson.find(document, first)
+    if found is None:
+        return None
+    if not dot:
+        return found.type, raw_bson.value(document, found)
+    return _at(raw_bson.value(document, found), rest) if found.type == raw_bson.OBJECT else None

@@ -312,8 +312,8 @@ class _Replay:
 
     def _applied(self, fold: Fold, base: pa.Table, found: Stated) -> tuple[Any, _Overlay, int]:
         """Which rows of ``base`` were touched, the documents that were changed, and how many changes there were."""
-        touched = pc.is_in(base.column(KEY), value_set=pa.array(sorted(fold.keys()), pa.binary()))
-        known = base.filter(touched)
+        named = pc.is_in(base.column(KEY), value_set=pa.array(sorted(fold.keys()), pa.binary()))
+        known = base.filter(named)
         overlay = _Overlay(dict(zip(known.column(KEY).to_pylist(), known.column(BSON).to_pylist(), strict=True)))
         try:
             folded = fold.apply(overlay)
@@ -324,6 +324,9 @@ class _Replay:
                 hint="A document that was in quarantine is not in the versions of its table. Ask for "
                 f"{delta_commit.time_text(found.time)}, or {delta_commit.time_text(self._following.time)} or later",
             ) from error
+        # Not every change is of the document with that key: see DELETE_OF.
+        changed = sorted(overlay.changed.get(_NUMBER, ()))
+        touched = pc.is_in(base.column(KEY), value_set=pa.array(changed, pa.binary()))
         return touched, overlay, folded.changes
 
     def _renamed(self, uuid: bytes) -> AsOf:

@@ -24,9 +24,20 @@ from tailrace.oplog.entry import OplogEntry, first_elements
 from tailrace.oplog.entry_kinds import FOLLOWED_COMMANDS, KNOWN_OPERATIONS, command_name, refusal
 from tailrace.oplog.selection import Selection
 from tailrace.source.listing import is_utf8
-from tailrace.tables.apply import DELETE, INSERT, LETTERS, UPDATE, Change, DocumentWork, StateMismatchError, apply_all
+from tailrace.tables.apply import (
+    DELETE,
+    DELETE_OF,
+    INSERT,
+    LETTERS,
+    UPDATE,
+    Change,
+    DocumentWork,
+    StateMismatchError,
+    apply_all,
+)
 from tailrace.tables.names import sortable_key
 from tailrace.tables.oplogs import EntryRun, OplogWindow
+from tailrace.tables.shard_commit import is_shard_commit, net_operations
 from tailrace.tables.state import TabledCollection
 
 __all__ = ["Documents", "Fold", "FoldOfOne", "Folded", "StateMismatchError", "uuid_of"]
@@ -72,6 +83,7 @@ class Fold:
     ``collections``  those that have tables now, by UUID (16 bytes)
     ``unknown``      those that got a selected name with documents that the oplog did not show; they have to be copied
     ``ignored``      those whose changes somebody else applies, until they get another name
+    ``disturbed``    names that a collection has got or lost, though they may have the same one again
     ``unreadable``   selected names that are not UTF-8: streams show nothing of such a collection, and it has no table
     """
 
@@ -87,6 +99,7 @@ class Fold:
         self.collections = dict(collections)
         self.unknown: dict[bytes, str] = {}
         self.dropped: list[TabledCollection] = []
+        self.disturbed: set[str] = set()
         self.unreadable: set[str] = set()
         #: By UUID, then by the element ``_id`` of the document.
         self._changes: dict[bytes, dict[bytes, list[Change]]] = {}
@@ -109,15 +122,13 @@ class Fold:
 
     def _read_run(self, run: EntryRun, indexes: range | list[int], number: Callable[[], int]) -> None:
         raw = run.raw
-        member = run.member.name
         groups: dict[bytes, dict[bytes, list[Change]] | None] = {}
         filling: dict[bytes, dict[bytes, list[Change]] | None] = {}
         for row, op, migrated, first, last, name, id_end, o, o_end, time in zip(
             *_of_interest(run, indexes), strict=True
         ):
             if op == _COMMAND:
-                for entry in run.member.operations(raw[first:last]):
-                    self._operation(entry, member, number)
+                self._commands(run, raw[first:last], number)
                 filling.clear()
                 continue
             where = raw[first:last]
@@ -141,6 +152,16 @@ class Fold:
                 group[identifier] = [change]
             else:
                 found.append(change)
+
+    def _commands(self, run: EntryRun, raw: bytes, number: Callable[[], int]) -> None:
+        """A command entry, with the operations of the transaction that it commits."""
+        operations = run.member.operations(raw)
+        if is_shard_commit(raw):
+            for entry, document_key in net_operations(operations):
+                self._operation(entry, run.member.name, number, document_key)
+            return
+        for entry in operations:
+            self._operation(entry, run.member.name, number)
 
     def _group(self, run: EntryRun, row: int) -> dict[bytes, list[Change]] | None:
         """The changes of an entry's collection by document; ``None`` if nobody wants them."""
@@ -190,8 +211,10 @@ class Fold:
                 self.unknown[uuid] = name
         return found is not None and found.filled == member
 
-    def _operation(self, entry: OplogEntry, member: str, number: Callable[[], int]) -> None:
-        """A command, or an operation of a transaction."""
+    def _operation(
+        self, entry: OplogEntry, member: str, number: Callable[[], int], document_key: bytes | None = None
+    ) -> None:
+        """A command, or an operation of a transaction. ``document_key``: of a delete that is of this document only."""
         code = _CRUD.get(entry.operation)
         uuid = entry.collection_uuid
         if code is None:
@@ -215,7 +238,9 @@ class Fold:
         self._seen[uuid] = entry.namespace
         change = (code, entry.o, int(entry.cluster_time))
         group = self._changes.setdefault(uuid, {})
-        if code == UPDATE:
+        if document_key is not None:
+            group.setdefault(identifier, []).append((DELETE_OF, document_key, int(entry.cluster_time)))
+        elif code == UPDATE:
             group.setdefault(identifier, []).append(change)
         else:
             # Behind those of an equal number: all changes of a transaction have one time.
@@ -313,10 +338,13 @@ class Fold:
 
     def _drop(self, uuid: bytes) -> None:
         self._gone.add(uuid)
-        self.unknown.pop(uuid, None)
+        unknown = self.unknown.pop(uuid, None)
         self._pending.discard(uuid)
         found = self.collections.pop(uuid, None)
+        if unknown is not None:
+            self.disturbed.add(unknown)
         if found is not None:
+            self.disturbed.add(found.namespace)
             self.dropped.append(found)
             if not found.pending and not self._named(found.namespace):
                 for waiting in [one for one in self._pending if self.collections[one].namespace == found.namespace]:
@@ -328,8 +356,10 @@ class Fold:
         if not self._selects(namespace):
             self._drop(uuid)
         elif found is not None:
+            self.disturbed |= {found.namespace, namespace}
             self.collections[uuid] = replace(found, namespace=namespace)
         else:
+            self.disturbed |= {namespace, self.unknown.get(uuid, namespace)}
             self.unknown[uuid] = namespace
 
     # -- applying ---------------------------------------------------------------------------------------------------
@@ -397,9 +427,11 @@ class FoldOfOne(Fold):
     ) -> dict[bytes, list[Change]] | None:
         return super()._group_filled(run, row, op, number) if uuid_of(run, row) == self._uuid else None
 
-    def _operation(self, entry: OplogEntry, member: str, number: Callable[[], int]) -> None:
+    def _operation(
+        self, entry: OplogEntry, member: str, number: Callable[[], int], document_key: bytes | None = None
+    ) -> None:
         if entry.operation == "c" or entry.collection_uuid == self._uuid:
-            super()._operation(entry, member, number)
+            super()._operation(entry, member, number, document_key)
 
     def _follows(self, namespace: bytes) -> bool:
         return any(one.namespace == _text(namespace) for one in self.collections.values())
@@ -449,11 +481,13 @@ def _take_over(works: list[DocumentWork], state: Documents, touched: dict[int, l
     apply_all(works)
     for work in works:
         number, held, after = work.collection.number, work.held, work.document
+        if work.changed is None:  # its changes were those of a document on another shard
+            continue
         if after is not None:
-            state.put(number, work.key, ClusterTime(work.changes[-1][2] & (2**64 - 1)), after)
+            state.put(number, work.key, ClusterTime(work.changed & (2**64 - 1)), after)
         elif held is not None:
             state.delete(number, work.key)
         else:  # what was deleted may be there, where a search does not find it
             state.confirm_missing(number, work.key)
-        if held is not None or after is not None:
-            touched.setdefault(number, []).append(work.key)
+        # Of a document that came and went, too: the table is not what it was all the time.
+        touched.setdefault(number, []).append(work.key)

@@ -9,6 +9,7 @@ altogether is refused, since nobody but its owner knows what is to become of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from tailrace.errors import SinkError
 from tailrace.tables import delta_commit, log_chain
 from tailrace.tables.delta_commit import Batch, DamagedCommitError, Stated
 from tailrace.tables.delta_table import ANEW, CollectionTable
-from tailrace.tables.state import UNKNOWN, TableMark
+from tailrace.tables.state import UNKNOWN, StateTransaction, TableMark
 
 
 class TableFault(NamedTuple):
@@ -165,3 +166,12 @@ def _went_on(table: CollectionTable, mark: TableMark, batch: int, state: str) ->
 def _last(root: Path) -> int:
     """The version of our newest commit; -1 if there is none."""
     return next((one.version for one in delta_commit.stated(root)), -1)
+
+
+def note_disturbed(marks: Mapping[str, TableMark], namespaces: Iterable[str], state: StateTransaction) -> None:
+    """Let the tables of names that have changed hands take part in the micro-batch, even if they hold what they held
+    before: a version is exact at every time up to the micro-batch of the next one."""
+    for namespace in namespaces:
+        mark = marks.get(namespace)
+        if mark is not None and mark.collection != UNKNOWN:
+            state.set_mark(replace(mark, whole=True))

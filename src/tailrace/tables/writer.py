@@ -46,7 +46,7 @@ from tailrace.tables.quarantine import Quarantine
 from tailrace.tables.resync import Resyncs
 from tailrace.tables.schema import DocumentMisfitError, TableSchema
 from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.standing import Seen, TableFault, check_owner, fault_of, has_taken_over, note, seen
+from tailrace.tables.standing import Seen, TableFault, check_owner, fault_of, has_taken_over, note, note_disturbed, seen
 from tailrace.tables.state import (
     UNKNOWN,
     StateTransaction,
@@ -263,6 +263,7 @@ class TablesWriter:
             folded = fold.apply(state)
             for number, keys in folded.touched.items():
                 state.wait(number, keys)
+            note_disturbed(self._state.marks(), fold.disturbed | set(fold.unknown.values()), state)
             known = {bytes.fromhex(one.uuid): one for one in self._state.collections()}
             for uuid, collection in fold.collections.items():
                 if known.get(uuid) != collection:
@@ -329,8 +330,9 @@ class TablesWriter:
             state.set_selection(patterns)
 
     def _copy_unknown(self, fold: Fold, state: StateTransaction) -> ClusterTime | None:
-        """Copy collections that got a selected name with documents that the oplog did not show. Returns the time up to
-        which changes may already be in the copies."""
+        """Copy collections that got a selected name with documents that the oplog did not show. Returns the time from
+        which on the state equals the collections again: changes up to it may already be in the copies, and what one
+        that has gone meanwhile held before is not known."""
         if self._oplogs.joined:
             # What a shard held before it was added is in no oplog that is read.
             self._oplogs.joined.clear()
@@ -357,7 +359,7 @@ class TablesWriter:
             uuid = bytes.fromhex(collection.uuid)
             fold.collections[uuid] = replace(collection, copied=int(hold))
             fold.supersede(uuid, collection.namespace)
-        return hold if made else None
+        return hold
 
     @property
     def resyncing(self) -> list[str]:
@@ -422,7 +424,7 @@ class TablesWriter:
     def _take_over(self, mark: TableMark, collection: TabledCollection | None, batch: Batch) -> bool:
         """Bring one table up to ``batch``. Returns whether there was anything to do."""
         if collection is None:
-            if mark.collection is None:
+            if mark.collection is None and not mark.whole:
                 return False
             table = self._table(mark.namespace)
             if not has_taken_over(table, batch):
