@@ -224,8 +224,9 @@ def test_tables_are_not_called_equal_while_one_that_was_gone_before_its_copy_was
         database = client[DATABASE]
         database["a"].insert_one({"_id": 1})
         database["made"].insert_one({"_id": 1})
-        database["made"].drop()
         with TablesWriter(uri, settings) as writer:
+            writer.run_to_present(note(wire, "copied"))
+            database["made"].drop()
             writer.run_to_present(note(wire, "begun"))
             database["a"].aggregate([{"$out": "made"}])
             there = note(wire, "there")
