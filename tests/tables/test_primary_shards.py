@@ -13,6 +13,7 @@ import pytest
 from pymongo import MongoClient
 
 from tailrace.embedded import ShardedCluster
+from tailrace.errors import SourceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.tables.as_of import as_of
 from tailrace.tables.settings import TableRule, TableSettings
@@ -158,6 +159,42 @@ def test_tables_while_shards_come_and_go(
             brought_up(cluster, tmp_path, "drained.*")
             for name in ("plain", "spread"):
                 assert in_table(tmp_path, f"drained.{name}") == truth(cluster, f"drained.{name}"), (name, turn)
+
+
+@pytest.mark.parametrize(
+    "version", ["6.0.27", *(pytest.param(one, marks=pytest.mark.slow) for one in ("5.0.4", "4.4.2"))]
+)
+def test_a_shard_comes_and_goes_between_two_runs(
+    start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
+) -> None:
+    """No list that the tables read had it, so what was written there was lost: other shards got it by migration alone.
+    Every test had run the tables while the shard was there, or one that had been there from the beginning left."""
+    cluster = start_sharded_cluster(2, version=version)
+    router = cluster.router
+    runs, late = tmp_path / "runs", tmp_path / "late"
+    with database(cluster, "passing"):
+        router.shard_collection("passing.spread", {"_id": 1})
+        router.split("passing.spread", {"_id": 5})
+        router.insert_many("passing.spread", [{"_id": number} for number in range(10)])
+        for root in (runs, late):
+            brought_up(cluster, root, "passing.*")
+        added = cluster.add_shard()
+        router.move_chunk("passing.spread", {"_id": 7}, to=added)
+        router.insert_one("passing.spread", {"_id": 50})
+        router.update_one("passing.spread", {"_id": 8}, {"$set": {"n": 1}})
+        router.delete_one("passing.spread", {"_id": 9})
+        time, held = ClusterTime.from_timestamp(router.fence()), truth(cluster, "passing.spread")
+        gone = cluster.remove_shard(added)
+        router.insert_one("passing.spread", {"_id": 100})
+        router.update_one("passing.spread", {"_id": 50}, {"$set": {"n": 2}})
+        brought_up(cluster, runs, "passing.*")
+        assert in_table(runs, "passing.spread") == truth(cluster, "passing.spread")
+        assert rows_of(as_of(runs, "passing.spread", time, uri=cluster.uri).rows) == held
+        gone.stop(0)
+        with pytest.raises(SourceError, match=f"the shard {added} was removed from the cluster at .* have not read it"):
+            brought_up(cluster, late, "passing.*")
+        with pytest.raises(SourceError, match=f"the shard {added} was removed"):
+            as_of(runs, "passing.spread", time, uri=cluster.uri)
 
 
 def test_tables_follow_a_collection_that_is_distributed_by_another_key(

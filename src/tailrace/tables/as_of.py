@@ -194,7 +194,9 @@ def _members(
     cluster = Cluster.discover(client, uri, {})
     what = f"the versions of the table of {namespace}"
     try:
-        return Oplogs(client, cluster, {}, witness=witness, what=what).live, client.close
+        oplogs = Oplogs(client, cluster, {}, witness=witness, what=what)
+        oplogs.add_removed(following.after)
+        return oplogs.live, client.close
     except BaseException:
         client.close()
         raise

@@ -23,6 +23,7 @@ from tailrace.errors import OplogFormatError, OtherHistoryError, SourceError, Ta
 from tailrace.kernel.change_rows import ChangeRows, change_rows
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.entry import OplogEntry, apply_ops, parse_entry, parse_operation
+from tailrace.oplog.history import history_lost
 from tailrace.oplog.namespace import Scope
 from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.plan.options import StreamOptions
@@ -30,6 +31,7 @@ from tailrace.plan.profile import profile_for
 from tailrace.plan.request import OplogBatch
 from tailrace.source.base import OplogSource
 from tailrace.source.connection import Connection
+from tailrace.source.membership import Removed, changes, removed_shards
 from tailrace.source.mongod import MongodSource
 from tailrace.source.promise import PromiseRequester
 from tailrace.source.topology import Cluster, ShardAddress
@@ -424,6 +426,7 @@ class Oplogs:
             return None  # ask the first member again
         self._config.reach(until, clock)
         self._list(until)
+        self.add_removed(after)
         for member in self._members.values():
             _named(member, lambda one: one.reach(until, clock))
         return until
@@ -439,6 +442,46 @@ class Oplogs:
                 self.joined.add(name)
         if not self._members:
             raise SourceError("the cluster has no shard yet", hint="Add one: sh.addShard('<replica set>/<host:port>')")
+
+    def add_removed(self, since: ClusterTime) -> None:
+        """Add the shards that were removed after ``since``: the list has them no longer, and one that had been added
+        after ``since``, too, was never on a list that was read. What they wrote until then is only in their oplogs.
+
+        Raises SourceError for one that cannot be read, and 286 where the config server's oplog begins later.
+        """
+        if self._cluster is None:
+            return
+        oldest, is_first = self._config.live.oldest()
+        if oldest > since and not is_first:
+            raise history_lost(f"the config server's oplog begins at {oldest}: which shards there were is not known")
+        config = Connection(self._config.client)
+        for shard in removed_shards(config, changes(config, since)):
+            if shard.host not in self._hosts.values():
+                name = shard.name
+                while name in self._members:
+                    name += _FORMER
+                self._add(ShardAddress(name, self._readable(shard)))
+                self.joined.add(name)
+
+    def _readable(self, shard: Removed) -> str:
+        """Where a removed shard is, which can be read. Raises SourceError."""
+        assert self._cluster is not None
+        what = (
+            f"the shard {shard.name} was removed from the cluster at {shard.until}, and {self._what} have not read it"
+        )
+        hint = (
+            f"Start its servers again until {shard.until} is passed. If they are gone for good, give another "
+            "directory, or remove this one: then the next run copies the collections"
+        )
+        if shard.host is None:
+            raise SourceError(f"{what}; config.changelog does not say where it was", hint=hint)
+        try:
+            MongodSource(self._cluster.client_at(ShardAddress(shard.name, shard.host)), retry_seconds=0).oldest()
+        except TailraceError as error:
+            raise on_shard(
+                SourceError(f"{what}; it cannot be read at {shard.host}: {error.message}", hint=hint), shard.name
+            ) from None
+        return shard.host
 
     def _add(self, shard: ShardAddress) -> None:
         assert self._cluster is not None
