@@ -218,7 +218,7 @@ class ClusterWrites:
             return
         namespaces = self._namespaces()
         for shard in self.deployment.shards.values():
-            with authenticated(shard.uri) as wire:
+            with authenticated(_as_member(shard.uri)) as wire:
                 for namespace in namespaces:
                     wire.run("admin", {"_flushRoutingTableCacheUpdates": namespace, "syncFromConfig": True})
 
@@ -243,3 +243,13 @@ class ClusterWrites:
                     listed = client[database].list_collections(filter={"type": "collection"})
                     names |= {f"{database}.{one['name']}" for one in listed if not one["name"].startswith("system.")}
         return names
+
+
+def _as_member(uri: str) -> str:
+    """The address of a shard, with a user who may send what members send each other if it knows users."""
+    root = f"root:{ROOT_PASSWORD}@"
+    if root not in uri:
+        return uri
+    with MongoClient[Any](uri) as client, suppress(OperationFailure):  # it is there already
+        client.admin.command("createUser", "member", pwd=ROOT_PASSWORD, roles=["__system"])
+    return uri.replace(root, f"member:{ROOT_PASSWORD}@")
