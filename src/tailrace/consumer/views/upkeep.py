@@ -166,7 +166,7 @@ class ViewUpkeep:
             self.view.name,
             self.view.target,
         )
-        self.rebuild(check=change.check)
+        self.rebuild(check=change.check, every=True)
         return True
 
     def refresh(self, key: Any, version: Timestamp, *, check: Callable[[], None] = lambda: None) -> int:
@@ -391,9 +391,13 @@ class ViewUpkeep:
     def _now(self) -> Timestamp:
         return operation_time(self._client).to_timestamp()
 
-    def rebuild(self, *, check: Callable[[], None] = lambda: None) -> int:
+    def rebuild(self, *, check: Callable[[], None] = lambda: None, every: bool = False) -> int:
         """Write the fields of its source to every target. Returns how many targets had other fields, or a version ahead
-        of the deployment's time. May run beside keepers. Raises SinkError at the end if the server refused some."""
+        of the deployment's time. May run beside keepers. Raises SinkError at the end if the server refused some.
+
+        ``every``  targets with the right fields get the version too, and are counted: nothing that a process has
+                   computed before can be written from then on
+        """
         self.check_deployment()
         changed = 0
         refused: list[tuple[Any, str]] = []
@@ -403,7 +407,7 @@ class ViewUpkeep:
             writes, keys = [], []
             for target, source in self._with_sources(targets, version):
                 ahead = self._ahead(target, version)
-                if ahead is not None or any(self.view.differences(target, source)):
+                if every or ahead is not None or any(self.view.differences(target, source)):
                     key = id_of(target)
                     query = self._one(key.under("_id"), self.view.key_of(target), version, ahead)
                     writes.append(UpdateOne(query, self.view.update(source, version)))
@@ -462,6 +466,12 @@ class ViewUpkeep:
         """Whether the targets of a source are found by an index."""
         indexes = self._retried(self._target.index_information)
         return any(index["key"][0][0] == self.view.on for index in indexes.values() if index.get("key"))
+
+    @property
+    def without_index(self) -> tuple[str, ...]:
+        """What the log says where there is no such index."""
+        said = "%s has no index on %r: each change of %s reads all of it"
+        return said, self.view.target, self.view.on, self.view.source
 
 
 def id_of(document: bytes) -> RawValue:
