@@ -36,9 +36,9 @@ class Failing:
         failing = cls(seed)
         random = failing.random
         for name in failing.counts:
-            setattr(failing, name, 0.15 if random.random() < 0.25 else 0.0)
+            setattr(failing, name, (0.4 if name == "stop" else 0.15) if random.random() < 0.25 else 0.0)
         failing.truncates_every = random.choice((0.0, 0.0, 0.0, 60.0))
-        failing.ends_at_invalidates = random.random() < 0.3
+        failing.ends_at_invalidates = random.random() < 0.5
         return failing
 
     def _happens(self, name: str) -> bool:
