@@ -45,6 +45,7 @@ class CountingShop(Shop):
         super().__init__(client, name)
         self.totals = Totals(self.customers, self.orders, "customer_id", **TOTALS)  # type: ignore[arg-type]
         self.counting = TotalsUpkeep(client, self.totals, batch=5)
+        self.counting.check_deployment()
         self.counting.begin()
         raw = bson.CodecOptions(document_class=RawBSONDocument)
         self.raw_customers = self.customers.with_options(codec_options=raw)
@@ -162,6 +163,7 @@ class StoodStill(TotalsUpkeep):
 
     def __init__(self, shop: CountingShop, changes: list[Handed]) -> None:
         super().__init__(shop.client, shop.totals)
+        self.check_deployment()
         self._changes = changes
         self._remembered: dict[Any, bytes] | None = None
         self._written: list[Callable[[], None]] = []
@@ -341,8 +343,8 @@ def one_stands_still_before_it_writes(shop: CountingShop) -> None:
 def a_part_of_what_is_named_is_changed(shop: CountingShop) -> None:
     shop.orders.insert_many([{"_id": n, "customer_id": {"k": 1}, "amount": n} for n in range(3)])
     handle_orders(shop)
-    shop.orders.update_one({"_id": 1}, {"$set": {"customer_id.k": 2}})
-    handle_orders(shop, last=1)
+    shop.orders.update_many({"_id": {"$lt": 2}}, {"$set": {"customer_id.k": 2}})
+    handle_orders(shop, last=2)
     shop.orders.delete_one({"_id": 1})
     handle_orders(shop, last=1)
 

@@ -243,7 +243,7 @@ class Simulation:
             position = self._position()
             assert position is not None
             self.must_handle = self.history.first_after(position)
-            if self.settings.start == "oldest" and self.must_handle > 0:
+            if self.settings.start == "oldest" and self.must_handle > self.history.lost:
                 raise BrokenPromiseError(f"the first position lies behind {self.must_handle} changes")
         if self.faults is not NONE or self.history.there < len(self.history.events) or self.must_handle is None:
             return False
