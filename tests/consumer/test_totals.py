@@ -356,7 +356,8 @@ def numbers_are_named_in_other_types(shop: CountingShop) -> None:
 
 
 def an_array_names_nobody(shop: CountingShop) -> None:
-    shop.orders.insert_many([{"_id": 1, "customer_id": "a"}, {"_id": 2, "customer_id": ["a", "b"]}])
+    named = ["a", ["a", "b"], 2.5, [2.5]]
+    shop.orders.insert_many([{"_id": n, "customer_id": one} for n, one in enumerate(named)])
     handle_orders(shop)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tailrace.cli.main import main
-from tailrace.consumer import MongoLeaseStore
+from tailrace.consumer import HandlerFailed, MongoLeaseStore
 from tailrace.consumer.views import Totals, ViewKeeper
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, UsageError
@@ -83,7 +83,7 @@ def test_a_ledger_that_is_gone_ends_the_keeper(shop: CountingShop) -> None:
     shop.db.drop_collection("customers.orders.ledger")
     shop.orders.delete_one({"_id": 2})
     again = keeper_of(shop).start()
-    with pytest.raises(SinkError, match="is gone, or was emptied"):
+    with pytest.raises(HandlerFailed, match="is gone, or was emptied"):
         again.join(300)
     anew = ViewKeeper(shop.client, shop.totals, store=MongoLeaseStore(shop.db["leases"]), resource="anew")
     with anew:
