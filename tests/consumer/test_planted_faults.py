@@ -96,8 +96,10 @@ def follow(shop: Shop, names: tuple[str, ...]) -> None:
         options = {"full_document": "updateLookup", "start_at_operation_time": shop.start, "max_await_time_ms": 50}
         with shop.db[name].watch(document_class=RawBSONDocument, **options) as stream:
             end = shop.db.command("ping")["operationTime"]
-            while stream.alive and ResumeToken.parse(stream.resume_token).cluster_time.to_timestamp() < end:
+            while stream.alive:
                 event = stream.try_next()
+                if event is None and ResumeToken.parse(stream.resume_token).cluster_time.to_timestamp() >= end:
+                    break
                 if event is not None:
                     handed = RawHanded(bson.decode(event.raw, upkeep.SHOWN), event.raw)
                     handle = shop.upkeep.target_changed if name == "orders" else shop.upkeep.source_changed
