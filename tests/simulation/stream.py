@@ -86,7 +86,7 @@ class SimulatedStream:
             error = refuses()
             if error is not None:
                 self._ended = True
-                return Pulled(event, event.token, alone=True, error=error)
+                return Pulled(event, event.token, event.invalidate, alone=True, error=error)
             self._ended = event.invalidate
             return Pulled(event, event.token, event.invalidate, alone=event.invalidate)
         return Pulled(None, self._high_water())

@@ -114,7 +114,7 @@ class LeaseOperations:
 
         def pause(record: Lease, at: datetime) -> Lease:
             held_still = instructions.paused(record, at)
-            return instructions.unowned(held_still) if now else held_still
+            return instructions.unowned(held_still) if now or record.is_free(at) else held_still
 
         marked: set[str] = set()
         while True:
@@ -143,6 +143,11 @@ class LeaseOperations:
                     hint="It gives the lease back when it has finished that change. --now takes it away at once",
                 )
             self._sleep(_LOOK_S)
+        for name in names:
+            record = self._store.read(name)
+            if record is not None and record.owner is not None:
+                # Its lease has run out: a refresh that comes late must not hold it again.
+                self._amend(name, lambda one, at: instructions.unowned(one) if one.is_free(at) else one)
 
     def _held(self, names: Sequence[str]) -> list[Lease]:
         now = self._store.now()
