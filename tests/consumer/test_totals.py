@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import bson
@@ -20,7 +21,7 @@ from bson.timestamp import Timestamp
 import tailrace
 from tailrace.consumer.views import Totals, TotalsUpkeep, totals_upkeep
 from tailrace.consumer.views import ledger as ledger_module
-from tailrace.consumer.views.ledger import Ledger
+from tailrace.consumer.views.ledger import Ledger, Naming
 from tailrace.consumer.views.raw_value import RawValue, value_at
 from tailrace.consumer.views.view import View
 from tailrace.embedded import ReplicaSet
@@ -340,6 +341,27 @@ def one_stands_still_before_it_writes(shop: CountingShop) -> None:
     go_on()
 
 
+def shards_tell_of_one_time_in_no_order(shop: CountingShop) -> None:
+    """A document whose shard key changes is deleted on one shard and inserted on another at one time."""
+    for together in (True, False):
+        for number in (1, 2):
+            shop.orders.replace_one({"_id": number}, {"customer_id": "a", "amount": 3}, upsert=True)
+        handle_orders(shop)
+        with shop.client.start_session() as session, session.start_transaction():
+            shop.orders.delete_one({"_id": 1}, session=session)
+            shop.orders.insert_one({"_id": 1, "customer_id": "b", "amount": 3}, session=session)
+        deleted, inserted = [one for one in shop.changes() if one.event["ns"]["coll"] == "orders"][-2:]
+        for part in ([inserted, deleted],) if together else ([inserted], [deleted]):
+            shop.counting.sources_changed(part)  # type: ignore[arg-type]
+        shop.orders.update_one({"_id": 1}, {"$set": {"customer_id": "a"}})
+        handle_orders(shop, last=1)
+        assert agree(shop), "together" if together else "apart"
+
+
+def agree(shop: CountingShop) -> bool:
+    return shop.totals_found() == shop.totals_wanted()
+
+
 def a_part_of_what_is_named_is_changed(shop: CountingShop) -> None:
     shop.orders.insert_many([{"_id": n, "customer_id": {"k": 1}, "amount": n} for n in range(3)])
     handle_orders(shop)
@@ -362,7 +384,8 @@ def an_array_names_nobody(shop: CountingShop) -> None:
 
 
 def sums_grow_out_of_their_types(shop: CountingShop) -> None:
-    for number, group in enumerate(([2**31 - 1, 1], [Int64(2**63 - 1), 1], [0.1, 7, "x"], [Decimal128("0.1"), 0.5])):
+    groups: Any = ([2**31 - 1, 1], [Int64(2**63 - 1), 1], [0.1, 7, "x"], [Decimal128("0.1"), 0.5], [1, 2])
+    for number, group in enumerate(groups):
         named = CUSTOMERS[number]
         shop.orders.insert_many([{"customer_id": named, "amount": one, "tax": {"amount": [one]}} for one in group])
     handle_orders(shop)
@@ -379,6 +402,18 @@ def _said_whatever_came_before(named: Any, at: Any) -> Any:
 def _said_and_nothing_left(named: Any, at: Any) -> Any:
     (stage,) = SAID(named, at)
     return [{"$set": {**stage["$set"], "left": []}}]
+
+
+def _said_last(self: Naming, named: Any, at: Any) -> None:
+    self.at, self.now = at, list(named)
+    self.ever += named
+
+
+def _said_over(named: Any, at: Any) -> Any:
+    (stage,) = SAID(named, at)
+    said = stage["$set"]["named"]["$cond"][1]
+    older_or_same = {"$lte": ["$at", at]}
+    return [{"$set": {**stage["$set"], "named": {"$cond": [older_or_same, said, "$named"]}}}]
 
 
 def _settled_whatever_came_since(self: Ledger, entries: Any) -> None:
@@ -408,6 +443,7 @@ SCENES = (
     an_older_change_is_handled_again,
     one_stands_still_before_it_settles,
     one_stands_still_before_it_writes,
+    shards_tell_of_one_time_in_no_order,
     a_part_of_what_is_named_is_changed,
     numbers_are_named_in_other_types,
     an_array_names_nobody,
@@ -433,6 +469,8 @@ FAULTS: dict[str, tuple[Any, str, Any, Callable[[CountingShop], None]]] = {
         one_stands_still_before_it_settles,
     ),
     "an older version is written": (View, "older", lambda *_: {}, one_stands_still_before_it_writes),
+    "the last one of a time counts": (Naming, "says", _said_last, shards_tell_of_one_time_in_no_order),
+    "the last one in the ledger counts": (ledger_module, "_said", _said_over, shards_tell_of_one_time_in_no_order),
     "a part is no change": (Totals, "changes_a_part", lambda *_: False, a_part_of_what_is_named_is_changed),
     "equal bytes": (totals_upkeep, "_equality", lambda value: value, numbers_are_named_in_other_types),
     "arrays count": (Totals, "with_array", {"_id": "nobody"}, an_array_names_nobody),
@@ -458,5 +496,6 @@ def test_a_planted_fault_is_found(shop: CountingShop, fault: str, monkeypatch: p
     holder, name, planted, scene = FAULTS[fault]
     fill_customers(shop)
     monkeypatch.setattr(holder, name, planted)
-    scene(shop)
-    assert shop.totals_found() != shop.totals_wanted()
+    with suppress(AssertionError):
+        scene(shop)
+    assert not agree(shop)

@@ -13,7 +13,7 @@ from tailrace.consumer.views import Totals, ViewKeeper
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, UsageError
 from tests.consumer.shops import until
-from tests.consumer.test_totals import CUSTOMERS, CountingShop, act, handle_orders
+from tests.consumer.test_totals import CUSTOMERS, CountingShop, act, agree, handle_orders
 from tests.consumer.test_totals import shop as shop  # noqa: PLC0414  a fixture
 from tests.consumer.test_views import is_kept
 
@@ -22,10 +22,6 @@ pytestmark = pytest.mark.mongod
 
 def keeper_of(shop: CountingShop) -> ViewKeeper:
     return ViewKeeper(shop.client, shop.totals, store=MongoLeaseStore(shop.db["leases"]), lease_seconds=5)
-
-
-def agree(shop: CountingShop) -> bool:
-    return shop.totals_found() == shop.totals_wanted()
 
 
 def test_keepers_that_come_and_go_keep_totals(shop: CountingShop) -> None:
