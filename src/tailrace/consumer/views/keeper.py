@@ -45,7 +45,7 @@ class _Targets:
         return self._upkeep.targets_changed(changes)
 
 
-class _Counted:
+class _TotalsSource:
     """The handler for changes of the source of totals."""
 
     def __init__(self, upkeep: TotalsUpkeep) -> None:
@@ -86,7 +86,7 @@ class ViewKeeper:
         followed: Any
         if isinstance(view, Totals):
             self.upkeep = counting = TotalsUpkeep(client, view, batch=batch)
-            followed = _Counted(counting)
+            followed = _TotalsSource(counting)
         else:
             self.upkeep = ViewUpkeep(client, view, batch=batch)
             followed = self.upkeep.source_changed
