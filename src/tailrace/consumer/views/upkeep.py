@@ -20,7 +20,7 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient, UpdateOne
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import BulkWriteError, PyMongoError, WriteError
+from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError, WriteError
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
@@ -39,6 +39,9 @@ from tailrace.source.failure import Backoff, is_transient, source_error
 #: So many targets of one source are updated at a time.
 BATCH: Final = 1_000
 _RETRY_S: Final = 120.0
+#: A mongos has an old routing table, and has tried in vain: chunks are moving (StaleShardVersion, StaleEpoch,
+#: StaleConfig).
+_STALE: Final = frozenset({63, 150, 13388})
 #: Documents are read and written as the bytes that they are.
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     document_class=RawBSONDocument, unicode_decode_error_handler="backslashreplace"
@@ -357,9 +360,10 @@ class ViewUpkeep:
             try:
                 return work()
             except PyMongoError as error:
-                if isinstance(error, (WriteError, BulkWriteError)) and not is_transient(error):
+                passes = is_transient(error) or (isinstance(error, OperationFailure) and error.code in _STALE)
+                if isinstance(error, (WriteError, BulkWriteError)) and not passes:
                     raise
-                if not is_transient(error) or backoff.exhausted:
+                if not passes or backoff.exhausted:
                     raise source_error(error, self._client) from None
                 backoff.wait()
 
