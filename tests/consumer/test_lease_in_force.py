@@ -291,10 +291,14 @@ class Commands(CommandListener):
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        #: Those of them that are retryable writes, of which the server keeps a record.
+        self.retryable: list[str] = []
 
     def started(self, event: CommandStartedEvent) -> None:
         if "leases" in (event.command.get(event.command_name), event.command.get("collection")):
             self.names.append(event.command_name)
+            if "txnNumber" in event.command:
+                self.retryable.append(event.command_name)
 
     def succeeded(self, event: Any) -> None:
         pass
@@ -319,3 +323,4 @@ def test_a_commit_of_a_listener_without_lanes_is_no_retryable_write(replica_set:
     assert listener.statistics.commits == 31, "the start, and each change"
     assert commands.names.count("findAndModify") < 5
     assert commands.names.count("update") >= 30
+    assert commands.retryable.count("update") < 5

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -288,6 +289,38 @@ def test_the_change_at_which_a_listener_has_ended_is_left_out_when_it_is_started
         until(lambda: shop.counts == {2: 1})
     assert [letter.document_key for letter in shop.letters.letters()] == [{"_id": 1}]
     assert shop.operations.pending(["orders"]) == []
+
+
+def test_a_change_that_is_to_be_left_out_is_so_before_the_number_of_lanes_changes(shop: Shop) -> None:
+    """The mark stayed on a lane that nobody took any more: the change was handled, and nothing was said. No test had
+    another number of lanes come between."""
+    with shop.listener("first", partitions=2):
+        shop.write(*range(6))
+        until(lambda: len(shop.counts) == 6)
+    names = shop.operations.skip("orders", f"{shop.database.name}.letters", all_lanes=True)
+    assert shop.operations.pending(names) == names
+    with shop.listener("second", partitions=3):
+        until(lambda: shop.operations.find("orders").plan.next_lanes == 3)
+        with pytest.raises(UsageError, match="number of lanes of orders is being changed"):
+            shop.operations.skip("orders", all_lanes=True)
+        shop.write(*range(6, 20))
+        until(lambda: len(shop.counts) == 18)
+        until(lambda: len(shop.operations.find("orders").lanes) == 3)
+    assert len(list(shop.letters.letters())) == 2
+    assert shop.operations.pending(names) == []
+
+
+def test_a_skip_that_can_no_longer_be_is_told(shop: Shop) -> None:
+    with shop.listener("first", partitions=2):
+        shop.write(*range(6))
+        until(lambda: len(shop.counts) == 6)
+    names = shop.operations.find("orders").lanes
+    with shop.listener("second", partitions=3):
+        until(lambda: len(shop.operations.find("orders").lanes) == 3)
+    lane = shop.store.read(names[0])
+    shop.store.amend(lane, replace(lane, skip={"letters": None}))  # in the moment before it was sealed
+    with pytest.raises(UsageError, match=r"a lane of an earlier number of lanes.*none was left out"):
+        shop.operations.pending(names)
 
 
 @pytest.mark.parametrize("partitions", [1, 2])

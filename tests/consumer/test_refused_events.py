@@ -228,3 +228,15 @@ def test_older_servers(start_replica_set: Callable[..., ReplicaSet], version: st
                     seen += shop.handled(engine, {*wanted, 9}, seen, **more(shop, pipeline, partitions))
                     assert sorted(seen) == [*wanted, 9]
                     assert shop.refused() == [3, 4]
+
+
+def test_an_invalidate_that_the_user_s_stages_fail_at_is_gone_on_behind(shop: Shop) -> None:
+    """It was passed over as another event, and no stream resumes at its token: the listener ended for ever."""
+    kind = {"$cond": [{"$eq": ["$operationType", "invalidate"]}, 0, 1]}
+    fails = [{"$addFields": {"x": {"$divide": [1, kind]}}}]
+    shop.orders.insert_one({"_id": 1})
+    shop.orders.drop()
+    shop.orders.insert_one({"_id": 2})
+    seen = shop.handled("oplog", 2, pipeline=fails, on_invalidate="resume")
+    assert seen == [1, None, 2]
+    assert [letter.event["operationType"] for letter in shop.letters.letters()] == ["invalidate"]

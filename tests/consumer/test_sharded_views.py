@@ -14,7 +14,7 @@ from pymongo.errors import OperationFailure
 
 import tailrace
 from tailrace.consumer import MongoLeaseStore
-from tailrace.consumer.views import View, ViewKeeper, ViewUpkeep
+from tailrace.consumer.views import Totals, View, ViewKeeper, ViewUpkeep
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import UsageError
 from tests.server_in_use import SERVER_VERSION
@@ -83,9 +83,10 @@ def act(database: Any, chosen: random.Random) -> None:
             database.hashed.update_one({"_id": number}, change, upsert=True)
 
 
-def settle(upkeep: ViewUpkeep) -> None:
+def settle(upkeep: ViewUpkeep, keeper: ViewKeeper | None = None) -> None:
     deadline = time.monotonic() + 300
     while found := list(upkeep.verify(grace_s=0)):
+        assert keeper is None or not keeper.join(0), "the keeper has ended"
         assert time.monotonic() < deadline, found
         time.sleep(0.2)
 
@@ -124,6 +125,43 @@ def test_views_on_shard_keys_of_all_kinds_are_kept_while_chunks_move(shop: Any, 
         found = list(client["shop"][name].find({"buyer": {"$exists": True}}))
         assert found, name
         assert {"name", "tier"} & found[0]["buyer"].keys()
+
+
+def test_totals_of_a_sharded_source_are_kept_while_chunks_and_documents_move(
+    shop: Any, replica_set: ReplicaSet
+) -> None:
+    cluster, client = shop
+    database, chosen = client["shop"], random.Random(7)
+    totals = Totals("shop.customers", "shop.orders", "customer_id", "stats.orders", {"stats.total": "amount"})
+
+    def change_orders() -> None:
+        for _ in range(25):
+            act(database, chosen)
+            number, region, amount = chosen.randrange(100, 110), chosen.choice("az"), chosen.randrange(9)
+            found = database.orders.find_one({"_id": number})
+            if found is not None and (found["region"] != region or chosen.random() < 0.2):
+                database.orders.delete_one({"_id": number, "region": found["region"]})
+            change = {"$set": {"customer_id": chosen.choice(CUSTOMERS), "amount": amount}}
+            database.orders.update_one({"_id": number, "region": region}, change, upsert=True)
+
+    change_orders()
+    with tailrace.connect(replica_set.uri) as leases:
+        store = MongoLeaseStore(leases["sharded_totals"][cluster.version.replace(".", "_")])
+        keeper = ViewKeeper(client, totals, store=store, lease_seconds=10)
+        with keeper:
+            for turn in range(3):
+                to = list(cluster.shards)[turn % 2]
+                cluster.router.move_chunk("shop.orders", {"region": "a", "_id": 0}, to=to, wait=False)
+                cluster.router.move_chunk("shop.customers", {"country": "a"}, to=to, wait=False)
+                change_orders()
+            assert not keeper.join(0)
+            settle(keeper.upkeep, keeper)
+        leases.drop_database("sharded_totals")
+    group = {"_id": "$customer_id", "orders": {"$sum": 1}, "total": {"$sum": "$amount"}}
+    wanted = {one.pop("_id"): one for one in database.orders.aggregate([{"$group": group}])}
+    found = {one["_id"]: one["stats"] for one in database.customers.find()}
+    assert found
+    assert found == {key: wanted.get(key, {"orders": 0, "total": 0}) for key in found}
 
 
 def test_a_rebuild_and_a_verification_of_sharded_targets(shop: Any) -> None:

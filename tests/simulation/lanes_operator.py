@@ -41,10 +41,14 @@ class OperatedWorld:
 
     def skip(self, lane: Any, change: HandleChange) -> bool:
         """An operator wants the change left out: it counts as handled."""
-        event = change.event
-        if isinstance(event, BarrierReached):
+        if isinstance(change.event, BarrierReached):
             return False
         self.skips += 1
+        return self.leave_out(lane, change)
+
+    def leave_out(self, lane: Any, change: HandleChange) -> bool:
+        """The change counts as handled."""
+        event = change.event
         if lane.plan.generation < self.sought_generation:
             return True
         if event.key is not None:

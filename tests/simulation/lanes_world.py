@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -24,6 +24,7 @@ from tailrace.consumer.memory_lease_store import MemoryLeaseStore
 from tailrace.consumer.rules.commit_policy import CommitPolicy
 from tailrace.consumer.rules.errors import (
     Fenced,
+    HandlerFailed,
     LaneHistoryLost,
     LeaseDocumentError,
     LeaseLost,
@@ -50,7 +51,9 @@ from tailrace.consumer.rules.need import (
     AcquireLease,
     CloseStream,
     CommitPosition,
+    Decision,
     HandleChange,
+    JudgeError,
     KeepLease,
     MarkEntries,
     OpenStream,
@@ -69,6 +72,7 @@ from tests.simulation.lanes_events import InvariantBrokenError, SimulatedEvent, 
 from tests.simulation.lanes_operator import RESOURCE, OperatedWorld
 
 LEASE_S: Final = 10.0
+DECISIONS: Final[tuple[Decision, ...]] = ("retry", "skip", "stop")
 
 
 @dataclass
@@ -81,6 +85,9 @@ class Rules:
     group: type[LaneGroupLogic] = LaneGroupLogic
     #: Whether each lane hears what became of its own commit where several went in one request.
     answers_each: bool = True
+    #: In which lane an event is.
+    placed: Callable[[SimulatedEvent, str], PlacedEvent] = SimulatedEvent.placed
+    logic: type[ListenerLogic] = ListenerLogic
 
 
 class Actor:
@@ -116,7 +123,7 @@ class Actor:
                 self._need = self._steps.send(Outcome(outcome.asked, now, outcome.value, outcome.error))
         except StopIteration:
             self.ended = True
-        except (LaneHistoryLost, LeaseLost, LeaseStoreUnavailable) as error:
+        except (LaneHistoryLost, LeaseLost, LeaseStoreUnavailable, HandlerFailed) as error:
             self.ended, self.error = True, error
 
     @property
@@ -189,7 +196,7 @@ class Lane:
             on_history_lost="snapshot",
             commits=CommitPolicy(world.commit_every, idle_seconds=20.0),
         )
-        self.logic = ListenerLogic(settings)
+        self.logic = world.rules.logic(settings)
         self.actor = Actor(world, self.logic.steps(), self.perform, self)
         self.next = 0
         self.turn: LaneTurn | None = None
@@ -222,6 +229,8 @@ class Lane:
                 return self.pull()
             case HandleChange():
                 return self.handle(need)
+            case JudgeError():
+                return self.world.judge(self, need)
             case TakeSnapshot():
                 raise LaneHistoryLost("the lane's history is lost")
             case CloseStream() | MarkEntries() | Pause():
@@ -256,7 +265,7 @@ class Lane:
         while not self.turn.is_waiting and self.next < self.world.written:
             event = self.world.events[self.next]
             self.next += 1
-            placed = event.placed(self.plan.key)
+            placed = self.world.rules.placed(event, self.plan.key)
             mine = placed.hash is None or placed.hash % self.plan.lanes == self.lane
             is_open = event.is_barrier or event.order > self.done
             if mine and is_open and not self.world.rules.is_done(self.plan, placed, event.placed):
@@ -270,6 +279,8 @@ class Lane:
         event = need.event
         if isinstance(event, BarrierReached):
             return False
+        if self.world.fails and self.world.has_faults and self.world.fail_rng.random() < 0.1:
+            raise ValueError("not this one")
         if self.world.in_transaction:
             self.world.committed(self, need.lease, need.position)
         self.world.affect(event, self.plan, self.lane, need.lease.version)
@@ -288,7 +299,7 @@ class Process:
     frozen_until: float = 0.0
 
     def __post_init__(self) -> None:
-        key = self.world.key_rng.choice(("", "path:half")) if self.world.changes_keys else ""
+        key = self.world.key_rng.choice(("", "path:half")) if self.world.changes_keys else self.world.lane_key
         self.logic = self.world.rules.group(RESOURCE, self.name, self.lanes, LEASE_S, key)
         self.group = Actor(self.world, self.logic.steps(), self.perform)
         self.actors.append(self.group)
@@ -338,7 +349,7 @@ class Process:
     def run_lanes(self, need: RunLanes) -> frozenset[int]:
         for lane, work in list(self.works.items()):
             if work.actor.ended:
-                if isinstance(work.actor.error, LaneHistoryLost | OwnerNotUnique):
+                if isinstance(work.actor.error, LaneHistoryLost | OwnerNotUnique | HandlerFailed):
                     del self.works[lane]
                     raise work.actor.error
                 if work.actor.error is not None and not isinstance(work.actor.error, LeaseLost):
@@ -352,7 +363,8 @@ class Process:
 
 
 class World(OperatedWorld):
-    """``run()`` to the end, or InvariantBrokenError. ``changes_keys``: processes wish for different lane keys too."""
+    """``run()`` to the end, or InvariantBrokenError. ``changes_keys``: processes wish for different lane keys too;
+    ``lane_key``: all wish for this one. ``twins``: some processes take the owner id of another one."""
 
     def __init__(
         self,
@@ -361,6 +373,8 @@ class World(OperatedWorld):
         in_transaction: bool,
         rules: Rules | None = None,
         changes_keys: bool = False,
+        lane_key: str = "",
+        twins: bool = False,
         operated: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
@@ -373,6 +387,12 @@ class World(OperatedWorld):
         self.shared = 0
         self.key_rng = random.Random(f"keys {seed}")
         self.changes_keys = changes_keys
+        self.lane_key = lane_key
+        self.twin_rng = random.Random(f"twins {seed}") if twins else None
+        #: Whether handlers raise in this run, and what the error policy says.
+        self.fail_rng = random.Random(f"fails {seed}")
+        self.fails = self.fail_rng.random() < 0.4
+        self.judged: Counter[str] = Counter()
         self.in_transaction = in_transaction
         self.rules = rules or Rules()
         self.commit_every = self.rng.choice((1, 1, 3))
@@ -394,6 +414,14 @@ class World(OperatedWorld):
         self.begin_operating(seed, operated)
 
     # What lanes do to the world
+
+    def judge(self, lane: Lane, need: JudgeError) -> Decision:
+        """What is left out counts as handled."""
+        decision = self.fail_rng.choice(DECISIONS) if self.has_faults else "retry"
+        self.judged[decision] += 1
+        if decision == "skip":
+            self.leave_out(lane, need.change)
+        return decision
 
     def places(self, plan: LanePlan) -> list[bytes]:
         places = []
@@ -438,6 +466,11 @@ class World(OperatedWorld):
             raise InvariantBrokenError(f"key {event.key}: out of order: {seen}, then {event.n}")
         if seen and event.n <= seen[-1][0] and (self.in_transaction or version == seen[-1][1]):
             raise InvariantBrokenError(f"key {event.key}: handled again: {seen}, then {event.n} by {version}")
+        if self.lane_key and any(
+            other.key is not None and other.key // 2 == event.key // 2 and other.number not in self.handled
+            for other in self.events[: event.number]
+        ):
+            raise InvariantBrokenError(f"event {event.number} was handled before one of its lane key in front of it")
         if any(other.is_barrier and other.number not in self.handled for other in self.events[: event.number]):
             raise InvariantBrokenError(f"event {event.number} was handled before a barrier in front of it")
         seen.append((event.n, version))
@@ -488,13 +521,22 @@ class World(OperatedWorld):
                 self._torment()
             self._operate()
             self._step()
-            if not self.has_faults and len(self.handled) == len(self.events):
+            if not self.has_faults and len(self.handled) == len(self.events) and self._are_unique():
                 return
+        if not self._are_unique():
+            raise InvariantBrokenError("two processes with one owner id go on beside each other")
         raise InvariantBrokenError(f"handled {len(self.handled)} of {len(self.events)} when faults were healed")
+
+    def _are_unique(self) -> bool:
+        names = [process.name for process in self.processes]
+        return len(set(names)) == len(names)
 
     def _start(self) -> None:
         self.started += 1
-        self.processes.append(Process(self, f"p{self.started}", self.rng.choice((1, 2, 2, 3, 4))))
+        name = f"p{self.started}"
+        if self.twin_rng is not None and self.processes and self.twin_rng.random() < 0.5:
+            name = self.twin_rng.choice(self.processes).name
+        self.processes.append(Process(self, name, self.rng.choice((1, 2, 2, 3, 4))))
 
     def _torment(self) -> None:
         luck = self.rng.random()
@@ -508,8 +550,10 @@ class World(OperatedWorld):
             self.written += 1
 
     def _step(self) -> None:
-        # A process that takes itself for two ends, and a supervisor starts another one.
-        self.processes = [one for one in self.processes if not isinstance(one.group.error, OwnerNotUnique)]
+        # A process that takes itself for two ends, or whose handler has failed, and a supervisor starts another one.
+        self.processes = [
+            one for one in self.processes if not isinstance(one.group.error, OwnerNotUnique | HandlerFailed)
+        ]
         if not self.processes:
             self._start()
         self.now += self.rng.uniform(0, 0.02)

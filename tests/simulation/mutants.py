@@ -7,11 +7,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from tailrace.consumer.rules.errors import HandlerCancelled, HandlerFailed, HandlerInterrupted, HandlerNotRun
 from tailrace.consumer.rules.lease import Lease
 from tailrace.consumer.rules.listener import ListenerLogic, Steps
-from tailrace.consumer.rules.need import FindStart, OpenStream, Pulled
+from tailrace.consumer.rules.need import FindStart, HandleChange, Handled, OpenStream, Pulled
 from tailrace.consumer.rules.ownership import Ownership
 from tailrace.consumer.rules.position import StreamPosition
+from tailrace.errors import TailraceError
 from tests.simulation.schedule import Schedule
 from tests.simulation.servers import Clock, Servers, check_forward
 
@@ -99,6 +101,79 @@ class KeepsItsToken(ListenerLogic):
         yield from ()
 
 
+class TakesUnrunForDone(ListenerLogic):
+    """Work that a handler has handed back counts as done."""
+
+    def _run_handler(self, changes: Sequence[HandleChange]) -> Steps:
+        try:
+            return (yield from super()._run_handler(changes))
+        except HandlerNotRun:
+            return Handled(1)
+
+
+class TakesCancelledForDone(ListenerLogic):
+    """A handler that was cancelled, or has left off because the listener is stopping, has done its work."""
+
+    def _run_handler(self, changes: Sequence[HandleChange]) -> Steps:
+        try:
+            return (yield from super()._run_handler(changes))
+        except (HandlerCancelled, HandlerInterrupted):
+            return Handled(1)
+
+
+class PassesOverInSilence(ListenerLogic):
+    """What the stream cannot give is passed over, and nobody is asked."""
+
+    def _pass_over(self, owned: Ownership, pulled: Pulled, error: TailraceError) -> Steps:
+        (change,) = self._changes(owned, [pulled])
+        self._moved(change.position)
+        yield from self._commit(owned)
+        yield from self._open(owned)
+
+
+class CommitsHalves(ListenerLogic):
+    """What the stream could not give is committed before it is tried again, as the first fragment of an event was."""
+
+    def _pass_over(self, owned: Ownership, pulled: Pulled, error: TailraceError) -> Steps:
+        (change,) = self._changes(owned, [pulled])
+        self._moved(change.position)
+        yield from self._commit(owned)
+        yield from super()._pass_over(owned, pulled, error)
+
+
+class GoesOnWhereItIsToStop(ListenerLogic):
+    """The position is written behind the change that the policy stops at."""
+
+    def _handle(self, owned: Ownership, batch: Sequence[Pulled]) -> Steps:
+        first = self._changes(owned, batch)[0]
+        try:
+            return (yield from super()._handle(owned, batch))
+        except HandlerFailed:
+            self._moved(first.position)
+            raise
+
+
+class KeepsNoGaps(ListenerLogic):
+    """After history was lost it goes on, and nothing is on record."""
+
+    def _moved(self, position: StreamPosition) -> None:
+        super()._moved(replace(position, gaps=()))
+
+
+class KeepsTheLastGap(ListenerLogic):
+    """A gap pushes out those before it."""
+
+    def _moved(self, position: StreamPosition) -> None:
+        super()._moved(replace(position, gaps=position.gaps[-1:]))
+
+
+class EndsAtAnEarlierDrop(ListenerLogic):
+    """It does not know when it began."""
+
+    def _moved(self, position: StreamPosition) -> None:
+        super()._moved(replace(position, began=None))
+
+
 #: What each mutant is, and the options of a Simulation that plant it.
 MUTANTS: dict[str, dict[str, Any]] = {
     "the fence left out": {"new_servers": without_fence},
@@ -109,4 +184,12 @@ MUTANTS: dict[str, dict[str, Any]] = {
     "the position not read back": {"new_logic": ForgetsToReadThePositionBack},
     "the token kept behind a dead letter": {"new_logic": KeepsItsToken},
     "the start not written down": {"new_logic": DoesNotWriteItsStartDown},
+    "work that was handed back taken for done": {"new_logic": TakesUnrunForDone},
+    "a cancelled handler taken for done": {"new_logic": TakesCancelledForDone},
+    "a refused change passed over": {"new_logic": PassesOverInSilence},
+    "a refused change committed before it is tried again": {"new_logic": CommitsHalves},
+    "a change passed over where the policy says stop": {"new_logic": GoesOnWhereItIsToStop},
+    "gaps that are not kept": {"new_logic": KeepsNoGaps},
+    "gaps that push out others": {"new_logic": KeepsTheLastGap},
+    "an earlier drop ends it": {"new_logic": EndsAtAnEarlierDrop},
 }

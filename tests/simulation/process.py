@@ -7,7 +7,14 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseLost, LeaseStoreUnavailable, OwnerNotUnique
+from tailrace.consumer.rules.errors import (
+    HandlerFailed,
+    HandlerNotRun,
+    LeaseDocumentError,
+    LeaseLost,
+    LeaseStoreUnavailable,
+    OwnerNotUnique,
+)
 from tailrace.consumer.rules.keeper import keep
 from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
 from tailrace.consumer.rules.need import (
@@ -30,9 +37,12 @@ from tailrace.consumer.rules.need import (
     ReleaseLease,
     RenewLease,
     SkipChange,
+    TellGap,
 )
 from tailrace.consumer.rules.ownership import Ownership
-from tailrace.errors import SourceError
+from tailrace.consumer.rules.position import StreamPosition
+from tailrace.errors import ChangeStreamHistoryLost, ServerError, SourceError, StreamInvalidated
+from tests.simulation.faults import NONE
 from tests.simulation.servers import BrokenPromiseError
 from tests.simulation.stream import SimulatedStream
 
@@ -108,10 +118,31 @@ class Process:
 
     def ended(self, error: BaseException | None) -> None:
         """The listener has come to its end by itself."""
-        if error is not None and not isinstance(error, OwnerNotUnique | SourceError):
+        if isinstance(error, StreamInvalidated):
+            self._check_invalidated()
+        elif (
+            error is not None and not isinstance(error, OwnerNotUnique | SourceError) and not self._may_end_with(error)
+        ):
             raise error
         self.kill()
         self.run.process_ended(self)
+
+    def _may_end_with(self, error: BaseException) -> bool:
+        failing = self.run.failing
+        if isinstance(error, HandlerFailed):
+            return bool(failing.stop or failing.cancelled)
+        if isinstance(error, HandlerNotRun):
+            return bool(failing.unrun)
+        return isinstance(error, ServerError) and bool(failing.refused)
+
+    def _check_invalidated(self) -> None:
+        """A drop from before the listener began does not end it."""
+        record = self.run.servers.records.get(self.settings.resource)
+        position = None if record is None else StreamPosition.from_document(record.position, self.settings.resource)
+        if position is None or not self.run.failing.ends_at_invalidates:
+            raise BrokenPromiseError("an invalidate has ended the listener")
+        if position.cluster_time <= self.run.began:
+            raise BrokenPromiseError("an invalidate from before it began has ended the listener")
 
     # Driving
 
@@ -222,7 +253,7 @@ class Process:
                     raise BrokenPromiseError(f"a retry after {need.seconds} s, and not {self.retry_due}")
                 self.later(lambda: answer(None, None), need.seconds * random.uniform(0.75, 1.25))
             case HandleChange():
-                self.run.handler(self, need, answer)
+                self._handle(need, answer)
             case HandleChanges(changes):
                 self._handle_one_of(changes, 0, answer)
             case JudgeError():
@@ -232,13 +263,22 @@ class Process:
                 self.call(lambda: servers.renew(lease, seconds, clock, change), answer, LeaseStoreUnavailable)
             case FindStart():
                 answer(self.run.start_time(need.start), None)
+            case MarkEntries():
+                answer(None, None)
+            case _:
+                self._perform_stream(need, answer)
+
+    def _perform_stream(self, need: Need, answer: Answer) -> None:
+        match need:
             case OpenStream(position):
-                if random.random() < self.run.faults.source_away:
+                if self.run.schedule.random.random() < self.run.faults.source_away:
                     answer(None, SourceError("away"))
                 else:
-                    self.stream = SimulatedStream(self.run.history, position)
-                    answer(None, None)
-            case MarkEntries():
+                    self._open(position, answer)
+            case TellGap(_, end):
+                assert self.ownership is not None
+                following = self.run.servers.first_after({"at": end})
+                self.run.servers.next_change[self.ownership.lease.version] = following
                 answer(None, None)
             case CloseStream():
                 self.stream = None
@@ -275,14 +315,37 @@ class Process:
                 self.later(lambda: self._handle_one_of(changes, place + 1, answer))
 
         before = place > 0 and self._committed_before
-        self.run.handler(self, changes[place], handled)
+        self._handle(changes[place], handled)
+
+    def _handle(self, change: HandleChange, answer: Answer) -> None:
+        assert self.logic is not None
+        error = None
+        if self.run.faults is not NONE:
+            error = self.run.failing.handler_error(stopping=self.logic.leaves)
+        if error is not None:
+            self.later(lambda: answer(None, error))
+        else:
+            self.run.handler(self, change, answer)
+
+    def _open(self, position: StreamPosition, answer: Answer) -> None:
+        try:
+            self.stream = SimulatedStream(self.run.history, position)
+        except ChangeStreamHistoryLost as error:
+            answer(None, error)
+        else:
+            answer(None, None)
 
     def _pull(self, wait: bool, answer: Answer) -> None:
         if self.run.schedule.random.random() < self.run.faults.source_away:
             answer(None, SourceError("away"))
             return
         assert self.stream is not None
-        pulled = self.stream.pull()
+        faults = self.run.faults
+        try:
+            pulled = self.stream.pull(lambda: None if faults is NONE else self.run.failing.refuses())
+        except ChangeStreamHistoryLost as error:
+            answer(None, error)
+            return
         seconds = 0.5 if wait and pulled.event is None and pulled.alive else 0.0
         self.run.schedule.after(seconds, lambda: answer(pulled, None))
 

@@ -7,7 +7,7 @@ one run again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -21,6 +21,8 @@ from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
 from tailrace.consumer.rules.need import Decision, HandleChange, JudgeError
 from tailrace.consumer.rules.position import StreamPosition
 from tailrace.consumer.rules.retry_schedule import RetrySchedule
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.simulation.failing import Failing
 from tests.simulation.faults import NONE, Faults
 from tests.simulation.operating import Operator
 from tests.simulation.process import Process, fenced_handler, transactional_handler
@@ -48,6 +50,7 @@ class Simulation:
         new_logic: Callable[[ListenerSettings], ListenerLogic] = ListenerLogic,
         new_servers: Callable[[Schedule], Servers] = Servers,
         operated: bool = False,
+        fails: bool = True,
     ) -> None:
         self.seed = seed
         self.schedule = Schedule(seed)
@@ -57,6 +60,7 @@ class Simulation:
         events = events[first : first + random.randint(12, 40)]
         self.history = History(self.schedule, events, random.choice((0.0, 20.0, FAULTY_S * 1.2)))
         self.faults = Faults.drawn(random)
+        self.failing = Failing.drawn(seed) if fails else Failing(seed)
         self.servers = new_servers(self.schedule)
         self.servers.first_after = self._number_after
         self.is_transactional = random.random() < 0.4
@@ -66,7 +70,8 @@ class Simulation:
             resource=RESOURCE,
             lease_seconds=random.choice((5.0, 30.0)),
             start=random.choice(("oldest", "oldest", "now")),
-            on_invalidate="resume",
+            on_history_lost="gap",
+            on_invalidate="fail" if self.failing.ends_at_invalidates else "resume",
             commits=CommitPolicy(every, random.choice((None, 2.0)), random.choice((3.0, 30.0))),
             batch=random.choice((0, every)),
             retry=Random(f"retry {seed}").choice(RETRIES),  # apart: seeds play the runs that they played before
@@ -77,6 +82,8 @@ class Simulation:
         self.left_out: list[RecordedEvent] = []
         #: How often the error policy was asked.
         self.retries = 0
+        #: The latest time that a listener took for its beginning.
+        self.began = ClusterTime(0)
         self.skips_done = 0
         self.operator = self._new_operator(Random(f"operator {seed}")) if operated else None
         count = random.randint(1, 4)
@@ -110,6 +117,7 @@ class Simulation:
         if self.operator is not None:
             self.schedule.after(10.0, lambda: self._operate(random_of_operator))
         self.schedule.after(FAULTY_S, self._heal)
+        self._now_and_then(self.failing.truncates_every, self.history.truncate)
         if not self.schedule.run(self._is_over, LIMIT_S):
             raise BrokenPromiseError(
                 f"not everything was handled: {self._missing()} are left, position {self._position()}"
@@ -170,7 +178,9 @@ class Simulation:
         """A listener has left out what an operator wanted left out."""
         event: RecordedEvent = change.event
         self.left_out.append(event)
-        self.servers.left_out.add(event.number)
+        # One that is lost before its place was written down is not read again.
+        first = self.history.events[0].number + self.history.lost
+        self.servers.left_out = {number for number in self.servers.left_out if number >= first} | {event.number}
         if len(self.servers.left_out) > 1:
             raise BrokenPromiseError(f"for one that was to be left out, these were: {sorted(self.servers.left_out)}")
         self.skips_done += 1
@@ -191,7 +201,10 @@ class Simulation:
         self.schedule.after(self.schedule.random.choice((0.1, 5.0, 40.0)), start)
 
     def start_time(self, start: str) -> Timestamp:
-        return self.history.oldest() if start == "oldest" else self.history.time().tick().to_timestamp()
+        if start == "oldest":
+            return self.history.oldest()
+        self.began = self.history.time().tick()
+        return self.began.to_timestamp()
 
     def is_poison(self) -> bool:
         """Whether a handler raises at the change in hand, in runs in which changes are left out."""
@@ -201,6 +214,8 @@ class Simulation:
         """What the error policy says. What it leaves out becomes a dead letter, which an operator replays later,
         each time that it is left out."""
         random = self.schedule.skip_random
+        if self.faults is not NONE and self.failing.stops():
+            return "stop"
         if not self.skips or random.random() < 0.5:
             return "retry"
         event: RecordedEvent = need.change.event
@@ -230,7 +245,7 @@ class Simulation:
             position = self._position()
             assert position is not None
             self.must_handle = self.history.first_after(position)
-            if self.settings.start == "oldest" and self.must_handle > 0:
+            if self.settings.start == "oldest" and self.must_handle > self.history.lost:
                 raise BrokenPromiseError(f"the first position lies behind {self.must_handle} changes")
         if self.faults is not NONE or self.history.there < len(self.history.events) or self.must_handle is None:
             return False
@@ -240,11 +255,19 @@ class Simulation:
     def _missing(self) -> list[int]:
         first = 0 if self.must_handle is None else self.must_handle
         done = {event.number for event in self.left_out}
+        position = self._position()
+        gaps = () if position is None else position.gaps
         return [
             event.number
             for event in self.history.events[first:]
-            if event.number not in done and not self.servers.is_settled(event.number)
+            if event.number not in done and not self.servers.is_settled(event.number) and not _is_in(event, gaps)
         ]
+
+
+def _is_in(event: RecordedEvent, gaps: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether it is on record that an event was not handled. A gap begins at the time of the last one that was."""
+    times = ((ClusterTime.from_timestamp(gap["from"]), ClusterTime.from_timestamp(gap["to"])) for gap in gaps)
+    return any(begin <= event.time < end for begin, end in times)
 
 
 def simulate(seed: int, **options: Any) -> Simulation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,11 @@ from tailrace.consumer.rules.errors import HandlerFailed
 from tailrace.consumer.rules.lane_group import GroupSteps, LaneGroupLogic
 from tailrace.consumer.rules.lane_turn import LaneTurn
 from tailrace.consumer.rules.lanes import LanePlan
+from tailrace.consumer.rules.listener import ListenerLogic, Steps
+from tailrace.consumer.rules.need import Pulled
+from tailrace.consumer.rules.ownership import Ownership
 from tests.amounts import amount
-from tests.simulation.lanes_world import InvariantBrokenError, Rules, World
+from tests.simulation.lanes_world import DECISIONS, InvariantBrokenError, Rules, World
 
 
 def failing_seed(
@@ -22,13 +26,13 @@ def failing_seed(
     rules: Rules | None = None,
     *,
     caught_by: type[Exception] = InvariantBrokenError,
-    changes_keys: bool = False,
+    **options: Any,
 ) -> tuple[int, str] | None:
     """``caught_by``: an error that counts as finding the fault, beside a broken invariant."""
     for seed in seeds:
         for in_transaction in (False, True):
             try:
-                World(seed, in_transaction=in_transaction, rules=rules, changes_keys=changes_keys).run()
+                World(seed, in_transaction=in_transaction, rules=rules, **options).run()
             except (InvariantBrokenError, caught_by) as error:
                 return seed, str(error)
     return None
@@ -40,6 +44,54 @@ def test_lanes_hold_their_promises() -> None:
 
 def test_lanes_hold_their_promises_while_what_they_are_chosen_by_changes() -> None:
     assert failing_seed(range(amount(6, 40)), changes_keys=True) is None
+
+
+def test_lanes_hold_their_promises_by_a_key_of_their_own() -> None:
+    assert failing_seed(range(amount(6, 40)), lane_key="path:half") is None
+
+
+def test_lanes_by_the_id_where_another_key_is_wished_for_are_found() -> None:
+    """As lanes of an outbox were: messages of one key came out of order."""
+    rules = Rules(placed=lambda event, _key: event.placed(""))
+    found = failing_seed(range(1000), rules, lane_key="path:half")
+    assert found is not None
+    assert "its lane key" in found[1]
+
+
+def test_processes_with_one_owner_id_do_not_go_on_beside_each_other() -> None:
+    assert failing_seed(range(amount(6, 40)), twins=True) is None
+
+
+def test_processes_that_take_each_other_s_leases_for_ever_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_group, "_STOLEN_MAX", 1 << 30)
+    found = failing_seed(range(1000), twins=True)
+    assert found is not None
+    assert "one owner id" in found[1]
+
+
+class GoesOnWhereItIsToStop(ListenerLogic):
+    """The position is written behind the change that the policy stops at."""
+
+    def _handle(self, owned: Ownership, batch: Sequence[Pulled]) -> Steps:
+        first = self._changes(owned, batch)[0]
+        try:
+            return (yield from super()._handle(owned, batch))
+        except HandlerFailed:
+            self._moved(first.position)
+            raise
+
+
+def test_lanes_that_pass_over_where_the_policy_says_stop_are_found() -> None:
+    assert failing_seed(range(1000), Rules(logic=GoesOnWhereItIsToStop)) is not None
+
+
+def test_error_policies_say_everything_in_some_runs() -> None:
+    judged: Counter[str] = Counter()
+    for seed in range(20):
+        world = World(seed, in_transaction=False)
+        world.run()
+        judged += world.judged
+    assert min(judged[decision] for decision in DECISIONS) > 2, judged
 
 
 def test_floors_that_are_judged_by_another_lane_key_are_found() -> None:

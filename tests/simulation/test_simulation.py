@@ -34,6 +34,9 @@ def test_every_promise_holds_whatever_goes_wrong() -> None:
         seen["late requests"] += run.servers.late
         seen["dead letters replayed"] += run.servers.replayed
         seen["dead letters that came too late"] += run.servers.fenced_letters
+        seen["entries lost"] += run.history.lost
+        for name, count in run.failing.counts.items():
+            seen[name] += count
     # A simulation in which nothing goes wrong shows nothing.
     assert min(seen.values()) > 10, seen
 
@@ -56,7 +59,7 @@ def test_a_planted_fault_is_found_within_a_thousand_seeds(name: str) -> None:
 @pytest.mark.parametrize("seed", [1016, 1131, 2177])
 def test_a_process_that_is_killed_between_two_changes_of_a_batch_handles_no_more_of_it(seed: int) -> None:
     """The simulated process went on with them after its restart. The slice above does not reach these seeds."""
-    simulate(seed)
+    simulate(seed, fails=False)
 
 
 def test_a_seed_plays_the_same_run_again() -> None:

@@ -15,7 +15,7 @@ from tailrace.cli.output import say, tell
 from tailrace.cli.standing import add_health_arguments, watched_over
 from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.consumer import MongoLeaseStore
-from tailrace.consumer.views import MISSING, View, ViewDifference, ViewKeeper, ViewUpkeep
+from tailrace.consumer.views import MISSING, Totals, TotalsUpkeep, View, ViewDifference, ViewKeeper, ViewUpkeep
 from tailrace.consumer.views.view import VERSIONS_FIELD
 from tailrace.errors import UsageError
 from tailrace.source.uri import find_uri
@@ -26,23 +26,38 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "view",
         help="verify, rebuild or keep a denormalised view",
-        description="A view: documents of one collection carry fields of the documents of another that they name. "
+        description="A view: documents of one collection carry fields of the documents of another that they name, or "
+        "how many documents of another name them (--count), and sums over these (--sum). "
         "verify recomputes it and prints what differs (exit status 1); rebuild writes it anew, also while it is kept; "
         "run keeps it until it is interrupted, in as many processes as you like.",
     )
     parser.add_argument("action", choices=("verify", "rebuild", "run"))
     add_uri_argument(parser)
     parser.add_argument("--target", required=True, metavar="DB.COLL", help="whose documents carry the fields")
-    parser.add_argument("--source", required=True, metavar="DB.COLL", help="whose fields they carry")
-    parser.add_argument("--on", required=True, metavar="FIELD", help="the target's field with the source's _id")
+    parser.add_argument("--source", required=True, metavar="DB.COLL", help="what they are taken from, or computed of")
+    parser.add_argument(
+        "--on",
+        required=True,
+        metavar="FIELD",
+        help="with --field, the target's field with the source's _id; with --count and --sum, the source's field with "
+        "the target's _id",
+    )
     parser.add_argument(
         "--field",
-        required=True,
+        default=[],
         action="append",
         metavar="TARGET=SOURCE",
         help="a field of the target and the one of the source it is taken from: customer.name=name; may be repeated",
     )
-    parser.add_argument("--name", default="", help="of the view; default: made of --on")
+    parser.add_argument("--count", metavar="TARGET", help="a field of the target: how many source documents name it")
+    parser.add_argument(
+        "--sum",
+        default=[],
+        action="append",
+        metavar="TARGET=SOURCE",
+        help="a field of the target and the one of the source that is added up: orders.total=amount; may be repeated",
+    )
+    parser.add_argument("--name", default="", help="of the view; default: made of --on, or the source's")
     parser.add_argument("--grace", type=float, default=5.0, metavar="SECONDS", help="verify: look again after (5)")
     parser.add_argument("--leases", default="tailrace.leases", metavar="DB.COLL", help="run: where leases are kept")
     add_retry_arguments(parser)
@@ -59,13 +74,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Returns 1 where the view differs. Raises UsageError for a view that cannot be."""
-    view = View(args.target, args.source, args.on, _fields(args.field), args.name)
+    view = _view(args)
     if args.grace < 0:
         raise UsageError("--grace is a number of seconds from 0 on")
     with tailrace.connect(find_uri(args.uri)) as client:
         if args.action == "run":
             return _keep(client, view, args)
-        upkeep = ViewUpkeep(client, view)
+        upkeep = TotalsUpkeep(client, view) if isinstance(view, Totals) else ViewUpkeep(client, view)
         if upkeep.is_empty():
             tell(f"tailrace: {view.target} holds no documents")
         if args.action == "rebuild":
@@ -75,12 +90,23 @@ def run(args: argparse.Namespace) -> int:
         return _verify(upkeep, args)
 
 
-def _fields(given: list[str]) -> dict[str, str]:
+def _view(args: argparse.Namespace) -> View | Totals:
+    if args.field and (args.count or args.sum):
+        raise UsageError("a view carries fields, or counts and sums", hint="Make two views of it")
+    if args.count or args.sum:
+        sums = _fields("--sum", args.sum)
+        return Totals(args.target, args.source, args.on, args.count, sums, args.name)
+    if not args.field:
+        raise UsageError("there is nothing to carry", hint="Give --field, or --count and --sum")
+    return View(args.target, args.source, args.on, _fields("--field", args.field), args.name)
+
+
+def _fields(option: str, given: list[str]) -> dict[str, str]:
     fields = {}
     for one in given:
         target, equals, source = one.partition("=")
         if not (target and equals and source):
-            raise UsageError(f"--field {one} is not TARGET=SOURCE", hint="For example --field customer.name=name")
+            raise UsageError(f"{option} {one} is not TARGET=SOURCE", hint=f"For example {option} customer.name=name")
         fields[target] = source
     return fields
 
@@ -115,7 +141,7 @@ def _text(value: Any) -> str:
     return "nothing" if value is MISSING else dumps(value, json_options=RELAXED_JSON_OPTIONS, ensure_ascii=False)
 
 
-def _keep(client: Any, view: View, args: argparse.Namespace) -> int:
+def _keep(client: Any, view: View | Totals, args: argparse.Namespace) -> int:
     database, dot, name = args.leases.partition(".")
     if not (database and dot and name):
         raise UsageError(f"--leases {args.leases} is not DATABASE.COLLECTION")

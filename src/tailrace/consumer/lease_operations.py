@@ -114,7 +114,7 @@ class LeaseOperations:
 
         def pause(record: Lease, at: datetime) -> Lease:
             held_still = instructions.paused(record, at)
-            return instructions.unowned(held_still) if now else held_still
+            return instructions.unowned(held_still) if now or record.is_free(at) else held_still
 
         marked: set[str] = set()
         while True:
@@ -143,6 +143,11 @@ class LeaseOperations:
                     hint="It gives the lease back when it has finished that change. --now takes it away at once",
                 )
             self._sleep(_LOOK_S)
+        for name in names:
+            record = self._store.read(name)
+            if record is not None and record.owner is not None:
+                # Its lease has run out: a refresh that comes late must not hold it again.
+                self._amend(name, lambda one, at: instructions.unowned(one) if one.is_free(at) else one)
 
     def _held(self, names: Sequence[str]) -> list[Lease]:
         now = self._store.now()
@@ -261,6 +266,11 @@ class LeaseOperations:
                 f"{resource} has {len(found.lanes)} lanes: of which is the next change to be left out?",
                 hint=f"Name the lane, such as {resource}/0, or give --all-lanes",
             )
+        if found.plan is not None and found.plan.next_lanes is not None:
+            raise UsageError(
+                f"the number of lanes of {resource} is being changed: the next change of a lane is of another one then",
+                hint="Ask again in a moment",
+            )
         for name in found.lanes:
             _refuse_unskippable(self._store.read(name))
         for name in found.lanes:
@@ -277,7 +287,13 @@ class LeaseOperations:
         except BaseException:
             self._amend(name, lambda record, _: replace(record, paused_at=since))
             raise
-        self._amend(name, lambda record, _: replace(instructions.skipping(record, skip), paused_at=since))
+
+        def mark(record: Lease, _: datetime) -> Lease:
+            is_able = not is_sealed(record.position) and _plan_of(record) is None
+            return replace(instructions.skipping(record, skip) if is_able else record, paused_at=since)
+
+        self._amend(name, mark)
+        _refuse_unskippable(self._store.read(name))
 
     def withdraw_skip(self, resource: str) -> bool:
         """The next change is handled after all. Whether one was to be left out."""
@@ -286,9 +302,12 @@ class LeaseOperations:
         return any(record is not None and record.skip is not None for record in before)
 
     def pending(self, names: Sequence[str]) -> list[str]:
-        """Those whose next change is still to be left out."""
-        records = (self._store.read(name) for name in names)
-        return [record.resource for record in records if record is not None and record.skip is not None]
+        """Those whose next change is still to be left out. Raises UsageError where that will never be."""
+        records = [record for name in names if (record := self._store.read(name)) is not None]
+        waiting = [record for record in records if record.skip is not None]
+        for record in waiting:
+            _refuse_unskippable(record)
+        return [record.resource for record in waiting]
 
     # Gone
 
@@ -380,7 +399,15 @@ def _refuse_unskippable(record: Lease | None) -> None:
     if record is None or record.position is None:
         return
     if is_sealed(record.position):
-        raise UsageError(f"{record.resource} is a lane of an earlier number of lanes: it has no next change")
+        raise UsageError(
+            f"{record.resource} is a lane of an earlier number of lanes: it has no next change, and none was left out",
+            hint="tailrace leases lists the lanes that there are now",
+        )
+    if _plan_of(record) is not None:
+        raise UsageError(
+            f"{record.resource} has been divided into lanes meanwhile, and no change was left out",
+            hint=f"Name the lane, such as {record.resource}/0",
+        )
     if "snapshot" in record.position:
         raise UsageError(
             f"{record.resource} is at its snapshot, of which no single document can be left out",

@@ -38,6 +38,7 @@ from tailrace.errors import (
     SourceError,
     UsageError,
 )
+from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.source.mongod import MongodSource
@@ -195,7 +196,8 @@ class Watching:
         if event is None:
             return Pulled(None, stream.resume_token, alive=stream.alive)
         if isinstance(event, Refused):
-            return Pulled(as_raw(event.event), event.token, alone=True, error=event.error)
+            is_last = ResumeToken.parse(event.token).from_invalidate
+            return Pulled(as_raw(event.event), event.token, is_last, alone=True, error=event.error)
         if not isinstance(event, RawBSONDocument):  # of a lane at a barrier
             return Pulled(event, event["_id"], alone=True)
         raw = raw_bson.bytes_of(event)

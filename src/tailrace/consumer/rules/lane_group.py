@@ -54,6 +54,13 @@ _CALM_ROUNDS: Final = 10
 GroupSteps = Generator[GroupNeed, Outcome, Any]
 
 
+def _has_skip(lanes: tuple[Record | None, ...]) -> bool:
+    """Whether a change is still to be left out, of lanes that are all at work: what is first in a lane is first in no
+    lane of another number of lanes."""
+    leases = [record.lease for record in lanes if record is not None]
+    return any(lease.skip is not None for lease in leases) and not any(is_sealed(lease.position) for lease in leases)
+
+
 class LaneGroupLogic:
     """``steps()`` is driven by one driver; ``stopping`` may be set by anybody: lanes finish the change in hand, commit,
     and everything is given back.
@@ -202,7 +209,7 @@ class LaneGroupLogic:
             yield from self._ask(RunLanes(plan, frozenset()))
             yield from self._take_part(plan, slots)
             return True
-        if plan.next_lanes is not None:
+        if plan.next_lanes is not None and (plan.copies or not _has_skip(lanes)):
             if not (yield from self._ask(RunLanes(plan, frozenset()))):
                 yield from self._change_generation()
             return False

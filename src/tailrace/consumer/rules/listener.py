@@ -58,7 +58,6 @@ from tailrace.errors import (
     OtherHistoryError,
     SourceError,
     StreamInvalidated,
-    TailraceError,
 )
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.witness import EntryMark
@@ -514,28 +513,6 @@ class ListenerLogic(SkippingLogic):
         if labelled is not None and labelled(TRANSIENT_LABEL):
             return _backoff(attempt)
         return self.settings.retry.wait(attempt)
-
-    def _pass_over(self, owned: Ownership, pulled: Pulled, error: TailraceError) -> Steps:
-        """The stream has ended at a change that it cannot give. The error policy is asked, as for a handler's error:
-        try again, leave the change out, or end with the stream's own error."""
-        (change,) = self._changes(owned, [pulled])
-        if self._position is not None and self._position.token == change.position.token:
-            raise error  # it was left out, and the stream cannot go on behind it either
-        self._refused = (pulled.token, self._refused[1] + 1 if self._refused[0] == pulled.token else 1)
-        self.statistics.failures += 1
-        decision = yield from self._ask(JudgeError(change, error, self._refused[1]))
-        if decision == "stop":
-            raise error
-        if decision == "retry":
-            yield from self._pause(self._wait_after(error, self._refused[1]), error.message)
-            if self.leaves:
-                return
-        else:
-            self.statistics.skipped += 1
-            yield from self._renew(owned)
-            self._moved(change.position)
-            yield from self._commit(owned)
-        yield from self._open(owned)
 
     def _changes(self, owned: Ownership, batch: Sequence[Pulled]) -> list[HandleChange]:
         position, changes = self._position, []

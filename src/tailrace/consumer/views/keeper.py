@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -13,6 +14,8 @@ from tailrace.client.client import Client
 from tailrace.consumer.change import Change
 from tailrace.consumer.lease import LeaseStore
 from tailrace.consumer.listener import Listener
+from tailrace.consumer.views.totals import Totals
+from tailrace.consumer.views.totals_upkeep import TotalsUpkeep
 from tailrace.consumer.views.upkeep import BATCH, ViewUpkeep
 from tailrace.consumer.views.view import View
 from tailrace.errors import UsageError
@@ -23,6 +26,10 @@ _BEGIN_S: Final = 120.0
 _STEP_S: Final = 0.05
 
 _log = logging.getLogger("tailrace.consumer")
+
+
+class _StoppedError(Exception):
+    """The keeper was stopped at its first start."""
 
 
 class _Targets:
@@ -38,12 +45,26 @@ class _Targets:
         return self._upkeep.targets_changed(changes)
 
 
+class _TotalsSource:
+    """The handler for changes of the source of totals."""
+
+    def __init__(self, upkeep: TotalsUpkeep) -> None:
+        self._upkeep = upkeep
+
+    def __call__(self, change: Change) -> None:
+        self._upkeep.source_changed(change)
+
+    def handle_batch(self, changes: Sequence[Change]) -> int:
+        return self._upkeep.sources_changed(changes)
+
+
 class ViewKeeper:
-    """Keeps a view: a listener follows the source and one the target, each under a lease of its own, so that as many
-    processes as one likes may run the same keeper.
+    """Keeps a view, or totals: a listener follows the source and one the target, each under a lease of its own, so that
+    as many processes as one likes may run the same keeper.
 
     At its first start the source is followed first, and then the targets that are there are copied through
-    (``start="snapshot"``): nothing falls between the two.
+    (``start="snapshot"``): nothing falls between the two. With totals, the ledger is written in between, and ``start``
+    waits for its end.
 
     ``client``    of ``tailrace.connect()``
     ``store``     where leases and positions are kept
@@ -54,14 +75,21 @@ class ViewKeeper:
     def __init__(
         self,
         client: Client[Any],
-        view: View,
+        view: View | Totals,
         *,
         store: LeaseStore,
         resource: str | None = None,
         batch: int = BATCH,
         **options: Any,
     ) -> None:
-        self.upkeep = ViewUpkeep(client, view, batch=batch)
+        self.upkeep: ViewUpkeep
+        followed: Any
+        if isinstance(view, Totals):
+            self.upkeep = counting = TotalsUpkeep(client, view, batch=batch)
+            followed = _TotalsSource(counting)
+        else:
+            self.upkeep = ViewUpkeep(client, view, batch=batch)
+            followed = self.upkeep.source_changed
         self._store = store
         name = resource or f"view {view.name} of {view.target}"
         if options.get("on_history_lost") == "snapshot":
@@ -74,7 +102,7 @@ class ViewKeeper:
         shared.setdefault("commit_interval", 1.0)
         self._source = Listener(
             _collection(client, view.source),
-            self.upkeep.source_changed,
+            followed,
             resource=f"{name}/source",
             start="now",
             **shared,
@@ -99,19 +127,36 @@ class ViewKeeper:
         Raises UsageError if the view cannot be written, and at the first start if a target names several sources."""
         self.upkeep.check_deployment()
         before = self._store.read(self._target.resource)
-        if before is None or before.position is None:
+        is_first = before is None or before.position is None
+        if is_first:
             self.upkeep.check_targets()
+            if isinstance(self.upkeep, TotalsUpkeep):
+                self.upkeep.begin()
         if not self.upkeep.has_index():
-            view = self.upkeep.view
-            _log.warning("%s has no index on %r: each change of %s reads all of it", view.target, view.on, view.source)
+            _log.warning(*self.upkeep.without_index)
         self._source.start()
+        if self._source_has_begun() and is_first and isinstance(self.upkeep, TotalsUpkeep):
+            # Before the targets' listener writes its first position: whoever is killed here does it again.
+            with suppress(_StoppedError):
+                self.upkeep.fill(check=self._check_stopped)
+        if not self._stopped.is_set():
+            self._target.start()
+        return self
+
+    def _source_has_begun(self) -> bool:
+        """Wait until the source is followed, by whomever. Totals must not be computed before."""
         deadline = time.monotonic() + _BEGIN_S
         while not self._stopped.wait(_STEP_S) and not self._source.join(0):
             lease = self._store.read(self._source.resource)
-            if (lease is not None and lease.position is not None) or time.monotonic() > deadline:
+            if lease is not None and lease.position is not None:
+                return True
+            if time.monotonic() > deadline and not isinstance(self.upkeep, TotalsUpkeep):
                 break
-        self._target.start()
-        return self
+        return False
+
+    def _check_stopped(self) -> None:
+        if self._stopped.is_set() or self._source.join(0):
+            raise _StoppedError
 
     def stop(self) -> None:
         """Ask both to end, from any thread."""

@@ -20,7 +20,7 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient, UpdateOne
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import BulkWriteError, PyMongoError, WriteError
+from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError, WriteError
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
@@ -39,6 +39,9 @@ from tailrace.source.failure import Backoff, is_transient, source_error
 #: So many targets of one source are updated at a time.
 BATCH: Final = 1_000
 _RETRY_S: Final = 120.0
+#: A mongos has an old routing table, and has tried in vain: chunks are moving (StaleShardVersion, StaleEpoch,
+#: StaleConfig).
+_STALE: Final = frozenset({63, 150, 13388})
 #: Documents are read and written as the bytes that they are.
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     document_class=RawBSONDocument, unicode_decode_error_handler="backslashreplace"
@@ -166,7 +169,7 @@ class ViewUpkeep:
             self.view.name,
             self.view.target,
         )
-        self.rebuild(check=change.check)
+        self.rebuild(check=change.check, every=True)
         return True
 
     def refresh(self, key: Any, version: Timestamp, *, check: Callable[[], None] = lambda: None) -> int:
@@ -357,9 +360,10 @@ class ViewUpkeep:
             try:
                 return work()
             except PyMongoError as error:
-                if isinstance(error, (WriteError, BulkWriteError)) and not is_transient(error):
+                passes = is_transient(error) or (isinstance(error, OperationFailure) and error.code in _STALE)
+                if isinstance(error, (WriteError, BulkWriteError)) and not passes:
                     raise
-                if not is_transient(error) or backoff.exhausted:
+                if not passes or backoff.exhausted:
                     raise source_error(error, self._client) from None
                 backoff.wait()
 
@@ -391,9 +395,13 @@ class ViewUpkeep:
     def _now(self) -> Timestamp:
         return operation_time(self._client).to_timestamp()
 
-    def rebuild(self, *, check: Callable[[], None] = lambda: None) -> int:
+    def rebuild(self, *, check: Callable[[], None] = lambda: None, every: bool = False) -> int:
         """Write the fields of its source to every target. Returns how many targets had other fields, or a version ahead
-        of the deployment's time. May run beside keepers. Raises SinkError at the end if the server refused some."""
+        of the deployment's time. May run beside keepers. Raises SinkError at the end if the server refused some.
+
+        ``every``  targets with the right fields get the version too, and are counted: nothing that a process has
+                   computed before can be written from then on
+        """
         self.check_deployment()
         changed = 0
         refused: list[tuple[Any, str]] = []
@@ -403,7 +411,7 @@ class ViewUpkeep:
             writes, keys = [], []
             for target, source in self._with_sources(targets, version):
                 ahead = self._ahead(target, version)
-                if ahead is not None or any(self.view.differences(target, source)):
+                if every or ahead is not None or any(self.view.differences(target, source)):
                     key = id_of(target)
                     query = self._one(key.under("_id"), self.view.key_of(target), version, ahead)
                     writes.append(UpdateOne(query, self.view.update(source, version)))
@@ -462,6 +470,12 @@ class ViewUpkeep:
         """Whether the targets of a source are found by an index."""
         indexes = self._retried(self._target.index_information)
         return any(index["key"][0][0] == self.view.on for index in indexes.values() if index.get("key"))
+
+    @property
+    def without_index(self) -> tuple[str, ...]:
+        """What the log says where there is no such index."""
+        said = "%s has no index on %r: each change of %s reads all of it"
+        return said, self.view.target, self.view.on, self.view.source
 
 
 def id_of(document: bytes) -> RawValue:

@@ -43,12 +43,7 @@ class View:
 
     def __post_init__(self) -> None:
         for attribute in ("target", "source"):
-            chosen = getattr(self, attribute)
-            namespace = chosen if isinstance(chosen, str) else str(getattr(chosen, "full_name", ""))
-            database, dot, collection = namespace.partition(".")
-            if not (database and dot and collection):
-                raise UsageError(f"the {attribute} of a view is a collection, not {chosen!r}", hint='"shop.orders"')
-            object.__setattr__(self, attribute, namespace)
+            object.__setattr__(self, attribute, namespace_of(getattr(self, attribute), f"the {attribute} of a view"))
         if not isinstance(self.fields, Mapping) or not self.fields:
             raise UsageError("a view carries one field or more", hint='fields={"customer.name": "name"}')
         object.__setattr__(self, "fields", dict(self.fields))
@@ -97,10 +92,13 @@ class View:
         ``ahead``, which no keeper can have written. With ``None`` as the key: the targets that name no source."""
         if ahead is not None:
             return {"$and": [self._names(key), {self.version_path: {"$eq": ahead}}]}
+        return {"$and": [self._names(key), self.older(version)]}
+
+    def older(self, version: Timestamp) -> dict[str, Any]:
+        """The filter of the targets that have an older version."""
         # A comparison also looks at the items of an array, but a time in an array is not a version.
         no_version = [{path: {"$type": "array"}} for path in (VERSIONS_FIELD, self.version_path)]
-        older = {"$or": [{self.version_path: {"$not": {"$gte": version}}}, *no_version]}
-        return {"$and": [self._names(key), older]}
+        return {"$or": [{self.version_path: {"$not": {"$gte": version}}}, *no_version]}
 
     def _names(self, key: RawValue | None) -> dict[str, Any]:
         arrays = self.with_array["$or"]
@@ -154,6 +152,15 @@ class View:
         ours = [path for path in paths if any(overlaps(path, field) for field in self.fields)]
         others = [path for path in paths if path not in ours and not overlaps(path, VERSIONS_FIELD)]
         return bool(ours) and not (stamped and not others)
+
+
+def namespace_of(chosen: Any, what: str) -> str:
+    """The name of a collection that is given by its name or itself."""
+    namespace = chosen if isinstance(chosen, str) else str(getattr(chosen, "full_name", ""))
+    database, dot, collection = namespace.partition(".")
+    if not (database and dot and collection):
+        raise UsageError(f"{what} is a collection, not {chosen!r}", hint='"shop.orders"')
+    return namespace
 
 
 def changed_paths(event: Mapping[str, Any]) -> list[str]:
