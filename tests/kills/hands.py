@@ -150,7 +150,7 @@ class ListenerHand(Hand):
         process.send_signal(signal.SIGSTOP)
         try:
             begun = time.monotonic()
-            if process.pauses() != ([] if pause is None else [pause]):
+            if pause not in process.pauses():
                 pause = None  # it had gone on before it was stopped
             time.sleep(longer_s)
             self._wait(lambda: self._leases.taken_from(process.pid) > taken, 20.0)
@@ -168,9 +168,9 @@ class ListenerHand(Hand):
         """A process with a handler that takes its time just now, and what that handler says."""
         end = time.monotonic() + within_s
         while time.monotonic() < end:
-            for process in self._processes.running():
-                for said in process.pauses():
-                    return process, said
+            found = [(process, said) for process in self._processes.running() for said in process.pauses()]
+            if found:
+                return self._draw.choice(found)
             time.sleep(0.01)
         return None, None
 

@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -85,7 +86,7 @@ class Handlers:
     def _perhaps_pause(self, listener: str, key: int, n: int, where: str) -> None:
         if zlib.crc32(f"{listener} {key} {n} {where}".encode()) % self._pauses_one_in:
             return
-        said = self._folder / f"{os.getpid()}.{listener}.pause"
+        said = self._folder / f"{os.getpid()}.{threading.get_ident()}.pause"
         whole = said.with_suffix(".new")
         whole.write_text(json.dumps({"listener": listener, "key": key, "n": n, "where": where}))
         whole.rename(said)
