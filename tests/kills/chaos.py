@@ -33,10 +33,9 @@ from tailrace.embedded import ReplicaSet
 from tests.consumer.ordeal import check_history
 from tests.kills.hands import LISTENER_FAULTS, MEMBER_FAULTS, FaultLog, ListenerHand, MemberHand
 from tests.kills.leases import LeaseReader
-from tests.kills.listening import LISTENERS
 from tests.kills.orders import Orders
 from tests.kills.planted import PLANTED
-from tests.kills.processes import Processes
+from tests.kills.processes import LISTENERS, Processes
 from tests.seeds import end_in_order
 
 _DATABASE: Final = "chaos"

@@ -33,7 +33,6 @@ from tailrace.consumer import Change, Fenced, LeaseLost, Listener, MongoLeaseSto
 from tests.consumer.ordeal_process import end_with
 from tests.kills.planted import PLANTED
 
-LISTENERS: Final = ("lanes", "fenced", "alone")
 _PAUSE_S: Final = 0.5
 #: How far a wall clock is moved while its process runs.
 _JUMP_S: Final = 3600.0

@@ -19,6 +19,8 @@ from pymongo.errors import PyMongoError
 from tests.forked import Forked
 
 ROOT: Final = Path(__file__).parents[2]
+#: What each process runs; ``listening.py`` has what they are.
+LISTENERS: Final = ("lanes", "fenced", "alone")
 #: How far a wall clock is off at most, as in the simulation.
 _SKEW_S: Final = 100.0
 
