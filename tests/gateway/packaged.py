@@ -119,8 +119,10 @@ def _timeless(line: str) -> str:
     topic, key, value = line.split("\t", 2)
     document = json.loads(value) if value not in {"", "null"} else None
     if isinstance(document, dict):
-        for name in ("ts_ms", "ts_us", "ts_ns"):
-            document.pop(name, None)
+        copied = document.get("op") == "r"  # its source's time is that of the copy
+        for part in [document, document["source"]] if copied else [document]:
+            for name in ("ts_ms", "ts_us", "ts_ns"):
+                part.pop(name, None)
     return f"{topic} {key} {json.dumps(document)}"
 
 

@@ -17,10 +17,8 @@ from tests.gateway.packaged import APPLICATIONS
 from tests.gateway.programs import Unavailable
 from tests.gateway.running import GatewayProcess, streams_of_the_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.mongod]
-
 #: So many events at least come on each side; a workload that does nothing would be equal too.
-EVENTS_MIN = {"mongoose": 80, "rxdb": 24, "parse": 20, "socketio": 14, "motor": 120, "beanie": 36, "debezium": 60}
+EVENTS_MIN = {"mongoose": 80, "rxdb": 24, "parse": 20, "socketio": 18, "motor": 120, "beanie": 36, "debezium": 70}
 
 
 def differences(direct: list[Any], gateway: list[Any]) -> list[str]:
@@ -37,6 +35,8 @@ def differences(direct: list[Any], gateway: list[Any]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.mongod
 @pytest.mark.parametrize("application", list(APPLICATIONS))
 def test_an_application_is_given_the_same_events_one_by_one(
     application: str, replica_set: ReplicaSet, gateway: GatewayProcess, server_version: str, tmp_path: Path
