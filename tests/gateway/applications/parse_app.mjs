@@ -41,7 +41,9 @@ async function main(direct, gateway, name, packages) {
   const at = (uri) => uri.replace("/?", `/${name}?`);
   const sides = [];
   for (const uri of [direct, gateway]) {
-    const child = fork(fileURLToPath(import.meta.url), ["serve", at(uri), gateway, packages]);
+    const child = fork(fileURLToPath(import.meta.url), ["serve", at(uri), gateway, packages], {
+      stdio: ["ignore", "ignore", "inherit", "ipc"], // it says things on its standard output
+    });
     const answers = [];
     child.on("message", (message) => answers.push(message));
     const ask = async () => {
