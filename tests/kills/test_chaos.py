@@ -13,6 +13,7 @@ from bson.timestamp import Timestamp
 from tailrace.embedded import ReplicaSet
 from tests.kills.chaos import PARAMETERS, Chaos, Result
 from tests.kills.leases import LeaseHistory, applied
+from tests.server_in_use import SERVER_VERSION
 
 
 def chaos(start_replica_set: Callable[..., ReplicaSet], folder: Path, seconds: float, **options: Any) -> Result:
@@ -33,7 +34,7 @@ def test_every_promise_is_kept_through_each_kind_of_fault(
 
 @pytest.mark.slow
 @pytest.mark.mongod
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4", "4.4.2"])
 def test_every_promise_is_kept_for_longer(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str
 ) -> None:
