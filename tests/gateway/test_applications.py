@@ -18,7 +18,7 @@ from tests.gateway.programs import Unavailable
 from tests.gateway.running import GatewayProcess, streams_of_the_server
 
 #: So many events at least come on each side; a workload that does nothing would be equal too.
-EVENTS_MIN = {"mongoose": 80, "rxdb": 24, "parse": 20, "socketio": 18, "motor": 120, "beanie": 36, "debezium": 70}
+EVENTS_MIN = {"mongoose": 69, "rxdb": 40, "parse": 30, "socketio": 18, "motor": 120, "beanie": 36, "debezium": 70}
 
 
 def differences(direct: list[Any], gateway: list[Any]) -> list[str]:
