@@ -19,6 +19,7 @@ ARGS ?=
 PROCESSES ?= 6
 SEED ?= 1
 SEEDS ?=
+SECONDS ?=
 OPS ?= 2000
 N ?= 300
 # What a fuzz run does with the compiled kernel: auto, on, off.
@@ -103,8 +104,8 @@ compare-honest: $(INSTALLED) ## random honest writes, in which tailrace compare 
 kills: $(INSTALLED) ## SIGKILL at 50 random moments of all that reads a deployment; SEED=n, ARGS="--kills 10 --parts lake --version 5.0.4"
 	$(BIN)/python -m tests.kills --seed $(SEED) $(ARGS)
 
-gateway-siege: $(INSTALLED) ## hostile tenants beside an honest client, through one gateway; ARGS="--seconds 3600"
-	$(BIN)/python -m tests.gateway.siege $(ARGS)
+gateway-siege: $(INSTALLED) ## hostile tenants beside an honest client, through one gateway; SECONDS=3600
+	$(BIN)/python -m tests.gateway.siege $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
 simulate-consumers: $(INSTALLED) ## listeners under a seeded scheduler that pauses, kills and loses; SEEDS=a-b, ARGS="--seed n" replays
 	$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

@@ -44,19 +44,19 @@ def run(command: list[str], **environment: str) -> str:
 
 
 def node(uri: str, name: str) -> str:
-    packages = _npm(_NODE_PACKAGES)
-    return run([_tool("node"), str(HERE / "node_driver.mjs"), uri, name, str(packages)])
+    packages = npm(_NODE_PACKAGES)
+    return run([tool("node"), str(HERE / "node_driver.mjs"), uri, name, str(packages)])
 
 
 def mongosh(uri: str, name: str) -> str:
     shell = shutil.which("mongosh")
     if shell is None:
-        shell = str(_npm(_MONGOSH_PACKAGES) / "node_modules" / ".bin" / "mongosh")
+        shell = str(npm(_MONGOSH_PACKAGES) / "node_modules" / ".bin" / "mongosh")
     return run([shell, "--quiet", "--norc", uri, str(HERE / "mongosh_driver.js")], NAME=name)
 
 
 def perl(uri: str, name: str) -> str:
-    interpreter = _tool("perl")
+    interpreter = tool("perl")
     if subprocess.run([interpreter, "-MMongoDB", "-e", "1"], capture_output=True, check=False).returncode:
         raise Unavailable("Perl's driver is not installed (Debian: libmongodb-perl)")
     return run([interpreter, str(HERE / "perl_driver.pl"), uri, name])
@@ -73,7 +73,7 @@ def built(source: Path, command: Callable[[Path], list[str]], **environment: str
 
 
 def c(uri: str, name: str) -> str:
-    compiler, pkg_config = _tool("gcc"), _tool("pkg-config")
+    compiler, pkg_config = tool("gcc"), tool("pkg-config")
     flags = subprocess.run(
         [pkg_config, "--cflags", "--libs", "libmongoc-1.0"], capture_output=True, text=True, check=False
     )
@@ -86,21 +86,21 @@ def c(uri: str, name: str) -> str:
 
 
 def php(uri: str, name: str) -> str:
-    interpreter = _tool("php")
+    interpreter = tool("php")
     if "mongodb" not in subprocess.run([interpreter, "-m"], capture_output=True, text=True, check=False).stdout.split():
         raise Unavailable("PHP's driver is not installed (Debian: php8.2-cli, php8.2-mongodb)")
     return run([interpreter, str(HERE / "php_driver.php"), uri, name])
 
 
 def ruby(uri: str, name: str) -> str:
-    interpreter = _tool("ruby")
+    interpreter = tool("ruby")
     if subprocess.run([interpreter, "-rmongo", "-e", "1"], capture_output=True, check=False).returncode:
         raise Unavailable("Ruby's driver is not installed (Debian: ruby-mongo)")
     return run([interpreter, str(HERE / "ruby_driver.rb"), uri, name])
 
 
 def go(uri: str, name: str) -> str:
-    compiler, source = _tool("go"), HERE / "go_driver.go"
+    compiler, source = tool("go"), HERE / "go_driver.go"
     if not (_GO_SOURCES / "src" / "go.mongodb.org" / "mongo-driver").is_dir():
         raise Unavailable("Go's driver is not installed (Debian: golang-mongodb-mongo-driver-dev)")
     environment = {"GO111MODULE": "off", "GOPATH": str(_GO_SOURCES), "GOFLAGS": ""}
@@ -109,7 +109,7 @@ def go(uri: str, name: str) -> str:
 
 
 def java(uri: str, name: str) -> str:
-    compiler, runtime, source = _tool("javac"), _tool("java"), HERE / "JavaDriver.java"
+    compiler, runtime, source = tool("javac"), tool("java"), HERE / "JavaDriver.java"
     if not _JAVA_DRIVER.exists():
         raise Unavailable("Java's driver is not installed (Debian: libmongodb-java)")
     made = built(source, lambda folder: [compiler, "-cp", str(_JAVA_DRIVER), "-d", str(folder), str(source)])
@@ -142,7 +142,7 @@ def mongosh_is_at_hand() -> bool:
     return shutil.which("mongosh") is not None or _npm_directory(_MONGOSH_PACKAGES).is_dir()
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
     found = shutil.which(name)
     if found is None:
         raise Unavailable(f"{name} is not installed")
@@ -150,21 +150,21 @@ def _tool(name: str) -> str:
 
 
 def _npm_name(packages: dict[str, str]) -> str:
-    return "npm/" + "-".join(f"{name}-{version}" for name, version in packages.items())
+    return "npm/" + "-".join(f"{name}-{version}" for name, version in packages.items()).replace("/", "+")
 
 
 def _npm_directory(packages: dict[str, str]) -> Path:
     return cache_directory() / _npm_name(packages)
 
 
-def _npm(packages: dict[str, str]) -> Path:
+def npm(packages: dict[str, str]) -> Path:
     """A directory whose ``node_modules`` holds the packages, fetched by npm when first asked for."""
     return _fetched(_npm_name(packages), tuple(f"{name}@{version}" for name, version in packages.items()))
 
 
 @functools.cache
 def _fetched(name: str, wanted: tuple[str, ...]) -> Path:
-    npm = _tool("npm")
+    npm = tool("npm")
 
     def fill(directory: Path) -> None:
         (directory / "package.json").write_text('{"private": true}')

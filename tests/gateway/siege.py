@@ -2,11 +2,13 @@
 
     python -m tests.gateway.siege --seconds 3600              six kinds of tenants, two of each
     python -m tests.gateway.siege --seconds 60 --kinds events,constants --tenants 4
+    make gateway-siege SECONDS=3600
 
 The honest client pings, writes and reads two streams, one plain and one with an expression, first alone for a quarter
 of the time (at most a minute) and then beside the others, which run in a process of their own. Exit code 1 where an
-event was lost or came twice, or where a 99th percentile is more than ten times that of the quiet time. Run it alone:
-the percentiles are the machine's too.
+event was lost or came twice, or where a 99th percentile is more than ten times that of the quiet time; the last line is
+the verdict. How far it has come is told on standard error twice a minute. Run it alone: the percentiles are the
+machine's too.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ RATIO_MAX = 10.0
 _QUIET_S_MAX = 60.0
 _PAUSE_S = 0.01
 _PATIENCE_S = 300.0
+_PROGRESS_S = 30.0
 
 Client = pymongo.MongoClient[dict[str, Any]]
 
@@ -179,9 +182,30 @@ class Seen:
 _HONEST = ([{"$match": {"operationType": "insert"}}], [{"$set": {"next": {"$add": ["$fullDocument._id", 1]}}}])
 
 
-def honest(uri: str, seconds: float) -> Seen:
-    """Ping, write and read for so long, and until what was written has come."""
+class Progress:
+    """What the last half minute was like, on standard error."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self._name, self._seconds = name, seconds
+        self._begun = self._told = time.monotonic()
+        self._from = (0, 0)
+
+    def tell(self, seen: Seen) -> None:
+        now = time.monotonic()
+        if now - self._told < _PROGRESS_S:
+            return
+        pings, delays = seen.pings[self._from[0] :], seen.delays[self._from[1] :]
+        self._told, self._from = now, (len(seen.pings), len(seen.delays))
+        missing = sum(seen.written - len(given) for given in seen.streams)
+        ping, delay = (f"{percentile(one) * 1000:.1f} ms" if one else "none" for one in (pings, delays))
+        told = f"{seen.written} events written, {missing} on their way; 99th percentiles: ping {ping}, event {delay}"
+        print(f"{self._name}: {now - self._begun:.0f} of {self._seconds:.0f} s, {told}", file=sys.stderr, flush=True)
+
+
+def honest(uri: str, seconds: float, name: str = "honest") -> Seen:
+    """Ping, write and read for so long, and until what was written has come. ``name`` is told with the progress."""
     seen = Seen()
+    progress = Progress(name, seconds)
     written_at: dict[int, float] = {}
     over = threading.Event()
     faults: list[BaseException] = []
@@ -218,6 +242,7 @@ def honest(uri: str, seconds: float) -> Seen:
             begun = time.monotonic()
             client.admin.command("ping")
             seen.pings.append(time.monotonic() - begun)
+            progress.tell(seen)
             time.sleep(_PAUSE_S)
         over.set()
         for thread in threads:
@@ -244,6 +269,7 @@ def report(quiet: Seen, siege: Seen) -> bool:
         )
     whole = "all, once, in order" if quiet.is_whole and siege.is_whole else "LOST, TWICE OR OUT OF ORDER"
     print(f"events: {siege.written} written, two streams: {whole}")
+    print("held" if well else "NOT held")
     return well
 
 
@@ -267,9 +293,9 @@ def main() -> int:
     ):
         uri = uri_of_root(deployment.uri, gateway)
         make_users(uri, kinds, args.tenants)
-        quiet = honest(uri, min(args.seconds / 4, _QUIET_S_MAX))
+        quiet = honest(uri, min(args.seconds / 4, _QUIET_S_MAX), "quiet")
         with besieged(uri, kinds, args.tenants, args.seconds + _PATIENCE_S, args.seed):
-            siege = honest(uri, args.seconds)
+            siege = honest(uri, args.seconds, "besieged")
         return 0 if report(quiet, siege) else 1
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tailrace.embedded import ReplicaSet
 from tests.gateway.running import GatewayProcess
-from tests.gateway.siege import KINDS, Seen, besieged, honest, make_users, report, uri_of_root
+from tests.gateway.siege import KINDS, Progress, Seen, besieged, honest, make_users, report, uri_of_root
 
 pytestmark = pytest.mark.mongod
 
@@ -36,3 +36,16 @@ def test_the_siege_finds_faults(streams: list[list[int]], slow: float) -> None:
     good = Seen([0.001], [0.001], [[0, 1], [0, 1]], 2)
     assert report(good, good)
     assert not report(good, Seen([slow], [0.001], streams, 2))
+
+
+def test_the_progress_of_the_last_half_minute_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    progress, seen = Progress("besieged", 3600), Seen([0.5], [0.5], [[0, 1], [0]], 2)
+    progress.tell(seen)
+    progress._told -= 31
+    progress.tell(seen)
+    seen.pings.append(0.001)
+    progress._told -= 31
+    progress.tell(seen)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "of 3600 s, 2 events written, 1 on their way; 99th percentiles: ping 500.0 ms, event 500.0 ms" in first
+    assert second.endswith("ping 1.0 ms, event none")

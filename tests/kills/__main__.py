@@ -1,11 +1,13 @@
 """SIGKILL at random moments of everything that reads a deployment, while it is written to: nothing lost, nothing twice.
 
     python -m tests.kills --seed 7 --kills 50                 all parts side by side, the kills divided among them
-    python -m tests.kills --seed 7 --kills 10 --parts lake    one of them: archive, tables, images, snapshot, lake, sink
+    python -m tests.kills --seed 7 --kills 10 --parts lake    some: archive, tables, images, snapshot, lake, sink,
+                                                              consumers
     python -m tests.kills --seed 7 --kills 0 --step-downs 5   of three members the primary steps down so often
 
 The seed decides what is written and when each part is killed. Each kill is told on standard error. Exit code 1 where a
-part has lost something or has it twice; the last line gives the totals.
+part has lost something or has it twice; the last line gives the totals. The consumers come after the others, on three
+members of their own that are harmed as well (``tests.kills.chaos``), for ``--consumers-seconds``.
 """
 
 from __future__ import annotations
@@ -22,10 +24,13 @@ from typing import Any
 from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
+from tests.kills import chaos
 from tests.kills.parts import PARTS, Part
 from tests.kills.work import Work, prepare
 from tests.seeds import end_in_order
 from tests.spark.streams import newest
+
+CONSUMERS = "consumers"
 
 
 def run(
@@ -111,13 +116,26 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--parts", help="with commas between them (default: all; before 5.0 all but images)")
     parser.add_argument("--step-downs", type=int, default=0)
+    parser.add_argument("--consumers-seconds", type=float, default=600.0, help="how long they are harmed (600)")
     parser.add_argument("--version", default="6.0.27", help="of the server")
     options = parser.parse_args()
-    begun = time.monotonic()
     end_in_order()
     # Exact images begin with a copy at one cluster time, which servers before 5.0 cannot give outside a transaction.
     possible = [name for name in names if name != "images" or int(options.version.split(".")[0]) >= 5]
-    chosen = [names[name] for name in options.parts.split(",")] if options.parts else [names[name] for name in possible]
+    wanted = options.parts.split(",") if options.parts else [*possible, CONSUMERS]
+    chosen = [names[name] for name in wanted if name != CONSUMERS]
+    holds = run_parts(chosen, options) if chosen else True
+    if CONSUMERS in wanted:
+        seconds = options.consumers_seconds
+        least = {"changes_min": int(seconds), "hits_min": max(1, int(seconds / 120))}
+        with tempfile.TemporaryDirectory(prefix="tailrace-chaos-") as folder:
+            holds = chaos.run(options.seed, seconds, options.version, Path(folder), **least) and holds
+    return 0 if holds else 1
+
+
+def run_parts(chosen: Sequence[type[Part]], options: argparse.Namespace) -> bool:
+    """All but the consumers, on a deployment of their own; whether everything held."""
+    begun = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="tailrace-kills-") as folder,
         ReplicaSet(3 if options.step_downs else 1, version=options.version, oplog_size_mb=2000) as deployment,
@@ -126,8 +144,8 @@ def main() -> int:
         kills, holds = run(deployment, Path(folder), parts=chosen, **given)
     happened = f"{kills} kills, {options.step_downs} step-downs"
     print(f"seed {options.seed}, {options.version}: {happened}, {'all' if holds else 'NOT all'} held, ", end="")
-    print(f"{time.monotonic() - begun:.0f} s")
-    return 0 if holds else 1
+    print(f"{time.monotonic() - begun:.0f} s", flush=True)
+    return holds
 
 
 if __name__ == "__main__":

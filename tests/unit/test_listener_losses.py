@@ -14,6 +14,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from tailrace.consumer.rules.commit_policy import CommitPolicy
+from tailrace.consumer.rules.errors import LeaseStoreUnavailable
 from tailrace.consumer.rules.lanes import LanePlan
 from tailrace.consumer.rules.lease import Lease
 from tailrace.consumer.rules.listener import ListenerLogic
@@ -68,7 +69,7 @@ class World:
                 asked, value, error = self.now, None, None
                 try:
                     value = self._answer(need)
-                except (SourceError, ChangeStreamHistoryLost) as raised:
+                except (SourceError, ChangeStreamHistoryLost, LeaseStoreUnavailable) as raised:
                     error = raised
                 need = steps.send(Outcome(asked, self.now, value, error))
             raise AssertionError("the listener goes on for ever")
@@ -203,6 +204,28 @@ def test_a_source_that_stays_away_ends_the_listener_after_five_minutes(failing: 
     with pytest.raises(SourceError, match="away"):
         world.run()
     assert 300 < world.now - 1000 < 400
+
+
+def test_a_store_that_is_away_while_a_lane_s_stream_is_opened_is_waited_for() -> None:
+    """The chaos of ``make kills`` found it: a lane's stream asks the store where other lanes are, and the listener
+    ended where a member was killed just then. The simulation's lanes ask nobody."""
+    opened = 0
+
+    def answers(need: Need) -> Any:
+        nonlocal opened
+        if isinstance(need, OpenStream):
+            opened += 1
+            if opened < 4:
+                raise LeaseStoreUnavailable("connection reset")
+        if isinstance(need, PullChange):
+            world.logic.stopping = True
+            return Pulled({}, token(300))
+        return None
+
+    world = World(STORED, answers)
+    world.run()
+    assert [need.position.token for need in world.of(CommitPosition)] == [token(300)]
+    assert [need.reason for need in world.of(Pause)] == ["connection reset"] * 3
 
 
 @pytest.mark.parametrize("failing", [OpenStream, PullChange])

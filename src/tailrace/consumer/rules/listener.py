@@ -285,8 +285,8 @@ class ListenerLogic(SkippingLogic):
         yield from self._commit(owned)
 
     def _open(self, owned: Ownership) -> Steps:
-        """Open the stream at the position, in spite of a source that is away, and by the policy on lost history. A
-        listener that is stopped meanwhile has none."""
+        """Open the stream at the position, in spite of a source or a store that is away, and by the policy on lost
+        history. A listener that is stopped meanwhile has none."""
         failures, since = 0, self._now
         self._held = None
         while not self.leaves:
@@ -297,6 +297,8 @@ class ListenerLogic(SkippingLogic):
             except SourceError as error:
                 failures += 1
                 yield from self._wait_for_source(error, failures, since)
+            except LeaseStoreUnavailable as error:  # a lane's stream asks where other lanes are
+                yield from self._pause(_backoff(failures := failures + 1), error.message)
 
     def _is_opened(self, owned: Ownership) -> Steps:
         if self._position is None:
