@@ -10,7 +10,7 @@ import asyncio
 import base64
 import hashlib
 import uuid
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 import bson
@@ -36,7 +36,7 @@ from tailrace.gateway.engine import Engine
 from tailrace.gateway.exchange import NO_CONSUMER, is_fatal, without_consumers
 from tailrace.gateway.fail_points import FailPoints
 from tailrace.gateway.frame import OpQuery
-from tailrace.gateway.generic_fields import is_plain_kill, read_mode, times_of
+from tailrace.gateway.generic_fields import is_plain_kill, times_of
 from tailrace.gateway.memory import ClosedConnection
 from tailrace.gateway.opening import StreamOpening
 from tailrace.gateway.reading import aside
@@ -51,10 +51,6 @@ _UNAUTHORIZED: Final = 13
 _CURSOR_NOT_FOUND: Final = 43
 _NOT_SUPPORTED: Final = 115
 _NO_SUCH_MEMBER: Final = 133
-_NO_SECONDARY: Final = (
-    "this gateway reads the primary, and the read preference asks for a secondary: use secondaryPreferred, or a "
-    "gateway in front of a secondary"
-)
 _UUID: Final = 4
 _KILLING: Final = bson.encode({"info": "attempting to kill op", "ok": 1.0})
 #: A collection that does not exist, for reads that return nothing.
@@ -68,7 +64,8 @@ class Commands:
 
     ``rights_seconds``  at a getMore, rights are asked for again if the answer is older than this
     ``fail_points``     ``None``: clients may set none here
-    ``primary_alone``   drivers may ask for a secondary here, and there is none: a stream that wants one is refused
+    ``unmatched``       the read preference of a command, as text, if no member of the deployment can fulfil it; where
+                        drivers do not choose the member themselves, because they see a mongos
     """
 
     def __init__(
@@ -77,10 +74,10 @@ class Commands:
         *,
         rights_seconds: float,
         fail_points: FailPoints | None = None,
-        primary_alone: bool = False,
+        unmatched: Callable[[bytes], str | None] = lambda command: None,
     ) -> None:
         self._engine = engine
-        self._primary_alone = primary_alone
+        self._unmatched = unmatched
         self._rights_seconds = rights_seconds
         self._fail_points = fail_points
 
@@ -178,8 +175,11 @@ class Commands:
         if (refusal := await self._refused_times(connection, command)) is not None:
             await connection.reply(command, refusal)
             return True
-        if self._primary_alone and read_mode(command.document) == "secondary":
-            error = ServerError(_NO_SECONDARY, code=_NO_SUCH_MEMBER)
+        if (preference := self._unmatched(command.document)) is not None:
+            error = ServerError(
+                f"the deployment behind this gateway has no member that matches the read preference {preference}",
+                code=_NO_SUCH_MEMBER,
+            )
             await connection.reply(command, self._engine.stamped(self._engine.refused(error, in_stream=False)))
             return True
         owner = Owner(identity.users, command.session)

@@ -61,7 +61,7 @@ class Gateway:
             self.engine,
             rights_seconds=options.rights_seconds,
             fail_points=self._fail_points,
-            primary_alone=options.as_mongos,
+            unmatched=self.upstream.unmatched if options.as_mongos else lambda command: None,
         )
         self._surroundings = Surroundings(
             options,
