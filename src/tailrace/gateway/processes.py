@@ -110,10 +110,9 @@ class GatewayProcesses:
             self._feed = OplogFeed(self._client, feed_path(self._directory), self._attendant)
             await self._feed.start()
             self._listen()
-            started = [asyncio.create_task(process.start()) for process in self.processes]
-            done, _ = await asyncio.wait(started, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
+            for outcome in await asyncio.gather(*(one.start() for one in self.processes), return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
             self._keeping = [asyncio.create_task(self._keep(process)) for process in self.processes]
             assert self._socket is not None
             loop.add_reader(self._socket.fileno(), self._accept)
