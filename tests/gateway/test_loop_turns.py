@@ -83,6 +83,24 @@ def test_who_did_nothing_for_a_while_has_no_claim_from_then() -> None:
     assert 180 <= after.count("late") <= 220
 
 
+def test_who_worked_while_nobody_waited_owes_nothing_for_it() -> None:
+    async def work() -> list[str]:
+        turns, order = LoopTurns(asyncio.get_running_loop()), list[str]()
+        for _ in range(200):
+            for _ in range(10):
+                turns.call("busy", lambda: None)
+            await asyncio.sleep(0)
+        for tenant in ("busy", "late"):
+            for _ in range(1_000):
+                turns.call(tenant, lambda tenant=tenant: order.append(tenant))
+        while len(order) < 2_000:
+            await asyncio.sleep(0)
+        return order[STEPS : STEPS + 600]
+
+    after = asyncio.run(work())
+    assert 200 <= after.count("busy") <= 400
+
+
 def test_whoever_waits_no_longer_holds_up_nobody() -> None:
     async def work() -> bool:
         turns, done = LoopTurns(asyncio.get_running_loop()), asyncio.Event()

@@ -88,7 +88,6 @@ class LoopTurns:
 
     def _next_pass(self) -> None:
         self._is_due = False
-        was_idle = self._left == STEPS
         self._left = STEPS
         while self._queue and self._left > 0:
             had, _, tenant = heapq.heappop(self._queue)
@@ -106,10 +105,6 @@ class LoopTurns:
             work()
         if self._queue:
             self._see_to_it()
-        elif was_idle:
-            self._forget()
-
-    def _forget(self) -> None:
-        """Nobody waits: all begin anew."""
-        self._now = 0.0
-        self._had.clear()
+        else:  # nobody waits: all begin anew, and what they had meanwhile was nobody else's
+            self._now = 0.0
+            self._had.clear()

@@ -210,6 +210,7 @@ class GatewayProcesses:
         found = dataclasses.replace(
             total,
             reads=0 if feed is None else feed.reads,
+            entries=0 if feed is None else feed.entries,
             bytes=0 if feed is None else feed.bytes,
             trouble="; ".join(troubles) or None,
         )
@@ -222,6 +223,7 @@ class GatewayProcesses:
         self.metrics.connections_refused += self._refused
         self.metrics.tails = 0 if feed is None else int(feed.is_read)
         self.metrics.upstream_reads, self.metrics.upstream_bytes = found.reads, found.bytes
+        self.metrics.upstream_entries = found.entries
         self.metrics.trouble = 0 if found.trouble is None else 1
         return found
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import bson
 from pymongo import MongoClient
 
+from tailrace import raw_bson
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import OplogBatch
 from tailrace.source.member_version import MemberVersion
@@ -84,7 +85,7 @@ class OplogFeed:
         #: How far was read; ``None``: nothing was yet.
         self._position: int | None = None
         self._version: MemberVersion | None = None
-        self.reads = self.bytes = 0
+        self.reads = self.entries = self.bytes = 0
 
     async def start(self) -> None:
         """Feed whoever connects from now on."""
@@ -175,6 +176,7 @@ class OplogFeed:
     def _pass(self, fed: Fed) -> None:
         self.reads += bool(fed.raw)
         self.bytes += len(fed.raw)
+        self.entries += _entries(fed.raw)
         self._position = fed.high_water
         self._to_all(fed)
 
@@ -215,6 +217,15 @@ class OplogFeed:
 def _frame(fed: Fed) -> bytes:
     data = pickle.dumps(tuple(fed), pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data
+
+
+def _entries(raw: bytes) -> int:
+    """How many documents there are, one after the other."""
+    at = count = 0
+    while at < len(raw):
+        at += max(raw_bson.read_int32(raw, at), 5)
+        count += 1
+    return count
 
 
 class Receiver(Protocol):
