@@ -4,14 +4,15 @@
     python bench/fan_out.py --streams 1 2000 --rate 200 --writes 2000
     python bench/fan_out.py --processes 1 2
 
-There are 1,000 collections, and the writes go to them in turn. The streams are spread over them too, so with 10,000
-streams each write is an event of ten, and with 1,000 writes a second the gateway sends 10,000 events a second; a stream
-gets one event a second. (If every stream got every event, these would be ten million a second.) Every second stream has
+There are 1,000 collections (`--collections`), and the writes go to them in turn. The streams are spread over them too,
+so with 10,000 streams each write is an event of ten, and with 1,000 writes a second the gateway sends 10,000 events a
+second; a stream gets one event a second. (If every stream got every event, these would be ten million a second.) Every second stream has
 a plain `$match` that all of its events pass. One client process has a connection for each stream, whose getMore waits.
 
-For each line: mongod's CPU with the writes, the CPU of the gateway's processes together, how many events were sent, and
-the gateway's CPU for each event and stream: all of it, from the getMore's bytes to the reply's, less what it takes with
-one stream for the same writes.
+Twice as many writes as there are collections come before those that are measured: the compiled code is loaded then, and
+every connection has its second getMore. For each line: mongod's CPU with the writes, the CPU of the gateway's processes
+together, how many events were sent, and the gateway's CPU for each event and stream: all of it, from the getMore's bytes
+to the reply's, less what it takes with one stream for the same writes.
 
 Bars: mongod's CPU under 1.2 times that with one stream; under 0.05 ms of the gateway's CPU an event and stream.
 """
@@ -36,8 +37,6 @@ from wire_client import WireConnection, WireStream, many_files
 _BAR_CPU: Final = 1.2
 _BAR_MS: Final = 0.05
 _AT_ONCE: Final = 50
-#: Writes before those that are measured: the compiled code is loaded, and every connection has its second getMore.
-_WARM_UP: Final = 2 * COLLECTIONS
 
 
 def main() -> int:
@@ -45,6 +44,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 10_000])
     parser.add_argument("--writes", type=int, default=10_000)
     parser.add_argument("--rate", type=float, default=1_000.0, help="writes a second")
+    parser.add_argument("--collections", type=int, default=COLLECTIONS)
     parser.add_argument("--processes", type=int, nargs="+", default=[1], help="of the gateway")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -54,9 +54,9 @@ def main() -> int:
     compile_kernel()
     good = True
     with ReplicaSet(1, oplog_size_mb=2000) as replica_set, pymongo.MongoClient[Any](replica_set.uri) as client:
-        for number in range(COLLECTIONS):
+        for number in range(args.collections):
             client[DATABASE].create_collection(f"c{number}")
-        print(f"{args.writes} writes at {args.rate:.0f}/s to {COLLECTIONS} collections in turn\n")
+        print(f"{args.writes} writes at {args.rate:.0f}/s to {args.collections} collections in turn\n")
         print(f"{'processes':>9}{'streams':>9}{'mongod, s':>11}{'gateway, s':>12}{'events':>9}{'ms each':>9}")
         for processes in args.processes:
             one: dict[str, float] | None = None
@@ -85,12 +85,12 @@ def measure(
     settle(mongod)
     gateway = Gateway(replica_set.uri, "--processes", str(processes))
     try:
-        with FanOutChild({"address": gateway.address, "streams": count}) as child:
-            write(client, _WARM_UP, args.rate)
-            child.take(_WARM_UP)
+        with FanOutChild({"address": gateway.address, "streams": count, "collections": args.collections}) as child:
+            write(client, 2 * args.collections, args.rate, args.collections)
+            child.take(2 * args.collections)
             time.sleep(1.0)
             before = cpu_s([mongod]), cpu_s(family(gateway.process.pid))
-            write(client, args.writes, args.rate)
+            write(client, args.writes, args.rate, args.collections)
             row = child.take(args.writes)
             after = cpu_s([mongod]), cpu_s(family(gateway.process.pid))
     finally:
@@ -104,11 +104,11 @@ def family(pid: int) -> list[int]:
     return [pid, *map(int, children)]
 
 
-def write(client: pymongo.MongoClient[Any], writes: int, rate: float) -> None:
+def write(client: pymongo.MongoClient[Any], writes: int, rate: float, collections: int) -> None:
     begun = time.monotonic()
     for number in range(writes):
         time.sleep(max(0.0, begun + number / rate - time.monotonic()))
-        client[DATABASE][f"c{number % COLLECTIONS}"].insert_one({"at": time.monotonic(), "text": "x" * 200})
+        client[DATABASE][f"c{number % collections}"].insert_one({"at": time.monotonic(), "text": "x" * 200})
 
 
 class FanOutChild(Child):
@@ -118,9 +118,9 @@ class FanOutChild(Child):
 
     def expected(self, writes: int) -> int:
         """How many events all streams together get of so many writes."""
-        streams = int(self._task["streams"])
-        watchers = [streams // COLLECTIONS + (number < streams % COLLECTIONS) for number in range(COLLECTIONS)]
-        return sum(watchers[number % COLLECTIONS] for number in range(writes))
+        streams, collections = int(self._task["streams"]), int(self._task["collections"])
+        watchers = [streams // collections + (number < streams % collections) for number in range(collections)]
+        return sum(watchers[number % collections] for number in range(writes))
 
 
 # ── the client ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,7 +135,7 @@ async def read(task: dict[str, Any]) -> int:
         async with room:
             stages = [{"$match": {"operationType": "insert"}}] if number % 2 else []
             connection = await WireConnection.to(host, int(port))
-            stream = WireStream(connection, DATABASE, f"c{number % COLLECTIONS}", stages)
+            stream = WireStream(connection, DATABASE, f"c{number % task['collections']}", stages)
             await stream.open()
             return stream
 
@@ -149,6 +149,9 @@ async def read(task: dict[str, Any]) -> int:
     while wanted := await asyncio.to_thread(sys.stdin.readline):
         while seen[0] < int(wanted) and not any(each.done() for each in tasks):
             await asyncio.sleep(0.05)
+        for each in tasks:
+            if each.done():
+                each.result()
         print(json.dumps({"events": seen[0], "sent": seen[0]}), flush=True)
         seen[0] = 0
     for each in tasks:
