@@ -4,15 +4,16 @@
     python bench/fan_out.py --streams 1 2000 --rate 200 --writes 2000
     python bench/fan_out.py --processes 1 2
 
-There are 1,000 collections (`--collections`), and the writes go to them in turn. The streams are spread over them too,
-so with 10,000 streams each write is an event of ten, and with 1,000 writes a second the gateway sends 10,000 events a
-second; a stream gets one event a second. (If every stream got every event, these would be ten million a second.) Every second stream has
-a plain `$match` that all of its events pass. One client process has a connection for each stream, whose getMore waits.
+There are 1,000 collections (`--collections`), and the writes go to them in turn. The streams are spread over them
+too, so with 10,000 streams each write is an event of ten, and with 1,000 writes a second the gateway sends 10,000
+events a second; a stream gets one event a second. (If every stream got every event, these would be ten million a
+second.) Every second stream has a plain `$match` that all of its events pass. One client process has a connection for
+each stream, whose getMore waits.
 
-Twice as many writes as there are collections come before those that are measured: the compiled code is loaded then, and
-every connection has its second getMore. For each line: mongod's CPU with the writes, the CPU of the gateway's processes
-together, how many events were sent, and the gateway's CPU for each event and stream: all of it, from the getMore's bytes
-to the reply's, less what it takes with one stream for the same writes.
+Twice as many writes as there are collections come before those that are measured: the compiled code is loaded then,
+and every connection has its second getMore. For each line: mongod's CPU with the writes, the CPU of the gateway's
+processes together, how many events were sent, and the gateway's CPU for each event and stream: all of it, from the
+getMore's bytes to the reply's, less what it takes with one stream for the same writes.
 
 Bars: mongod's CPU under 1.2 times that with one stream; under 0.05 ms of the gateway's CPU an event and stream.
 """
