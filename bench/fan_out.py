@@ -142,7 +142,8 @@ async def read(task: dict[str, Any]) -> int:
 
     async def follow(stream: WireStream) -> None:
         while True:
-            seen[0] += len(await stream.batch())
+            count = len(await stream.batch())  # apart: others count meanwhile
+            seen[0] += count
 
     streams = await asyncio.gather(*(opened(number) for number in range(task["streams"])))
     tasks = [asyncio.create_task(follow(stream)) for stream in streams]
