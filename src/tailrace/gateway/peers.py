@@ -42,7 +42,7 @@ class PeerStream:
     scope: Scope
 
 
-class Connection(Protocol):
+class CommandingConnection(Protocol):
     """A ``ClientConnection``, as far as a command of its that is carried out elsewhere needs it."""
 
     client_host: str
@@ -128,7 +128,7 @@ class Peers:
         self._lines: dict[int, Line] = {}
         self._opening: dict[int, asyncio.Lock] = {}
         self._keys = itertools.count(1)
-        self._relaying: dict[int, Connection] = {}
+        self._relaying: dict[int, CommandingConnection] = {}
 
     @property
     def others(self) -> list[int]:

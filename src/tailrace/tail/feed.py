@@ -55,7 +55,7 @@ class Fed(NamedTuple):
     trouble: str | None = None
 
 
-class _Reader(TailReader):
+class _FeedReader(TailReader):
     """Does not index what it reads: whoever is fed does."""
 
     def __init__(self, client: MongoClient[Any], feed: OplogFeed, attendant: Attendant) -> None:
@@ -80,7 +80,7 @@ class OplogFeed:
         self._thread = threading.get_ident()
         self._server: asyncio.Server | None = None
         self._followers: set[asyncio.StreamWriter] = set()
-        self._reader: _Reader | None = None
+        self._reader: _FeedReader | None = None
         self._is_closed = False
         #: How far was read; ``None``: nothing was yet.
         self._position: int | None = None
@@ -121,7 +121,7 @@ class OplogFeed:
 
     def _read(self) -> None:
         if self._reader is None and not self._is_closed and self._followers:
-            self._reader = _Reader(self._client, self, self._attendant)
+            self._reader = _FeedReader(self._client, self, self._attendant)
             self._reader.start()
 
     # -- what the reader tells, in its thread or in the loop ---------------------------------------------------------
@@ -228,7 +228,7 @@ def _entries(raw: bytes) -> int:
     return count
 
 
-class Receiver(Protocol):
+class FedReceiver(Protocol):
     """As that of a ``TailReader``, for what a fed reader tells."""
 
     def begun(self, reader: Any, after: ClusterTime) -> bool: ...
@@ -260,7 +260,7 @@ class FedReader:
     ``TailReader``. ``on_read``: told how many bytes each reply had."""
 
     def __init__(
-        self, path: str, loop: asyncio.AbstractEventLoop, receiver: Receiver, on_read: Callable[[int], object]
+        self, path: str, loop: asyncio.AbstractEventLoop, receiver: FedReceiver, on_read: Callable[[int], object]
     ) -> None:
         self.source = FedSource(self._interrupt)
         self._path = path
