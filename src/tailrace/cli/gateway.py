@@ -63,6 +63,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--tls-certificate-key-file", metavar="PEM", help="speak TLS to clients, with this certificate")
     parser.add_argument("--tls-ca-file", metavar="PEM", help="clients must show a certificate of this CA")
+    _add_limits(parser)
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: gateway)"
+    )
+    parser.add_argument(
+        "--log",
+        choices=("warnings", "text", "json"),
+        default="warnings",
+        help="on standard error: only warnings (default), or also streams that open and close, as text or JSON lines",
+    )
+    add_compare_arguments(parser, "of the whole deployment: ")
+    parser.add_argument(
+        "--test-commands", action="store_true", help="allow fail points, for tests of drivers; never in production"
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """How much the gateway may take, and of what."""
     parser.add_argument("--connections-max", type=int, default=20_000, metavar="N", help="default: 20000")
     parser.add_argument("--cursors-max", type=int, default=20_000, metavar="N", help="open streams (default: 20000)")
     parser.add_argument(
@@ -104,20 +123,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--window-mb", type=int, default=32, metavar="N", help="MB of oplog in memory, of each process (default: 32)"
     )
-    parser.add_argument(
-        "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: gateway)"
-    )
-    parser.add_argument(
-        "--log",
-        choices=("warnings", "text", "json"),
-        default="warnings",
-        help="on standard error: only warnings (default), or also streams that open and close, as text or JSON lines",
-    )
-    add_compare_arguments(parser, "of the whole deployment: ")
-    parser.add_argument(
-        "--test-commands", action="store_true", help="allow fail points, for tests of drivers; never in production"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
