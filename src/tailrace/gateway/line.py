@@ -74,6 +74,8 @@ class Line:
                 self._take(kind, number, content)
         except (OSError, EOFError):
             pass
+        except Exception:  # noqa: BLE001  nobody else would hear of it; to both sides the other one has gone
+            _log.exception("what another process of the gateway has sent cannot be read")
         finally:
             self.closed.set()
             for future in self._asked.values():

@@ -175,6 +175,16 @@ class GatewayProcesses:
 
     async def _keep(self, process: _Process) -> None:
         """Start the process again whenever it ends."""
+        while not self._stopping:
+            try:
+                await self._keep_going(process)
+            except Exception:  # noqa: BLE001  nobody else would hear of it, and a process would be missing
+                _log.exception(
+                    "process %s of the gateway could not be looked after, and is tried again", process.number
+                )
+                await asyncio.sleep(_AGAIN_S_MAX)
+
+    async def _keep_going(self, process: _Process) -> None:
         pause = _AGAIN_S
         while True:
             status = await process.until_it_ends()
