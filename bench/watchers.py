@@ -225,10 +225,12 @@ def cost(pids: list[int], work: Any) -> list[float]:
 class Child:
     """The client, with its streams open and waiting."""
 
+    program = __file__
+
     def __init__(self, task: dict[str, Any]) -> None:
         self._task = task
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--child", json.dumps(task)],
+            [sys.executable, self.program, "--child", json.dumps(task)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -238,13 +240,17 @@ class Child:
     def take(self, writes: int) -> dict[str, float]:
         """What it saw of so many writes, and nothing is left over."""
         assert self._process.stdin is not None
-        expected = sum(place(number) < self._task["streams"] for number in range(writes))
+        expected = self.expected(writes)
         self._process.stdin.write(f"{expected}\n")
         self._process.stdin.flush()
         row: dict[str, float] = json.loads(self._line())
         if row.pop("events") != expected:
             raise SystemExit(f"{self._task}: not the {expected} events that were to come")
         return row
+
+    def expected(self, writes: int) -> int:
+        """How many events come of so many writes."""
+        return sum(place(number) < self._task["streams"] for number in range(writes))
 
     def _line(self) -> str:
         assert self._process.stdout is not None

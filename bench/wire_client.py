@@ -10,6 +10,7 @@ import asyncio
 import resource
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import bson
@@ -66,7 +67,10 @@ class WireConnection:
 class WireStream:
     """A change stream on a collection."""
 
-    def __init__(self, connection: WireConnection, database: str, collection: str) -> None:
+    def __init__(
+        self, connection: WireConnection, database: str, collection: str, stages: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        self._stages = stages
         self._connection = connection
         self._database = database
         self._collection = collection
@@ -76,7 +80,7 @@ class WireStream:
         reply = await self._connection.command(
             {
                 "aggregate": self._collection,
-                "pipeline": [{"$changeStream": {}}],
+                "pipeline": [{"$changeStream": {}}, *self._stages],
                 "cursor": {},
                 "$db": self._database,
             }

@@ -18,6 +18,7 @@ from tailrace.gateway import connection
 from tailrace.gateway.command import ClientCommand
 from tailrace.gateway.connection import ClientConnection
 from tailrace.gateway.frame import HEADER_SIZE, OpMsg, op_msg, parse_header
+from tailrace.gateway.loop_turns import LoopTurns
 from tailrace.gateway.memory import MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
@@ -111,6 +112,7 @@ async def _parked(client: Peer, servers: Servers, may_connect: Callable[[], bool
         MemoryBudget(1 << 20),
         MemoryBudget(1 << 20),
         MemoryBudget(1 << 20),
+        LoopTurns(asyncio.get_running_loop()),
         may_connect,
     )
     serving = asyncio.create_task(ClientConnection(shared, client.channel, "a:1").serve())

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pymongo
 import pytest
-from pymongo.errors import NotPrimaryError, ServerSelectionTimeoutError
+from pymongo.errors import NotPrimaryError, OperationFailure, ServerSelectionTimeoutError
 
 from tailrace.embedded import Mongod, find_mongod
 from tailrace.errors import SourceError, TailraceError
@@ -135,6 +135,58 @@ def test_a_client_that_wants_a_secondary_alone_finds_none(at_the_primary: Runnin
         assert "arbiters" not in hello
         with pytest.raises(ServerSelectionTimeoutError):
             client.members.notes.watch()
+
+
+@pytest.fixture(scope="module")
+def as_mongos(members: Members) -> Iterator[RunningGateway]:
+    with running_gateway(members.uri, as_mongos=True) as running:
+        yield running
+
+
+@pytest.mark.parametrize("options", ["readPreference=secondary", "readPreference=nearest"])
+def test_as_a_mongos_it_takes_reads_of_a_secondary_where_the_set_has_one(
+    as_mongos: RunningGateway, members: Members, options: str
+) -> None:
+    """They were refused whatever the set had; a mongos refuses none that a member can fulfil."""
+    assert_watches(as_mongos.uri(options), members)
+
+
+@pytest.mark.parametrize("mode", ["secondary", "nearest"])
+def test_as_a_mongos_it_refuses_what_no_member_can_fulfil(as_mongos: RunningGateway, mode: str) -> None:
+    uri = as_mongos.uri(f"readPreference={mode}&readPreferenceTags=place:elsewhere")
+    with pymongo.MongoClient[Any](uri) as client, pytest.raises(OperationFailure, match="no member") as refused:
+        client.members.notes.watch()
+    assert refused.value.code == 133
+    # The last of several lists of tags may be empty: then every member will do.
+    with pymongo.MongoClient[Any](f"{uri}&readPreferenceTags=") as client, client.members.notes.watch() as stream:
+        stream.try_next()
+
+
+def test_the_upstream_may_be_read_at_a_secondary(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one read of the oplog goes where the URI's read preference says, and clients' writes to the primary."""
+
+    monkeypatch.setattr(upstream, "APP_NAME", "reads-a-secondary")
+
+    def reads(host: str) -> bool:
+        with pymongo.MongoClient[Any](host, directConnection=True) as client:
+            stages = [{"$currentOp": {"idleCursors": True}}, {"$match": {"ns": "local.oplog.rs"}}]
+            operations = client.admin.aggregate([*stages, {"$match": {"appName": upstream.APP_NAME}}])
+            return any(each.get("cursor") or each.get("op") == "getmore" for each in operations)
+
+    with running_gateway(f"{members.uri}&readPreference=secondary") as running:
+        assert_watches(running.uri(), members)
+        with pymongo.MongoClient[Any](running.uri()) as client, client.members.notes.watch() as stream:
+            stream.try_next()
+            written = client.members.notes.insert_one({}).inserted_id
+            assert next(stream)["documentKey"] == {"_id": written}
+            eventually(lambda: reads(members.secondary), "the oplog is not read at the secondary")
+            assert not reads(members.primary)
+            for lookup in ("updateLookup", "default"):
+                with client.members.notes.watch(full_document=lookup, max_await_time_ms=200) as updates:
+                    updates.try_next()
+                    client.members.notes.update_one({"_id": written}, {"$set": {lookup: 1}})
+                    found = eventually(updates.try_next, "no update came")
+                    assert found.get("fullDocument", {}).get(lookup) == (1 if lookup == "updateLookup" else None)
 
 
 def test_what_keeps_no_oplog_is_refused_at_the_start(members: Members, server_version: str) -> None:

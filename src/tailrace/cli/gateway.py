@@ -7,12 +7,10 @@ import asyncio
 import math
 import os
 import signal
-import ssl
 import sys
 import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tailrace.cli.output import tell
@@ -23,8 +21,12 @@ from tailrace.service_manager import notifying
 from tailrace.source.uri import find_uri
 
 if TYPE_CHECKING:
+    import ssl
+
     from tailrace.compare import SampledComparison, Streams
     from tailrace.gateway.options import GatewayOptions
+    from tailrace.gateway.processes import GatewayProcesses
+    from tailrace.gateway.server import Gateway
     from tailrace.source.uri import ConnectionString
 
 _DESCRIPTION: Final = """\
@@ -61,6 +63,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--tls-certificate-key-file", metavar="PEM", help="speak TLS to clients, with this certificate")
     parser.add_argument("--tls-ca-file", metavar="PEM", help="clients must show a certificate of this CA")
+    _add_limits(parser)
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: gateway)"
+    )
+    parser.add_argument(
+        "--log",
+        choices=("warnings", "text", "json"),
+        default="warnings",
+        help="on standard error: only warnings (default), or also streams that open and close, as text or JSON lines",
+    )
+    add_compare_arguments(parser, "of the whole deployment: ")
+    parser.add_argument(
+        "--test-commands", action="store_true", help="allow fail points, for tests of drivers; never in production"
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """How much the gateway may take, and of what."""
     parser.add_argument("--connections-max", type=int, default=20_000, metavar="N", help="default: 20000")
     parser.add_argument("--cursors-max", type=int, default=20_000, metavar="N", help="open streams (default: 20000)")
     parser.add_argument(
@@ -92,21 +113,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="processes that compute stages; each user has one of them, and more users share them (default: 16)",
     )
-    parser.add_argument("--window-mb", type=int, default=32, metavar="N", help="MB of oplog in memory (default: 32)")
     parser.add_argument(
-        "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: gateway)"
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="serve clients with so many processes, and so many cores, which share one read of the oplog (default: 1)",
     )
     parser.add_argument(
-        "--log",
-        choices=("warnings", "text", "json"),
-        default="warnings",
-        help="on standard error: only warnings (default), or also streams that open and close, as text or JSON lines",
+        "--window-mb", type=int, default=32, metavar="N", help="MB of oplog in memory, of each process (default: 32)"
     )
-    add_compare_arguments(parser, "of the whole deployment: ")
-    parser.add_argument(
-        "--test-commands", action="store_true", help="allow fail points, for tests of drivers; never in production"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_compare(args)
     host, port = address_of(args.listen, "--listen")
-    counts = ("connections_max", "cursors_max", "cursors_per_user", "stage_processes", "window_mb")
+    counts = ("connections_max", "cursors_max", "cursors_per_user", "stage_processes", "processes", "window_mb")
     for name in counts:
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
@@ -125,6 +141,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--stage-seconds must be a positive number")
     if args.stage_memory_mb < _STAGE_MB_MIN:
         raise UsageError(f"--stage-memory-mb must be at least {_STAGE_MB_MIN}: a process needs as much to start")
+    if args.processes > 1:
+        _check_processes(args)
     advertise = None
     if args.advertise is not None:
         there, at = address_of(args.advertise, "--advertise")
@@ -148,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
         log_to_standard_error(args.log)
     uri = find_uri(args.upstream)
     with sampled(args, uri, None, _comparable) as comparison:
-        result = asyncio.run(_serve(uri, options, args.metrics, comparison))
+        result = asyncio.run(_serve(args, uri, options, comparison))
     _leave_threads(result)
     return result
 
@@ -173,17 +191,42 @@ def _leave_threads(result: int) -> None:
                 os._exit(result)
 
 
+def _check_processes(args: argparse.Namespace) -> None:
+    """Raises UsageError where several processes cannot do what is asked."""
+    if sys.platform == "win32":
+        raise UsageError("--processes above 1 needs a system on which processes hand sockets to one another")
+    if args.test_commands:
+        raise UsageError("--test-commands needs --processes 1: fail points are kept in one process")
+
+
+def _made(args: argparse.Namespace, uri: ConnectionString, options: GatewayOptions) -> Gateway | GatewayProcesses:
+    """The gateway, which belongs to the event loop that runs."""
+    from tailrace.gateway.server import Gateway  # noqa: PLC0415
+
+    if args.processes == 1:
+        return Gateway(uri, options)
+    from tailrace.gateway.processes import GatewayProcesses  # noqa: PLC0415
+
+    return GatewayProcesses(
+        uri,
+        options,
+        args.processes,
+        certificate=args.tls_certificate_key_file,
+        authority=args.tls_ca_file,
+        log=None if args.log == "warnings" else args.log,
+    )
+
+
 async def _serve(
-    uri: ConnectionString, options: GatewayOptions, metrics: str | None, comparison: SampledComparison | None
+    args: argparse.Namespace, uri: ConnectionString, options: GatewayOptions, comparison: SampledComparison | None
 ) -> int:
     from tailrace.gateway.process import raise_file_limit, settle  # noqa: PLC0415
     from tailrace.gateway.pulse import Pulse  # noqa: PLC0415
-    from tailrace.gateway.server import Gateway  # noqa: PLC0415
 
     raise_file_limit()
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    gateway = Gateway(uri, options)
+    gateway, metrics = _made(args, uri, options), args.metrics
     await gateway.start()
     settle()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -191,14 +234,14 @@ async def _serve(
     tell(f"tailrace: listening at {gateway.address}")
     if options.host in _ALL and options.tls is None:
         tell("tailrace: everyone who reaches this machine can connect, and nothing is encrypted")
-    pulse = Pulse(gateway.engine.tail_statistics)
+    pulse = Pulse(gateway.tail_statistics)
     try:
         with ExitStack() as stack:
             if metrics is not None:
                 from tailrace.gateway.collector import GatewayCollector  # noqa: PLC0415
                 from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
 
-                collector = GatewayCollector(gateway.metrics, gateway.engine.tail_statistics)
+                collector = GatewayCollector(gateway.metrics, gateway.tail_statistics)
                 beside = collectors(comparison)
                 address = address_of(metrics, "--metrics")
                 url = stack.enter_context(serve_metrics(collector, *address, beside=beside, health=pulse.health))
@@ -214,19 +257,10 @@ async def _serve(
 
 
 def _tls(certificate: str | None, authority: str | None) -> ssl.SSLContext | None:
+    from tailrace.gateway.tls import server_context  # noqa: PLC0415  as in run()
+
     if certificate is None:
         if authority is not None:
             raise UsageError("--tls-ca-file needs --tls-certificate-key-file")
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    for name in (certificate, authority):
-        if name is not None and not Path(name).is_file():
-            raise UsageError(f"there is no file {name!r}")
-    try:
-        context.load_cert_chain(certificate)
-        if authority is not None:
-            context.load_verify_locations(authority)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (ssl.SSLError, OSError) as error:
-        raise UsageError(f"the certificate cannot be used: {error}") from None
-    return context
+    return server_context(certificate, authority)

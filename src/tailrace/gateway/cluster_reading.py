@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -17,7 +18,7 @@ from pymongo.errors import PyMongoError
 from tailrace.client.sharded_stream import refuse_view_in
 from tailrace.cursor import Members, OldestEntry, OplogRead, ReadOplog, StreamStart
 from tailrace.cursor.action import Position
-from tailrace.gateway.reading import OWN_AWAIT_MS, Reading, Waker, in_thread, now_ms
+from tailrace.gateway.reading import OWN_AWAIT_MS, Reading, in_thread, now_ms
 from tailrace.oplog.cluster_clock import ClusterClock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
@@ -69,14 +70,14 @@ class ClusterReading(Reading):
     def __init__(
         self,
         pool: Executor,
-        waker: Waker,
+        wake: Callable[[asyncio.Event], None],
         cluster: Cluster,
         tails: ShardTails,
         scope: Scope,
         *,
         keep: Callable[[MongoClient[Any], SharedTail], None],
     ) -> None:
-        super().__init__(pool, waker)
+        super().__init__(pool, wake)
         self._tails = tails
         self._keep = keep
         self._cluster = cluster

@@ -34,6 +34,7 @@ _COUNTERS: Final = {
     "upstream_entries": "Oplog entries that were read from the server",
     "upstream_bytes": "Bytes of oplog entries that were read from the server",
     "stage_cpu_seconds": "CPU seconds that processes took for the stages of streams that may compute for long",
+    "processes_ended": "Processes of the gateway that have ended and were started again",
     "computations_stopped": "Computations of stages that were ended: by a limit, or because somebody killed them",
 }
 _GAUGES: Final = {
@@ -44,6 +45,7 @@ _GAUGES: Final = {
     "window_entries": "Oplog entries that are kept in memory for streams that are behind",
     "lag_seconds": "How far, in cluster time, the slowest stream is behind what was read",
     "stage_processes": "Processes that compute the stages of streams",
+    "processes": "Processes of the gateway that serve clients",
     "trouble": "1 while the deployment cannot be read",
 }
 

@@ -10,7 +10,8 @@ import asyncio
 import base64
 import hashlib
 import uuid
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from typing import Final
 
 import bson
@@ -32,13 +33,16 @@ from tailrace.gateway.command import (
     without_cursors,
 )
 from tailrace.gateway.connection import ClientConnection
+from tailrace.gateway.cost import cost_of
 from tailrace.gateway.engine import Engine
 from tailrace.gateway.exchange import NO_CONSUMER, is_fatal, without_consumers
 from tailrace.gateway.fail_points import FailPoints
 from tailrace.gateway.frame import OpQuery
-from tailrace.gateway.generic_fields import is_plain_kill, read_mode, times_of
+from tailrace.gateway.generic_fields import is_plain_kill, times_of
+from tailrace.gateway.line import LineClosedError
 from tailrace.gateway.memory import ClosedConnection
 from tailrace.gateway.opening import StreamOpening
+from tailrace.gateway.peers import Peers, PeerStream, lost_stream
 from tailrace.gateway.reading import aside
 from tailrace.gateway.repeated import GetMoreFacts, KnownGetMore, facts_of
 from tailrace.gateway.replies import code_of, is_ok, merged_kills
@@ -51,10 +55,6 @@ _UNAUTHORIZED: Final = 13
 _CURSOR_NOT_FOUND: Final = 43
 _NOT_SUPPORTED: Final = 115
 _NO_SUCH_MEMBER: Final = 133
-_NO_SECONDARY: Final = (
-    "this gateway reads the primary, and the read preference asks for a secondary: use secondaryPreferred, or a "
-    "gateway in front of a secondary"
-)
 _UUID: Final = 4
 _KILLING: Final = bson.encode({"info": "attempting to kill op", "ok": 1.0})
 #: A collection that does not exist, for reads that return nothing.
@@ -68,7 +68,9 @@ class Commands:
 
     ``rights_seconds``  at a getMore, rights are asked for again if the answer is older than this
     ``fail_points``     ``None``: clients may set none here
-    ``primary_alone``   drivers may ask for a secondary here, and there is none: a stream that wants one is refused
+    ``peers``           the other processes of the gateway, which have streams too
+    ``unmatched``       the read preference of a command, as text, if no member of the deployment can fulfil it; where
+                        drivers do not choose the member themselves, because they see a mongos
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class Commands:
         *,
         rights_seconds: float,
         fail_points: FailPoints | None = None,
-        primary_alone: bool = False,
+        unmatched: Callable[[bytes], str | None] = lambda command: None,
+        peers: Peers | None = None,
     ) -> None:
+        self._peers = peers or Peers()
         self._engine = engine
-        self._primary_alone = primary_alone
+        self._unmatched = unmatched
         self._rights_seconds = rights_seconds
         self._fail_points = fail_points
 
@@ -134,7 +138,10 @@ class Commands:
     async def _list_streams(self, connection: ClientConnection, command: ClientCommand) -> bool:
         await connection.answered()
         may = listing.may_list(await connection.identity(self._rights_seconds))
-        reply = listing.listing(self._engine) if may else listing.refused()
+        if may:
+            reply = listing.merged([listing.listed(self._engine), *await self._peers.ask_all("listed")])
+        else:
+            reply = listing.refused()
         await connection.reply(command, self._engine.stamped(reply))
         return True
 
@@ -178,10 +185,16 @@ class Commands:
         if (refusal := await self._refused_times(connection, command)) is not None:
             await connection.reply(command, refusal)
             return True
-        if self._primary_alone and read_mode(command.document) == "secondary":
-            error = ServerError(_NO_SECONDARY, code=_NO_SUCH_MEMBER)
+        if (preference := self._unmatched(command.document)) is not None:
+            error = ServerError(
+                f"the deployment behind this gateway has no member that matches the read preference {preference}",
+                code=_NO_SUCH_MEMBER,
+            )
             await connection.reply(command, self._engine.stamped(self._engine.refused(error, in_stream=False)))
             return True
+        if (home := await self._home(connection, command)) is not None:
+            with suppress(LineClosedError):  # then its stages are computed here
+                return await self._elsewhere(home, connection, command, identity)
         owner = Owner(identity.users, command.session)
         host = connection.client_host
         reply = await self._engine.aggregate(owner, command.database, command.document, host, scope)
@@ -189,6 +202,55 @@ class Commands:
             return False
         await connection.reply(command, self._engine.stamped(reply))
         return True
+
+    async def _home(self, connection: ClientConnection, command: ClientCommand) -> int | None:
+        """The process in which the stages of this client's streams are computed, if it is another one, and if they are
+        more than plain ones: a user has one process for them, whichever of ours has the connection."""
+        home = None if connection.is_relayed else self._peers.home_of(connection.tenant)
+        if home is None or (await aside(len(command.document), cost_of, command.document)).is_plain:
+            return None
+        return home
+
+    async def _elsewhere(
+        self, process: int, connection: ClientConnection, command: ClientCommand, identity: Identity
+    ) -> bool:
+        """Have another process carry a command out. Raises LineClosedError."""
+        outcome = await self._peers.relayed(process, connection, command, identity)
+        if outcome.rests:
+            if isinstance(command, KnownGetMore) and command.facts is not None:
+                facts = command.facts
+            else:
+                facts = facts_of(command, self._engine.version)
+            connection.last_get_more.remember(command, facts)
+            connection.rest()
+        if outcome.reply is not None:
+            await connection.reply(command, outcome.reply)
+        return outcome.is_answered
+
+    async def _get_more_elsewhere(
+        self, asked: int | None, connection: ClientConnection, command: ClientCommand
+    ) -> bool:
+        process = None if asked is None else self._peers.having(asked)
+        if process is None or connection.is_relayed:
+            return False
+        await connection.answered()
+        identity = await connection.identity(self._rights_seconds)
+        try:
+            return await self._elsewhere(process, connection, command, identity)
+        except LineClosedError:
+            error = self._engine.stopping or lost_stream()
+            await connection.reply(command, self._engine.stamped(self._engine.refused(error)))
+            return True
+
+    async def _found(self, numbers: Iterable[int]) -> dict[int, ServedStream | StreamOpening | PeerStream]:
+        """The streams and openings of these numbers, here and in the other processes."""
+        here = {number: one for number in numbers if (one := self._engine.found(number)) is not None}
+        return {**here, **await self._peers.found(number for number in numbers if number not in here)}
+
+    async def _kill(self, found: Iterable[ServedStream | StreamOpening | PeerStream]) -> None:
+        listed = list(found)
+        self._engine.kill([one for one in listed if not isinstance(one, PeerStream)])
+        await self._peers.kill(one for one in listed if isinstance(one, PeerStream))
 
     async def _refused_times(self, connection: ClientConnection, command: ClientCommand) -> bytes | None:
         """The server's error for the cluster times of a command, if the server has to check them: a time that it may
@@ -228,7 +290,7 @@ class Commands:
         asked = cursor_asked(command.document) if facts is None or facts.wanted is None else facts.wanted.cursor_id
         stream = None if asked is None else self._engine.streams.get(asked)
         if stream is None:
-            return False
+            return await self._get_more_elsewhere(asked, connection, command)
         facts = facts or facts_of(command, self._engine.version)
         await connection.answered()
         identity = await connection.identity(self._rights_seconds)
@@ -299,8 +361,7 @@ class Commands:
 
     async def _kill_cursors(self, connection: ClientConnection, command: ClientCommand) -> bool:
         wanted = cursors_asked(command.document)
-        found = {number: self._engine.found(number) for number in wanted}
-        ours = {number: one for number, one in found.items() if one is not None}
+        ours = await self._found(wanted)
         if not ours:
             return False
         await connection.answered()
@@ -324,7 +385,7 @@ class Commands:
         if theirs is not None and not is_ok(theirs):
             await connection.reply(command, theirs)
             return True
-        self._engine.kill(list(ours.values()))
+        await self._kill(ours.values())
         await connection.reply(command, self._engine.stamped(merged_kills(wanted, set(ours), theirs)))
         return True
 
@@ -334,7 +395,8 @@ class Commands:
         asked = raw_bson.find(command.document, b"op")
         if asked is None or asked.type != raw_bson.INT64:
             return False
-        found = self._engine.found(raw_bson.read_int64(command.document, asked.value_start))
+        number = raw_bson.read_int64(command.document, asked.value_start)
+        found = (await self._found([number])).get(number)
         if found is None:
             return False
         await connection.answered()
@@ -342,7 +404,7 @@ class Commands:
         is_own = bool(identity.users) and identity.users == found.owner.users
         if not is_own and not identity.may_kill_operations:
             return False
-        self._engine.kill([found])
+        await self._kill([found])
         await connection.reply(command, self._engine.stamped(_KILLING))
         return True
 
@@ -350,7 +412,7 @@ class Commands:
         """Mark the streams of sessions that a client ends, if the server agrees. They are closed soon; the server does
         it at a check."""
         ended = sessions_ended(command.document)
-        if not any(one.owner.session in ended for one in self._engine.streams.values()):
+        if not self.has_sessions(ended) and not any(await self._peers.ask_all("has_sessions", ended)):
             return False
         await connection.answered()
         users = (await connection.identity(self._rights_seconds)).users
@@ -358,14 +420,21 @@ class Commands:
             reply = await connection.ask(command.document)
         except asyncio.CancelledError:
             if not connection.server_left:  # the client has left: the server carries out what it was sent
-                self._mark_ended(ended, users)
+                self.mark_ended(ended, users)
+                await self._peers.ask_all("mark_ended", ended, users)
             raise
         if is_ok(reply):
-            self._mark_ended(ended, users)
+            self.mark_ended(ended, users)
+            await self._peers.ask_all("mark_ended", ended, users)
         await connection.reply(command, reply)
         return True
 
-    def _mark_ended(self, sessions: Container[bytes | None], users: frozenset[User]) -> None:
+    def has_sessions(self, sessions: Container[bytes | None]) -> bool:
+        """Whether a stream that is open here is of one of these sessions."""
+        return any(one.owner.session in sessions for one in self._engine.streams.values())
+
+    def mark_ended(self, sessions: Container[bytes | None], users: frozenset[User]) -> None:
+        """Have the streams of these sessions closed soon."""
         for stream in self._engine.streams.values():
             if stream.owner.session in sessions and stream.owner.users == users:
                 stream.is_ended = True
@@ -376,9 +445,14 @@ class Commands:
         identity = await connection.identity(self._rights_seconds)
         reply = await connection.ask(command.document)
         if is_ok(reply):
-            self._engine.kill([one for one in self._engine.all_streams if _is_meant(command, one, identity)])
+            self.kill_of_sessions(command, identity)
+            await self._peers.ask_all("kill_of_sessions", command, identity)
         await connection.reply(command, reply)
         return True
+
+    def kill_of_sessions(self, command: ClientCommand, identity: Identity) -> None:
+        """Close the streams whose sessions a command ends that the server has carried out for ``identity``."""
+        self._engine.kill([one for one in self._engine.all_streams if _is_meant(command, one, identity)])
 
 
 def _scope_of(command: ClientCommand) -> Scope:
@@ -444,7 +518,7 @@ def _wrong_session(
     return ServerError(f"{text}created in session {opened}, in session {asked}", code=50738)
 
 
-def _may_kill(identity: Identity, stream: ServedStream | StreamOpening) -> bool:
+def _may_kill(identity: Identity, stream: ServedStream | StreamOpening | PeerStream) -> bool:
     return identity.users == stream.owner.users or identity.may_kill_any_cursor(stream.scope)
 
 

@@ -95,6 +95,9 @@ class ClientConnection:
     ``holds``    whether at least so many bytes of the client wait to be read
     """
 
+    #: Another process of the gateway has the connection (``RelayedConnection``).
+    is_relayed = False
+
     def __init__(
         self,
         shared: Surroundings,
@@ -202,7 +205,7 @@ class ClientConnection:
     # -- what the client sends --------------------------------------------------------------------------------------
 
     async def _requests(self) -> None:
-        options = self._shared.options
+        options, turns = self._shared.options, self._shared.turns
         try:
             async with asyncio.timeout(options.handshake_seconds):
                 head = await self._client.reader.readexactly(HEADER_SIZE)
@@ -210,6 +213,8 @@ class ClientConnection:
             raise ClosedConnection("no message came") from None
         while True:
             self._at_rest = False
+            if not turns.goes(tenant := self.tenant):
+                await turns.wait(tenant)
             head, is_done = await self._repeated(head)
             if not is_done:
                 async with asyncio.timeout(options.stall_seconds) as limit:

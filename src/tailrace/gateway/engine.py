@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from pymongo import MongoClient, ReadPreference
 
 from tailrace import raw_bson
 from tailrace.client import kernel_loader
-from tailrace.cursor import Action, CursorRegistry, ReadOplog
+from tailrace.cursor import CursorRegistry
 from tailrace.cursor.get_more import GetMoreCommand
 from tailrace.cursor.registry import IDLE_MS_MAX
 from tailrace.cursor.reply import RESUMABLE_CODES, error_reply
@@ -23,8 +24,9 @@ from tailrace.gateway.cluster_reading import ClusterReading
 from tailrace.gateway.cost import StageCost, cost_of
 from tailrace.gateway.cursor_ids import new_ids
 from tailrace.gateway.generic_fields import api_text
-from tailrace.gateway.local_acting import LocalActing, size_of
+from tailrace.gateway.local_acting import LocalActing
 from tailrace.gateway.log import note
+from tailrace.gateway.loop_turns import LoopTurns
 from tailrace.gateway.memory import COUNTED_BYTES_MIN
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.opening import StreamOpening
@@ -43,7 +45,7 @@ from tailrace.gateway.reading import (
 from tailrace.gateway.replies import ServerClock
 from tailrace.gateway.reply_facts import CursorFacts, facts_of_next, facts_of_reply, reached
 from tailrace.gateway.rights_watch import UNHEARD, RightsHeard, RightsWatch
-from tailrace.gateway.served import Owner, ServedStream
+from tailrace.gateway.served import Owner, ServedStream, weighed
 from tailrace.gateway.stage_process import Begin
 from tailrace.gateway.stage_workers import (
     Offenders,
@@ -62,7 +64,7 @@ from tailrace.source.topology import Cluster
 from tailrace.source.unknown_kinds import tell_of_unknown_kinds
 from tailrace.source.uri import ConnectionString
 from tailrace.tail.shard_tails import ShardTails
-from tailrace.tail.shared_tail import WINDOW_BYTES, SharedTail, TailStatistics
+from tailrace.tail.shared_tail import WINDOW_BYTES, ReaderMaker, SharedTail, TailStatistics
 
 _WORK_THREADS: Final = 2
 _READ_THREADS: Final = 16
@@ -87,7 +89,12 @@ class Engine:
     ``cursors_max``   how many streams may be open, and ``cursors_per_user`` of one user
     ``window_bytes``  how much of the oplog's end is kept for streams that share the read
     ``stage_limits``  of the processes that compute users' stages
+    ``ids``           of cursors
+    ``make_reader``   see ``SharedTail``
     """
+
+    #: How many streams are open in other processes of this gateway, and how many of them are a tenant's.
+    others_open: Callable[[Hashable], Awaitable[tuple[int, int]]]
 
     def __init__(
         self,
@@ -99,6 +106,8 @@ class Engine:
         cursors_per_user: int | None = None,
         window_bytes: int = WINDOW_BYTES,
         stage_limits: StageLimits | None = None,
+        ids: Iterator[int] | None = None,
+        make_reader: ReaderMaker | None = None,
     ) -> None:
         self._client = client
         self._uri = uri
@@ -107,10 +116,13 @@ class Engine:
         self._cursors_per_user = cursors_per_user
         #: Streams that are being opened, by the numbers that they are killed by.
         self.openings: dict[int, StreamOpening] = {}
-        self._opening_numbers = new_ids()
+        #: Of cursors and of openings.
+        self._ids = ids or new_ids()
         self._reading_pool = Threads(_READ_THREADS, thread_name_prefix="tailrace-read")
         self._work_pool = Threads(_WORK_THREADS, thread_name_prefix="tailrace-work")
-        self._waker = Waker(asyncio.get_running_loop())
+        #: Whose work the loop does next.
+        self.turns = LoopTurns(asyncio.get_running_loop())
+        self._waker = Waker(asyncio.get_running_loop(), self.turns)
         # Until the kernel is loaded, a read may have to load it, which takes a second: not in the loop.
         self._attendant = LoopAttendant(
             asyncio.get_running_loop(), lambda: kernel_loader.is_ready(0) or kernel_loader.is_missing()
@@ -121,7 +133,7 @@ class Engine:
             "streams_min": 1,
             "attendant": self._attendant,
         }
-        self._shared = SharedTail(client, filters=True, **tails)
+        self._shared = SharedTail(client, filters=True, make_reader=make_reader, **tails)
         self._shard_tails = ShardTails(**tails)
         self._rights_watch = RightsWatch(self._shared)
         self._ahead_room = AheadRoom()
@@ -140,6 +152,7 @@ class Engine:
         self._asked_of: frozenset[PresentMember | None] = frozenset()
         self._asked_s = 0.0
         self.streams: dict[int, ServedStream] = {}
+        self.others_open = _none_elsewhere
         self.workers = StageWorkers(stage_limits or StageLimits())
         self._offenders = Offenders()
         self.clock = ServerClock()
@@ -147,7 +160,7 @@ class Engine:
     async def start(self) -> None:
         """Connect. Raises TailraceError if the deployment cannot be read."""
         version = await in_thread(self._reading_pool, self._connected)
-        self._registry = CursorRegistry(new_ids(), profile_for(version), kernel=_kernel_works_on)
+        self._registry = CursorRegistry(self._ids, profile_for(version), kernel=_kernel_works_on)
         self._adopt(version)
         self._minding = asyncio.create_task(self._mind())
 
@@ -200,7 +213,7 @@ class Engine:
         """Open a stream for a client at this address; ``scope``: what it is over, if that is known. Returns the reply
         without the server's times; ``None``: the server is to answer."""
         tenant = owner.tenant(client_host)
-        if (full := self._full(owner, tenant)) is not None:
+        if (full := self._full(owner, tenant, *await self.others_open(tenant))) is not None:
             return self.refused(ServerError(f"this gateway has {full}", code=_TOO_MANY))
         if self.stopping is not None:
             return self.refused(self.stopping)
@@ -213,7 +226,7 @@ class Engine:
             return refusal
         worker = None if cost.is_plain else self.workers.of(tenant)
         opening = StreamOpening(
-            next(self._opening_numbers), owner, tenant, scope=scope, worker=worker, open_reading=self.open_reading
+            next(self._ids), owner, tenant, scope=scope, worker=worker, open_reading=self.open_reading
         )
         self.openings[opening.number] = opening
         reply: bytes | None = None
@@ -279,7 +292,8 @@ class Engine:
         if (worker := opening.worker) is not None:
             begin = self._begin(database, command)
             return RemoteActing(worker, opening.tenant, begin, 0, opening.namespace, shown=opening.number)
-        return LocalActing(self._cursors.run(database, command, now_ms()), self._work_pool, cost.weight)
+        acting = self._cursors.run(database, command, now_ms())
+        return LocalActing(acting, self._work_pool, cost.weight, partial(self.turns.charge, opening.tenant))
 
     def _getting_more(
         self, stream: ServedStream, database: str, command: bytes, wanted: GetMoreCommand | None
@@ -288,11 +302,11 @@ class Engine:
             begin = self._begin(database, command)
             return RemoteActing(stream.worker, stream.tenant, begin, stream.cursor_id, stream.namespace)
         acting = self._cursors.get_more(database, command, now_ms(), wanted)
-        return LocalActing(acting, self._work_pool, stream.cost.weight)
+        return LocalActing(acting, self._work_pool, stream.cost.weight, partial(self.turns.charge, stream.tenant))
 
     def _begin(self, database: str, command: bytes) -> Callable[[int], Begin]:
         now, version, compiled = now_ms(), self._version_text, kernel_loader.is_ready(0)
-        return lambda number: Begin(number, database, command, now, version, compiled)
+        return lambda number: Begin(number, database, command, now, version, compiled, next(self._ids))
 
     def _stopped(self, error: StageStoppedError, offender: Hashable, tenant: Hashable, **noted: Any) -> bytes:
         """The reply where a computation was ended."""
@@ -306,9 +320,14 @@ class Engine:
         note("computation ended", **noted, reason=error.message)
         return self.refused(error)
 
-    def _full(self, owner: Owner, tenant: Hashable) -> str | None:
-        """Which limit forbids another stream, in words; ``None``: none."""
-        opened = len(self.streams) + len(self.openings)
+    def open_of(self, tenant: Hashable) -> tuple[int, int]:
+        """How many streams are open or being opened here, and how many of them are this tenant's."""
+        return len(self.streams) + len(self.openings), sum(one.tenant == tenant for one in self.all_streams)
+
+    def _full(self, owner: Owner, tenant: Hashable, others: int, of_tenant: int) -> str | None:
+        """Which limit forbids another stream, in words; ``None``: none. ``others`` are open in other processes, and
+        ``of_tenant`` among them."""
+        opened = len(self.streams) + len(self.openings) + others
         if opened >= self._cursors_max:
             return f"{self._cursors_max} change streams open, which is its limit"
         limit = self._cursors_per_user
@@ -317,7 +336,7 @@ class Engine:
             limit = max(1, self._cursors_max * 4 // 5) if owner.users else self._cursors_max
         if opened < limit:
             return None
-        if sum(one.tenant == tenant for one in self.all_streams) < limit:
+        if self.open_of(tenant)[1] + of_tenant < limit:
             return None
         whose = "user" if owner.users else "address"
         return f"{limit} change streams of this {whose} open, which is the limit for one {whose}"
@@ -453,16 +472,13 @@ class Engine:
             raise InternalError("the engine was not started")
         return self._registry
 
-    def open_reading(self, scope: Scope) -> Reading:
-        """What a new stream of ``scope`` reads."""
+    def open_reading(self, scope: Scope, tenant: Hashable) -> Reading:
+        """What a new stream of ``scope`` reads that counts for ``tenant``."""
+        wake = self._waker.of(tenant)
         if self._cluster is not None:
-            return ClusterReading(
-                self._reading_pool, self._waker, self._cluster, self._shard_tails, scope, keep=self._keep
-            )
+            return ClusterReading(self._reading_pool, wake, self._cluster, self._shard_tails, scope, keep=self._keep)
         self._keep(self._client, self._shared)
-        reading = OplogReading(
-            self._reading_pool, self._waker, self._client, self._shared, scope, ahead=self._ahead_room
-        )
+        reading = OplogReading(self._reading_pool, wake, self._client, self._shared, scope, ahead=self._ahead_room)
         reading.expect_version(self._version_text)
         return reading
 
@@ -501,7 +517,7 @@ class Engine:
                         # The client resumes then, as from a server that was upgraded.
                         with suppress(TailraceError):
                             self._adopt(await answering.version_read())
-                size = _weighed(action, answer, size, stream)
+                size = weighed(action, answer, size, stream)
         except InternalError as caught:
             _log.exception("a change stream has failed")
             return error_reply(caught, in_stream=True, version=self.version)  # the caller counts it
@@ -559,6 +575,10 @@ class Engine:
             self._let_go()
 
 
+async def _none_elsewhere(tenant: Hashable) -> tuple[int, int]:
+    return 0, 0
+
+
 def _is_left(code: int | None) -> bool:
     """Whether the server is to answer an aggregate that the engine refuses with ``code``. A command with a fault may
     have a second one, and which of them is reported depends on the order of the server's checks. Besides, the server
@@ -570,16 +590,6 @@ def _is_left(code: int | None) -> bool:
 def _kernel_works_on(size: int) -> bool:
     """As ``kernel_loader.works_on``."""
     return kernel_loader.is_ready(size) and not 0 < size < _KERNEL_BYTES_MIN
-
-
-def _weighed(action: Action, answer: Any, size: int, stream: ServedStream | None) -> int:
-    """How many bytes the next step looks at: of a new batch its own; images come beside what asked for them."""
-    found = size_of(answer)
-    if not isinstance(action, ReadOplog):
-        return max(size, found)
-    if stream is not None:
-        stream.heavy = found
-    return found
 
 
 def _target(command: bytes) -> bytes:

@@ -328,14 +328,3 @@ _SERVERS_OWN: Final = frozenset(
         b"txnNumber",
     )
 )
-
-
-def read_mode(document: bytes) -> str:
-    """The mode of a command's read preference; empty if it names none."""
-    preference = raw_bson.find(document, b"$readPreference")
-    if preference is None or preference.type != raw_bson.OBJECT:
-        return ""
-    mode = raw_bson.find(document, b"mode", preference.value_start)
-    if mode is None or mode.type != raw_bson.STRING:
-        return ""
-    return raw_bson.read_string(document, mode.value_start).decode("utf-8", "replace")

@@ -39,29 +39,42 @@ def refused() -> bytes:
     return error_reply(ServerError(text, code=_UNAUTHORIZED), in_stream=False)
 
 
-def listing(engine: Engine) -> bytes:
-    """The reply: every open stream, and the gateway itself. Resume tokens and pipelines are not shown."""
+def listed(engine: Engine) -> dict[str, Any]:
+    """Every open stream of this process, and the process itself. Resume tokens and pipelines are not shown."""
     tail = engine.tail_statistics()
-    return bson.encode(
-        {
-            "streams": [
-                *(_shown(stream) for stream in engine.streams.values()),
-                *(_shown_opening(opening) for opening in engine.openings.values()),
-            ],
-            "gateway": {
-                "pid": os.getpid(),
-                "version": version("tailrace"),
-                "startedAt": datetime.fromtimestamp(_BEGUN, UTC),
-                "connections": engine.metrics.connections,
-                "windowBytes": tail.window_bytes,
-                "lagSeconds": tail.lag_seconds,
-                "fallbacks": tail.fallbacks,
-                "trouble": tail.trouble,
-                "processes": [_process(worker) for worker in engine.workers.workers],
-            },
-            "ok": 1.0,
-        }
-    )
+    return {
+        "streams": [
+            *(_shown(stream) for stream in engine.streams.values()),
+            *(_shown_opening(opening) for opening in engine.openings.values()),
+        ],
+        "gateway": {
+            "pid": os.getpid(),
+            "version": version("tailrace"),
+            "startedAt": datetime.fromtimestamp(_BEGUN, UTC),
+            "connections": engine.metrics.connections,
+            "windowBytes": tail.window_bytes,
+            "lagSeconds": tail.lag_seconds,
+            "fallbacks": tail.fallbacks,
+            "trouble": tail.trouble,
+            "processes": [_process(worker) for worker in engine.workers.workers],
+        },
+    }
+
+
+def merged(parts: list[dict[str, Any]]) -> bytes:
+    """The reply: of all processes together, the one that answers first."""
+    gateways = [part["gateway"] for part in parts]
+    troubles = dict.fromkeys(one["trouble"] for one in gateways if one["trouble"] is not None)
+    together = {
+        **gateways[0],
+        **{name: sum(one[name] for one in gateways) for name in ("connections", "windowBytes", "fallbacks")},
+        "lagSeconds": max(one["lagSeconds"] for one in gateways),
+        "trouble": "; ".join(troubles) or None,
+        "processes": [process for one in gateways for process in one["processes"]],
+    }
+    if len(parts) > 1:
+        together["pids"] = [one["pid"] for one in gateways]
+    return bson.encode({"streams": [one for part in parts for one in part["streams"]], "gateway": together, "ok": 1.0})
 
 
 def _shown(stream: ServedStream) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -11,9 +13,13 @@ from tailrace.gateway.reading import INLINE_BYTES, in_thread
 
 
 class LocalActing:
-    """``weight``: by how much more each byte costs than without stages. Large batches are worked on in a thread."""
+    """``weight``: by how much more each byte costs than without stages. Large batches are worked on in a thread.
+    ``charge``: told how long a step in the event loop has taken."""
 
-    def __init__(self, acting: Acting, pool: Executor, weight: int) -> None:
+    def __init__(
+        self, acting: Acting, pool: Executor, weight: int, charge: Callable[[float], None] = lambda seconds: None
+    ) -> None:
+        self._charge = charge
         self._acting = acting
         self._pool = pool
         self._weight = weight
@@ -22,7 +28,11 @@ class LocalActing:
         """One step: what the command asks for, or its reply. ``size``: bytes that it looks at."""
         if size * self._weight > INLINE_BYTES:
             return await in_thread(self._pool, _advance, self._acting, answer, error)
-        return _advance(self._acting, answer, error)
+        begun = time.perf_counter()
+        try:
+            return _advance(self._acting, answer, error)
+        finally:
+            self._charge(time.perf_counter() - begun)
 
     def close(self) -> None:
         self._acting.close()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Final
 
 from tailrace.tail.shared_tail import TailStatistics
 
@@ -17,6 +20,7 @@ class GatewayMetrics:
     ``errors``       how often an error was answered, by the server's code
     ``fallbacks``    how often a stream could not be served from the shared read, by reason: ``slow`` (it read for
                      itself) or ``refused`` (the engine refused it and left the answer to the server)
+    ``processes``    that serve clients, and ``processes_ended`` that had to be started again
     """
 
     connections: int = 0
@@ -44,6 +48,8 @@ class GatewayMetrics:
     stage_processes: int = 0
     stage_cpu_seconds: float = 0
     computations_stopped: int = 0
+    processes: int = 1
+    processes_ended: int = 0
     errors: Counter[int] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
 
@@ -56,3 +62,30 @@ class GatewayMetrics:
         self.trouble = 0 if tail.trouble is None else 1
         if tail.fallbacks:
             self.fallbacks["slow"] = tail.fallbacks
+
+    def without_gauges(self) -> GatewayMetrics:
+        """What a process has done that has ended."""
+        copy = dataclasses.replace(self)
+        for name in GAUGES:
+            setattr(copy, name, 0)
+        return copy
+
+
+#: How it is now; the others count what was done.
+GAUGES: Final = (
+    *("connections", "streams", "tails", "window_bytes", "window_entries", "lag_seconds", "stage_processes", "trouble"),
+    "processes",
+)
+_LARGEST: Final = ("lag_seconds", "trouble", "tails")
+
+
+def together(parts: Sequence[GatewayMetrics]) -> GatewayMetrics:
+    """Those of several processes: sums, the longest lag, and whether any has trouble."""
+    total = GatewayMetrics()
+    for each in fields(GatewayMetrics):
+        values = [getattr(part, each.name) for part in parts]
+        if each.name in ("errors", "fallbacks"):
+            setattr(total, each.name, sum(values, Counter()))
+        else:
+            setattr(total, each.name, max(values, default=0) if each.name in _LARGEST else sum(values))
+    return total

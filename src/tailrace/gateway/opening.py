@@ -33,7 +33,7 @@ class StreamOpening:
         *,
         scope: Scope | None,
         worker: StageWorker | None,
-        open_reading: Callable[[Scope], Reading],
+        open_reading: Callable[[Scope, Hashable], Reading],
     ) -> None:
         self.number = number
         self.owner = owner
@@ -76,7 +76,7 @@ class StreamOpening:
     async def answer(self, action: Action) -> Any:
         if isinstance(action, NeedStart):
             self.scope = action.scope
-            self.reading = self._open_reading(action.scope)
+            self.reading = self._open_reading(action.scope, self.tenant)
         if self.reading is None:
             raise InternalError("a cursor asks before it says what it is over")
         return await self.reading.answer(action)

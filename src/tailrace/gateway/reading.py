@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -32,6 +32,7 @@ from tailrace.cursor import (
     StreamStart,
 )
 from tailrace.errors import InternalError, TailraceError
+from tailrace.gateway.loop_turns import LoopTurns
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.stream import Need
@@ -110,39 +111,46 @@ async def aside_for(work: Callable[[], object], seconds: float) -> None:
 
 
 class Waker:
-    """Carries calls from the readers' threads into the event loop, many in one go."""
+    """Carries calls from the readers' threads into the event loop, many in one go, and wakes streams in the order of
+    their tenants' ``turns``. Made in the loop's own thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, turns: LoopTurns) -> None:
         self._loop = loop
+        self._turns = turns
         self._thread = threading.get_ident()
-        self._events: deque[asyncio.Event] = deque()
+        self._events: deque[tuple[Hashable, asyncio.Event]] = deque()
 
-    def wake(self, event: asyncio.Event) -> None:
-        """Set ``event`` soon; from any thread. Made in the loop's own."""
+    def of(self, tenant: Hashable) -> Callable[[asyncio.Event], None]:
+        """What sets an event of this tenant's soon; it may be called in any thread."""
+        return partial(self._wake, tenant)
+
+    def _wake(self, tenant: Hashable, event: asyncio.Event) -> None:
         if threading.get_ident() == self._thread:
-            event.set()
+            self._turns.call(tenant, event.set)
             return
         is_first = not self._events
-        self._events.append(event)
+        self._events.append((tenant, event))
         if is_first:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._set)
 
     def _set(self) -> None:
         while self._events:
-            self._events.popleft().set()
+            tenant, event = self._events.popleft()
+            self._turns.call(tenant, event.set)
 
 
 class Reading(ABC):
     """What one stream reads. Used in the event loop, by one task at a time.
 
     ``pool``  threads for what waits for the server
+    ``wake``  sets an event soon, from any thread
     """
 
-    def __init__(self, pool: Executor, waker: Waker) -> None:
+    def __init__(self, pool: Executor, wake: Callable[[asyncio.Event], None]) -> None:
         self.pool = pool
         self._came = asyncio.Event()
-        self._wake = partial(waker.wake, self._came)
+        self._wake = partial(wake, self._came)
         self._hurried = False
         #: Raised in place of going on to wait.
         self.ending: TailraceError | None = None
@@ -268,14 +276,14 @@ class OplogReading(Reading):
     def __init__(
         self,
         pool: Executor,
-        waker: Waker,
+        wake: Callable[[asyncio.Event], None],
         client: MongoClient[Any],
         shared: SharedTail,
         scope: Scope,
         *,
         ahead: AheadRoom,
     ) -> None:
-        super().__init__(pool, waker)
+        super().__init__(pool, wake)
         self._ahead_room = ahead
         self._ahead: Future[OplogBatch] | None = None
         self._is_asked = False

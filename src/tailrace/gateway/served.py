@@ -7,7 +7,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tailrace.cursor import Action, ReadOplog
 from tailrace.gateway.cost import StageCost
+from tailrace.gateway.local_acting import size_of
 from tailrace.gateway.reading import Reading
 from tailrace.gateway.rights import User
 from tailrace.gateway.stage_workers import StageWorker, seconds_computing
@@ -80,3 +82,13 @@ class ServedStream:
             "ns": self.namespace,
             "users": self.owner.shown,
         }
+
+
+def weighed(action: Action, answer: Any, size: int, stream: ServedStream | None) -> int:
+    """How many bytes the next step looks at: of a new batch its own; images come beside what asked for them."""
+    found = size_of(answer)
+    if not isinstance(action, ReadOplog):
+        return max(size, found)
+    if stream is not None:
+        stream.heavy = found
+    return found

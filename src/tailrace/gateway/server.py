@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
@@ -18,16 +19,18 @@ from tailrace.gateway.first_user import refuse_first_users
 from tailrace.gateway.memory import MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
+from tailrace.gateway.peers import Peers
 from tailrace.gateway.process import files_for_connections
 from tailrace.gateway.reading import aside_for
 from tailrace.gateway.surroundings import Surroundings
 from tailrace.gateway.upstream import Address, Channel, Upstream
 from tailrace.source.uri import ConnectionString
+from tailrace.tail.shared_tail import ReaderMaker, TailStatistics
 
 _BUFFER: Final = 1 << 16
 #: How many clients may wait to be accepted. The system lowers this to its own limit (``net.core.somaxconn``, 4,096) and
 #: drops some clients beyond it: such a client believes that it is connected, and is cut off when it sends something.
-_BACKLOG: Final = 65_535
+BACKLOG: Final = 65_535
 #: All clients that have not logged in share this part of the memory: whoever logs in sends small messages for it.
 _STRANGERS_SHARE: Final = 16
 #: How long the parts of a gateway may take to close.
@@ -40,9 +43,21 @@ class Gateway:
     """Serves change streams of the deployment at ``uri``, and passes everything else on to it.
 
     Made and used in one event loop. ``start``, then ``stop``; in between ``address`` says where it listens.
+
+    ``peers``        the other processes of it, if it has several; it then does not listen, and is given its clients by
+                     ``adopt``
+    ``make_reader``  see ``SharedTail``
     """
 
-    def __init__(self, uri: ConnectionString, options: GatewayOptions) -> None:
+    def __init__(
+        self,
+        uri: ConnectionString,
+        options: GatewayOptions,
+        *,
+        peers: Peers | None = None,
+        make_reader: ReaderMaker | None = None,
+    ) -> None:
+        self._peers = peers
         self.options = options
         self.metrics = GatewayMetrics()
         self.upstream = Upstream(uri, self._upstream_changed)
@@ -54,6 +69,8 @@ class Gateway:
             cursors_per_user=options.cursors_per_user,
             window_bytes=options.window_bytes,
             stage_limits=options.stage_limits,
+            ids=None if peers is None or peers.ids is None else peers.ids.new(),
+            make_reader=make_reader,
         )
         self.engine.clock.signed = self.upstream.has_users
         self._fail_points = FailPoints() if options.test_commands else None
@@ -61,7 +78,8 @@ class Gateway:
             self.engine,
             rights_seconds=options.rights_seconds,
             fail_points=self._fail_points,
-            primary_alone=options.as_mongos,
+            peers=peers,
+            unmatched=self.upstream.unmatched if options.as_mongos else lambda command: None,
         )
         self._surroundings = Surroundings(
             options,
@@ -73,6 +91,7 @@ class Gateway:
             MemoryBudget(options.memory_bytes // 2),
             MemoryBudget(options.memory_bytes // 2),
             MemoryBudget(options.memory_bytes // _STRANGERS_SHARE),
+            self.engine.turns,
             lambda: self._used_files() < self._files,
             rights_heard=self.engine.rights_heard,
         )
@@ -93,7 +112,8 @@ class Gateway:
             await refuse_first_users(self.upstream, self.options.host)
             if self._fail_points is not None:
                 self._fail_points.version = self.engine.version
-            await self._listen()
+            if self._peers is None:
+                await self._listen()
         except BaseException:
             await self._close()
             raise
@@ -101,12 +121,23 @@ class Gateway:
     async def _listen(self) -> None:
         options, loop = self.options, asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._protocol, options.host, options.port, backlog=_BACKLOG)
+            self._server = await loop.create_server(self._protocol, options.host, options.port, backlog=BACKLOG)
         except OSError as error:
-            raise SinkError(
-                f"{options.host}:{options.port} cannot be listened at: {error.strerror or error}",
-                hint="Another program may listen there; --listen names another address",
-            ) from None
+            raise not_listening(options.host, options.port, error) from None
+
+    async def adopt(self, client: socket.socket) -> None:
+        """Serve a client that another process has accepted."""
+        with suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, client)
+
+    def tail_statistics(self) -> TailStatistics:
+        """How the reads of the oplog are doing. May be called from any thread; updates the metrics too."""
+        return self.engine.tail_statistics()
+
+    @property
+    def connected(self) -> int:
+        """How many clients there are, those included that have not encrypted their connections yet."""
+        return len(self._tasks)
 
     @property
     def address(self) -> Address:
@@ -281,6 +312,13 @@ class _ClientReader(asyncio.StreamReader):
         super().set_exception(exc)
         if self.on_end is not None:
             self.on_end()
+
+
+def not_listening(host: str, port: int, error: OSError) -> SinkError:
+    return SinkError(
+        f"{host}:{port} cannot be listened at: {error.strerror or error}",
+        hint="Another program may listen there; --listen names another address",
+    )
 
 
 def _own_address(writer: asyncio.StreamWriter) -> str:

@@ -17,6 +17,7 @@ import struct
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +26,6 @@ from typing import Any, Final, NamedTuple
 
 from tailrace.cursor import Acting, Action, CursorRegistry
 from tailrace.errors import TailraceError
-from tailrace.gateway.cursor_ids import new_ids
 from tailrace.oplog.entry_kinds import PASSED_OVER
 from tailrace.plan.profile import ServerProfile, profile_for
 
@@ -44,7 +44,7 @@ _profile_for = cache(profile_for)
 
 class Begin(NamedTuple):
     """Carry out a command. ``number`` names it in what follows; ``version`` of the server whose streams are opened;
-    ``compiled``: the compiled code may be loaded."""
+    ``compiled``: the compiled code may be loaded; ``cursor_id``: of the cursor that it opens, if it opens one."""
 
     number: int
     database: str
@@ -52,6 +52,7 @@ class Begin(NamedTuple):
     now_ms: int
     version: str
     compiled: bool
+    cursor_id: int
 
 
 class GoOn(NamedTuple):
@@ -133,8 +134,11 @@ class StageProcess:
         self._requests = requests
         self._control = control
         self._kernel = _Kernel()
-        self._registry = CursorRegistry(new_ids(), kernel=self._kernel)
+        self._registry = CursorRegistry(self._ids(), kernel=self._kernel)
         self._acting: dict[int, Acting] = {}
+        #: The ids for the cursors of those commands, and the command at work.
+        self._cursor_ids: dict[int, int] = {}
+        self._at = 0
         self._steps = 0
         #: The number of the step that is computed; 0: none.
         self._computing = 0
@@ -160,6 +164,7 @@ class StageProcess:
         if isinstance(step, Begin):
             self._may_compile = step.compiled
             self._registry.profile = self._profile(step.version)
+            self._cursor_ids[step.number] = step.cursor_id
             self._acting[step.number] = self._registry.run(step.database, step.command, step.now_ms)
         elif self._may_compile and (batch := getattr(step.answer, "batch", None)) is not None:
             self._kernel.expect(len(batch.raw))
@@ -183,8 +188,12 @@ class StageProcess:
     def _profile(self, version: str) -> ServerProfile:
         return _profile_for(version)
 
+    def _ids(self) -> Iterator[int]:
+        while True:
+            yield self._cursor_ids[self._at]
+
     def _computed(self, request: Request, step: Begin | GoOn) -> Response:
-        acting = self._acting[step.number]
+        acting, self._at = self._acting[step.number], step.number
         _limit_cpu(request.seconds)
         self._computing = self._steps
         try:
@@ -199,6 +208,7 @@ class StageProcess:
             self._computing = 0
 
     def _close(self, number: int) -> None:
+        self._cursor_ids.pop(number, None)
         acting = self._acting.pop(number, None)
         if acting is not None:
             with suppress(Exception):

@@ -8,6 +8,7 @@ from typing import Any
 
 from tailrace.gateway.command import ClientCommand
 from tailrace.gateway.identification import KnownRights
+from tailrace.gateway.loop_turns import LoopTurns
 from tailrace.gateway.memory import MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
@@ -25,6 +26,7 @@ class Surroundings:
     ``memory``        the bytes that large messages of clients take
     ``reply_memory``  the bytes that large replies take. With one budget for both, each would wait for the other
     ``strangers``     as ``memory``, for clients that have not logged in where the deployment has users
+    ``turns``         whose work the event loop does next
     ``may_connect``   whether the limit of open files allows another connection
     ``rights``        what the server said last of each user's rights
     ``rights_heard``  which changes of rights are known
@@ -40,6 +42,7 @@ class Surroundings:
     memory: MemoryBudget
     reply_memory: MemoryBudget
     strangers: MemoryBudget
+    turns: LoopTurns
     may_connect: Callable[[], bool] = lambda: True
     rights: KnownRights = field(default_factory=KnownRights)
     rights_heard: Callable[[], RightsHeard] = lambda: UNHEARD

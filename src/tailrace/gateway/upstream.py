@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from pymongo import MongoClient, monitoring
+from pymongo.topology_description import TopologyDescription
 from pymongo.uri_parser import parse_uri
 
 from tailrace.errors import SourceError, UsageError
+from tailrace.gateway.read_preference import unmatched
 from tailrace.source.connection import open_client
 from tailrace.source.uri import ConnectionString
 
@@ -64,6 +66,7 @@ class Upstream(monitoring.TopologyListener):
         #: The last one that did.
         self._last: Address | None = None
         self._others: list[Address] = []
+        self._description: TopologyDescription | None = None
         # It looks at the URI first, because it says what is wrong with a URI and hides its secrets.
         self.client: MongoClient[Any] = open_client(uri, event_listeners=[self], appname=APP_NAME)
         parsed = _parsed(uri)
@@ -81,6 +84,7 @@ class Upstream(monitoring.TopologyListener):
 
     def description_changed(self, event: monitoring.TopologyDescriptionChangedEvent) -> None:
         """A member has come, gone, or been elected."""
+        self._description = event.new_description
         writable, readable = [], []
         # A URI that names one member means that one, hidden ones too: no connection waits for a primary.
         is_one = event.new_description.topology_type_name == "Single"
@@ -95,6 +99,10 @@ class Upstream(monitoring.TopologyListener):
                 self._loop.call_soon_threadsafe(self._take_over, writable, readable)
             except RuntimeError:
                 self._closed = True  # the loop has ended before the client
+
+    def unmatched(self, command: bytes) -> str | None:
+        """The read preference of a command, as text, if no member of the deployment can fulfil it."""
+        return unmatched(self._description, command)
 
     def _take_over(self, writable: list[Address], readable: list[Address]) -> None:
         self._others = readable

@@ -19,6 +19,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.plan.request import OplogBatch
 from tailrace.source.failure import is_killed
 from tailrace.source.member_version import MemberVersion
+from tailrace.tail.feed import FedReader
 from tailrace.tail.interest import key_of
 from tailrace.tail.reader import Attendant, TailReader
 from tailrace.tail.reader_filter import ReaderFilter
@@ -32,6 +33,9 @@ _TAKE_BYTES: Final = 1 << 20
 #: A stream whose own read gave less than this has come to the end of the oplog, about.
 _END_BYTES: Final = 256 << 10
 _RETRY_S: Final = 1.0
+
+#: Makes a reader for what receives its entries; the function is told of each reply's size.
+ReaderMaker = Callable[[Any, Callable[[int], object]], FedReader]
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class SharedTail:
     ``attendant``     an event loop that takes the server's replies in place of the reader's thread (``TailReader``)
     ``filters``       the server may be asked to leave out what no stream waits for (``ReaderFilter``). While
                       nothing comes, the position that was read is then known a second late
+    ``make_reader``   makes what reads, in place of a ``TailReader``: another process may do so for this one
 
     The reader ends when they are fewer. For use by many threads.
     """
@@ -97,7 +102,9 @@ class SharedTail:
         streams_min: int = 2,
         attendant: Attendant | None = None,
         filters: bool = False,
+        make_reader: ReaderMaker | None = None,
     ) -> None:
+        self._make_reader = make_reader
         self._client = client
         self._on_read = on_read
         self._attendant = attendant
@@ -113,7 +120,7 @@ class SharedTail:
         self._lock = threading.Lock()
         self._window = SharedWindow(self._window_bytes)
         self._places: set[TailPlace] = set()
-        self._reader: TailReader | None = None
+        self._reader: TailReader | FedReader | None = None
         self._filter = ReaderFilter()
         #: Of the member that the reader reads.
         self._version: MemberVersion | None = None
@@ -195,11 +202,16 @@ class SharedTail:
                 and time.monotonic() >= self._not_before
             )
             if starts:
-                self._reader = TailReader(self._client, self, self._on_read, self._attendant)
+                self._reader = self._new_reader()
             reader = self._reader
         if starts and reader is not None:
             reader.start()
         return False
+
+    def _new_reader(self) -> TailReader | FedReader:
+        if self._make_reader is not None:
+            return self._make_reader(self, self._on_read)
+        return TailReader(self._client, self, self._on_read, self._attendant)
 
     def _join(self, place: TailPlace) -> bool:
         """The stream reads from the window, if what it wants is there, and is of the version that it wants."""
@@ -294,7 +306,7 @@ class SharedTail:
 
     # -- what the reader tells --------------------------------------------------------------------------------------
 
-    def begun(self, reader: TailReader, after: ClusterTime) -> bool:
+    def begun(self, reader: TailReader | FedReader, after: ClusterTime) -> bool:
         with self._lock:
             if self._reader is not reader:
                 return False
@@ -313,7 +325,7 @@ class SharedTail:
     def is_to_open_again(self, reader: TailReader) -> bool:
         return self._filter.is_due
 
-    def reads_version(self, reader: TailReader, version: MemberVersion) -> None:
+    def reads_version(self, reader: TailReader | FedReader, version: MemberVersion) -> None:
         with self._lock:
             if self._reader is not reader:
                 return
@@ -325,7 +337,7 @@ class SharedTail:
             ready = self._told(others)
         _call(ready)
 
-    def received(self, reader: TailReader, segment: Segment) -> bool:
+    def received(self, reader: TailReader | FedReader, segment: Segment) -> bool:
         with self._lock:
             if not self._is_wanted(reader):
                 return False
@@ -340,7 +352,7 @@ class SharedTail:
         _call(ready)
         return True
 
-    def promised(self, reader: TailReader, high_water: ClusterTime) -> bool:
+    def promised(self, reader: TailReader | FedReader, high_water: ClusterTime) -> bool:
         with self._lock:
             if not self._is_wanted(reader):
                 return False
@@ -371,7 +383,7 @@ class SharedTail:
                 place.unheard = None  # its next try is the first that it makes
             place.wake()
 
-    def ended(self, reader: TailReader) -> None:
+    def ended(self, reader: TailReader | FedReader) -> None:
         with self._lock:
             if self._reader is not reader:
                 return
@@ -380,7 +392,7 @@ class SharedTail:
             ready = self._told(self._window.close())
         _call(ready)
 
-    def _is_wanted(self, reader: TailReader) -> bool:
+    def _is_wanted(self, reader: TailReader | FedReader) -> bool:
         """Whether the reader is still the one, and it is worth reading: not for a stream that is alone, and not if all
         streams are so far back that a whole window went by unused."""
         is_used = self._unused_bytes <= self._window.bytes_max and len(self._places) >= self._streams_min
