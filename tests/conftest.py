@@ -20,6 +20,7 @@ from hypothesis import settings
 from tailrace.embedded import VERSIONS, ReplicaSet, ShardedCluster, wine
 from tailrace.pipeline import kernel as pipeline_kernel
 from tests import shared_clock
+from tests.amounts import QUICK
 from tests.quiet import without_noops
 from tests.server_in_use import is_of_other_versions
 
@@ -44,9 +45,10 @@ settings.register_profile("tailrace", deadline=None)
 settings.load_profile("tailrace")
 
 
-@pytest.fixture(scope="module", params=["kernel", "plain"])
+@pytest.fixture(scope="module", params=["plain"] if QUICK else ["kernel", "plain"])
 def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every test of the module twice: each batch of every stream through the kernel, however small, and none."""
+    """Every test of the module twice: each batch of every stream through the kernel, however small, and none. In ``make
+    quick`` without the kernel alone: that both give the same is what tests/property compares."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", 0 if request.param == "kernel" else sys.maxsize)
         yield request.param
