@@ -66,7 +66,6 @@ LONGEST_FIRST = (
     "consumer/test_ordeal.py",
     "spark/test_run_command.py",
     "products/test_products.py",
-    "spark/test_crash.py",
     "differential/test_failures_live.py",
     "gateway/test_hostile_stages.py",
     "spark/test_cluster.py",
@@ -151,6 +150,7 @@ _CLUSTER_GROUPS = {"sharded": "other clusters", "spark": "other clusters", "tabl
 _SECOND_SPARK_SESSION = (
     "spark/test_archive.py",
     "spark/test_archive_sharded.py",
+    "spark/test_crash.py",
     "spark/test_sinks_away.py",
     "spark/test_snapshot_full_disk.py",
     "spark/test_sharded.py",
