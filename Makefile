@@ -30,7 +30,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products compare-honest gateway-siege kills simulate-consumers record bench lock clean
+.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products compare-honest gateway-siege kills simulate-consumers record bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,13 @@ test: style ## format and lint, then every test that is not slow, and types besi
 	[ $$result != 1 ] || ! $(BIN)/python -m tests.again || result=0
 	wait $$types || result=$$?
 	exit $$result
+
+# These tests compute and do not wait: a process for each core, and the longest files first in all of them.
+OFFLINE := unit property golden tidy
+
+quick: style ## the tests that need no server and no Spark, for while you work; ARGS="-k token"
+	$(BIN)/python -m tests.prepare --offline
+	TAILRACE_TESTS=quick $(BIN)/python -m pytest -m "not slow and not mongod and not spark" -n auto --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(OFFLINE)) $(ARGS)
 
 test-slow: $(INSTALLED) ## the slow tests, which make test leaves out: takes hours; ARGS="-k spark"
 	$(BIN)/python -m tests.prepare

@@ -20,6 +20,7 @@ from hypothesis import settings
 from tailrace.embedded import VERSIONS, ReplicaSet, ShardedCluster, wine
 from tailrace.pipeline import kernel as pipeline_kernel
 from tests import shared_clock
+from tests.amounts import QUICK
 from tests.quiet import without_noops
 from tests.server_in_use import is_of_other_versions
 
@@ -44,9 +45,10 @@ settings.register_profile("tailrace", deadline=None)
 settings.load_profile("tailrace")
 
 
-@pytest.fixture(scope="module", params=["kernel", "plain"])
+@pytest.fixture(scope="module", params=["plain"] if QUICK else ["kernel", "plain"])
 def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every test of the module twice: each batch of every stream through the kernel, however small, and none."""
+    """Every test of the module twice: each batch of every stream through the kernel, however small, and none. In ``make
+    quick`` without the kernel alone: that both give the same is what tests/property compares."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", 0 if request.param == "kernel" else sys.maxsize)
         yield request.param
@@ -56,31 +58,38 @@ def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
 #: or more; those that compute and those that wait alternate, and so do few JVMs run at once.
 LONGEST_FIRST = (
     "spark/test_snapshot.py",  # with it most files that ask for a Spark session
-    "spark/test_sinks_away.py",  # with it the others
     "docs/test_pages.py",
+    "spark/test_sinks_away.py",  # with it the other files that ask for a Spark session
     "sharded/test_exact_images.py",  # with it and with the next one the files that ask for the shared cluster
     "differential/test_habits_live.py",
-    "differential/test_failures_live.py",
-    "consumer/test_ordeal.py",
     "spark/test_demo_command.py",
+    "consumer/test_ordeal.py",
     "spark/test_run_command.py",
-    "sharded/test_removed_shards.py",
+    "products/test_products.py",
+    "differential/test_failures_live.py",
+    "gateway/test_hostile_stages.py",
     "spark/test_cluster.py",
+    "sharded/test_removed_shards.py",
     "gateway/test_stop.py",
     "differential/test_watch_live.py",
+    "spark/test_java.py",
 )
 #: Then come the folders whose files take longest.
-FOLDERS = ("spark", "docs", "sharded", "differential", "consumer", "gateway", "spec", "embedded", "golden", "property")
+FOLDERS = ("spark", "docs", "sharded", "differential", "consumer", "gateway", "tables", "compare", "spec", "embedded")
+#: Those of many short tests come last: when little is left, no process waits for another.
+SHORTEST_LAST = ("golden", "property", "unit")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     files = {here / file: rank for rank, file in enumerate(LONGEST_FIRST)}
     folders = {here / folder: len(files) + rank for rank, folder in enumerate(FOLDERS)}
+    unnamed = len(files) + len(folders)
+    folders |= {here / folder: unnamed + 1 + rank for rank, folder in enumerate(SHORTEST_LAST)}
 
     @functools.cache
     def rank(path: Path) -> int:
-        return files.get(path, folders.get(path.parent, len(files) + len(folders)))
+        return files.get(path, folders.get(path.parent, unnamed))
 
     items.sort(key=lambda item: rank(item.path))  # the order inside a file stays
     others = {item for item in items if item.get_closest_marker("mongod") and is_of_other_versions(versions_of(item))}
@@ -136,8 +145,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 #: Folders by the process that runs those of their files that ask for the shared cluster: two take about as long.
 _CLUSTER_GROUPS = {"sharded": "other clusters", "spark": "other clusters", "tables": "other clusters"}
-#: What one process does with a Spark session of its own takes as long as what is left: these wait most of their time.
+#: What one process does with a Spark session of its own takes as long as what is left: some of these wait most of their
+#: time.
 _SECOND_SPARK_SESSION = (
+    "spark/test_archive.py",
+    "spark/test_archive_sharded.py",
+    "spark/test_crash.py",
     "spark/test_sinks_away.py",
     "spark/test_snapshot_full_disk.py",
     "spark/test_sharded.py",

@@ -1,6 +1,7 @@
 """Makes, before the tests, what a new checkout lacks and each of their processes would make for itself.
 
-    python -m tests.prepare
+    python -m tests.prepare            for all tests
+    python -m tests.prepare --offline  for those that need no server and no Spark
 
 The kernel's machine code: compiling it takes 30 s of processor, and every process that reads enough, each gateway and
 each command begins to compile while there is none. The archive of Java's classes. The tests' own bytecode, with
@@ -21,7 +22,9 @@ _KERNEL = (
 
 
 def main() -> None:
-    commands = [["-m", "tests.spark.class_data"], ["-c", _KERNEL]]
+    commands = [["-c", _KERNEL]]
+    if "--offline" not in sys.argv[1:]:
+        commands.append(["-m", "tests.spark.class_data"])
     if not list((Path(__file__).parent / "__pycache__").glob("conftest.*-pytest-*.pyc")):
         commands.append(["-m", "pytest", "--collect-only", "-qq"])
     quiet = subprocess.DEVNULL

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import pytest
+
 from tailrace.embedded.binary import DEFAULT_VERSION, find_mongod
 from tailrace.embedded.errors import EmbeddedError
 
@@ -21,6 +23,10 @@ def _version_in_use() -> str:
 
 
 SERVER_VERSION: Final = _version_in_use()
+
+#: Among the versions of a test: the one between the newest and the oldest server has its turn in ``make test-slow``,
+#: where it answers as one of the two. Where it is known to answer otherwise, it stands there as "5.0.4".
+IN_BETWEEN: Final = pytest.param("5.0.4", marks=pytest.mark.slow)
 
 
 def major(version: str) -> int:

@@ -14,7 +14,7 @@ from tailrace.consumer.snapshots import oldest_time
 from tailrace.embedded import ReplicaSet
 from tests.consumer.shops import new_shop, until
 from tests.forked import Forked
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -28,7 +28,7 @@ def hangs(change):
 """
 
 
-@pytest.fixture(scope="module", params=[SERVER_VERSION, "5.0.4", "4.4.2"])
+@pytest.fixture(scope="module", params=[SERVER_VERSION, IN_BETWEEN, "4.4.2"])
 def members(request: pytest.FixtureRequest, replica_set: ReplicaSet) -> Iterator[ReplicaSet]:
     if request.param == replica_set.version:
         yield replica_set

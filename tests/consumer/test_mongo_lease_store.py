@@ -16,7 +16,7 @@ from tailrace.consumer.lease import LeaseCommit
 from tailrace.embedded import Mongod, ReplicaSet
 from tailrace.errors import UsageError
 from tailrace.testing import check_lease_store
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -43,7 +43,7 @@ def leases(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[
         client.drop_database(name)
 
 
-@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, IN_BETWEEN, "4.4.2"])
 def test_the_store_keeps_every_promise(
     version: str, replica_set: ReplicaSet, start_replica_set: Callable[..., ReplicaSet]
 ) -> None:

@@ -37,7 +37,7 @@ def test_four_processes_through_a_kill_and_a_stop(replica_set: ReplicaSet, capsy
             replica_set.uri,
             "ordeal",
             writer(client, "ordeal"),
-            amount(300, 800),
+            amount(150, 800),
             20,
             pauses_one_in=5,
             beside=ordeal_view.acting_on(client["ordeal"]),
@@ -176,7 +176,7 @@ def test_transactions_over_a_cluster_while_chunks_move(
 ) -> None:
     """A slice of the longer ones below."""
     cluster, options = start_sharded_cluster(shards=2), {"in_transaction": True, "pauses_one_in": 5}
-    over_a_cluster(cluster, replica_set, capsys, amount(250, 500), documents=20, **options)
+    over_a_cluster(cluster, replica_set, capsys, amount(120, 500), documents=20, **options)
     with pymongo.MongoClient[Any](replica_set.uri) as client:
         client.drop_database("ordeal_effects")
 

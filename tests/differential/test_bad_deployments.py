@@ -20,7 +20,7 @@ from tailrace.source.mongod import MongodSource
 from tests import commands
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
 from tests.differential.beside import connect, event_loop, kind, on, outcome
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -60,7 +60,7 @@ def test_a_standalone_server_is_named_as_one() -> None:
         assert done.stderr == b""
 
 
-@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, IN_BETWEEN, "4.4.2"])
 def test_a_standalone_server_is_refused_by_watch_as_pymongo_s_is(version: str) -> None:
     """With the server's code, whatever is watched, and before the first read."""
 

@@ -24,7 +24,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.source.mongod import MongodSource
 from tests.differential.test_watch_live import watching
 from tests.differential.wire import Wire
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 _PATIENCE_S = 300
@@ -96,7 +96,7 @@ def test_doctor_names_a_hidden_and_a_delayed_member(replica_set: ReplicaSet, del
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, IN_BETWEEN, "4.4.2"])
 def test_doctor_on_a_real_delayed_member(version: str) -> None:
     with ReplicaSet(3, version=version) as members:
         with MongoClient[dict[str, Any]](members.uri) as client:

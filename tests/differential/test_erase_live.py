@@ -28,7 +28,7 @@ from tailrace.lake.identity import open_lake
 from tailrace.lake.manifest import PlannedRange
 from tailrace.lake.part_writer import PartWriter
 from tailrace.lake.verification import verify
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 from tests.spark.streams import newest, server_events
 
 pytestmark = pytest.mark.mongod
@@ -63,7 +63,7 @@ MATCHES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=[SERVER_VERSION, "5.0.4", "4.4.2"], scope="module")
+@pytest.fixture(params=[SERVER_VERSION, IN_BETWEEN, "4.4.2"], scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == SERVER_VERSION:
         yield request.getfixturevalue("replica_set").uri

@@ -38,7 +38,7 @@ from tests.differential.beside import (
 )
 from tests.differential.reply_cutter import ReplyCutter
 from tests.differential.tcp_proxy import TcpProxy
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 StartReplicaSet = Callable[..., ReplicaSet]
@@ -111,7 +111,7 @@ def test_elections_cost_no_event_and_no_error_that_ends_the_stream(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, IN_BETWEEN, "4.4.2"])
 def test_a_lost_majority_is_silence_and_its_return_costs_no_event(
     start_replica_set: StartReplicaSet, version: str
 ) -> None:

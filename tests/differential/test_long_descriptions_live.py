@@ -19,7 +19,7 @@ from tests.differential.compare import Bench, Case
 from tests.differential.execute import note
 from tests.differential.ours import SourceOplog, read_into_memory
 from tests.differential.wire import Wire
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -50,7 +50,7 @@ class Server(NamedTuple):
         return codes[0] if codes else 0
 
 
-@pytest.fixture(scope="module", params=[SERVER_VERSION, "5.0.4", "4.4.2"])
+@pytest.fixture(scope="module", params=[SERVER_VERSION, IN_BETWEEN, "4.4.2"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with ReplicaSet(version=request.param) as running, Wire.to(running.uri) as wire:
         source = MongodSource(running.uri)

@@ -35,7 +35,7 @@ from tests.differential.native import aggregate, read
 from tests.differential.test_watch_live import drain, note
 from tests.differential.wire import Wire
 from tests.quiet import QUIET
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -96,7 +96,7 @@ class Written:
         return stream.events
 
 
-@pytest.fixture(scope="module", params=[SERVER_VERSION, "5.0.4", "4.4.2"])
+@pytest.fixture(scope="module", params=[SERVER_VERSION, IN_BETWEEN, "4.4.2"])
 def written(request: pytest.FixtureRequest) -> Iterator[Written]:
     # A server of its own: a dump holds all of the oplog, and cursors must meet the same end of it.
     with ReplicaSet(1, version=request.param, parameters=QUIET) as running:

@@ -27,7 +27,7 @@ from tailrace.spark.source.options import parse
 from tests import commands
 from tests.docs.runner import admin_commands
 from tests.docs.snippets import ROOT, snippets
-from tests.server_in_use import SERVER_VERSION, major
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION, major
 
 ROLES = [
     command
@@ -130,7 +130,7 @@ def hold(guarded: Guarded, role: list[dict[str, Any]], needed: Mapping[str, tupl
                 assert len(guarded.read(name, uri, number)) == 2
 
 
-@pytest.fixture(scope="module", params=[SERVER_VERSION, "5.0.4", "4.4.2"])
+@pytest.fixture(scope="module", params=[SERVER_VERSION, IN_BETWEEN, "4.4.2"])
 def replica_set(request: pytest.FixtureRequest) -> Iterator[Guarded]:
     with (
         ReplicaSet(1, version=request.param, root_password="pw") as running,

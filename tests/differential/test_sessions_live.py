@@ -17,7 +17,7 @@ from pymongo.errors import ConfigurationError, InvalidOperation, PyMongoError
 import tailrace
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tests.differential.beside import AsyncStream, event_loop, insert, kind, on, outcome
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 _WAYS = ("pymongo", "server", "oplog", "async oplog")
@@ -106,7 +106,7 @@ def _what_is_seen(way: str, deployment: Any) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, IN_BETWEEN, "4.4.2"])
 def test_a_session_sees_what_it_sees_with_pymongo(
     start_replica_set: Callable[..., ReplicaSet], version: str, replica_set: ReplicaSet
 ) -> None:

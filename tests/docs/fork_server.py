@@ -1,5 +1,5 @@
 """``tailrace`` for the commands of pages, forked from one process that has loaded it. ``tailrace run``, which starts
-Java, is a process as ever.
+Java, is carried out by the pages' interpreter, in its Spark session.
 
     python -m tests.docs.fork_server SOCKET
 """
@@ -19,14 +19,15 @@ from tests.command_server import import_everything
 from tests.docs.snippets import ROOT
 
 _SCRIPT = """#!/bin/sh
-[ "$1" = run ] && exec {tailrace} "$@"
+[ "$1" = run ] && exec {python} -I -S {in_session} {session} "$@"
 exec {python} -I -S {forked} {launchers} {socket} "$@"
 """
 
 
 @contextmanager
-def commands(directory: Path) -> Iterator[Path]:
-    """A directory for the beginning of ``PATH`` with a ``tailrace`` that is forked."""
+def commands(directory: Path, session: Path) -> Iterator[Path]:
+    """A directory for the beginning of ``PATH`` with a ``tailrace`` that is forked; ``session`` is the interpreter's
+    socket."""
     path, programs = directory / "s" / "fork", directory / "bin"
     path.parent.mkdir()
     programs.mkdir()
@@ -36,8 +37,9 @@ def commands(directory: Path) -> Iterator[Path]:
         time.sleep(0.02)
     python = Path(sys.executable)
     words = {
-        "tailrace": python.parent / "tailrace",
         "python": python,
+        "in_session": Path(__file__).with_name("run_in_session.py"),
+        "session": session,
         "forked": Path(__file__).with_name("forked_tailrace.py"),
         "launchers": Path(launcher.__file__).parent,
         "socket": path,

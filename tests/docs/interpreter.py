@@ -2,12 +2,17 @@
 
 One for the whole run, so that all pages share one Spark session and none changes the tests' own process. A block that
 loops over a stream or waits for a query runs until it has printed something, and is then interrupted as by Ctrl-C.
+
+    python -m tests.docs.interpreter SOCKET
+
+At the socket it is asked for ``tailrace run``, which it carries out in that session (``session_server.py``).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -15,7 +20,10 @@ import time
 import traceback
 from contextlib import redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
+
+from tests.docs.session_server import carry_out_next, listening
 
 #: What makes a block one that does not end by itself.
 ENDLESS = ("for event in ", "awaitTermination()")
@@ -92,7 +100,16 @@ def main() -> None:
     os.dup2(2, 1)  # what the JVM prints must not come between the answers
     namespaces: dict[str, dict[str, Any]] = {}
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for line in sys.stdin:
+    server = listening(Path(sys.argv[1]))
+    while True:
+        # A request comes when the one before it has its answer: nothing waits in the buffer of the standard input.
+        ready, _, _ = select.select([sys.stdin, server], [], [])
+        if server in ready:
+            carry_out_next(server)
+            continue
+        line = sys.stdin.readline()
+        if not line:
+            return
         request = json.loads(line)
         os.chdir(request["directory"])
         os.environ.update(request["environment"])

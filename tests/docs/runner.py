@@ -43,12 +43,14 @@ _EXTRAS: Final = frozenset(
 
 
 class Interpreter:
-    """The process of ``tests/docs/interpreter.py``."""
+    """The process of ``tests/docs/interpreter.py``. ``session`` is the socket at which it is asked to carry out
+    ``tailrace run``."""
 
     def __init__(self, log: Path) -> None:
         self._log = log.open("w")
+        self.session = log.with_name("session")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.docs.interpreter"],
+            [sys.executable, "-m", "tests.docs.interpreter", str(self.session)],
             cwd=ROOT,
             env={**os.environ, "JDK_JAVA_OPTIONS": _QUICK_JAVA},
             stdin=subprocess.PIPE,

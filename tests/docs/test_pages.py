@@ -48,8 +48,8 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interprete
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with fork_server.commands(tmp_path_factory.mktemp("programs")) as directory:
+def programs(tmp_path_factory: pytest.TempPathFactory, interpreter: Interpreter) -> Iterator[Path]:
+    with fork_server.commands(tmp_path_factory.mktemp("programs"), interpreter.session) as directory:
         yield directory
 
 

@@ -55,7 +55,7 @@ def entries_of(count: int) -> tuple[bytes, ...]:
 
 @pytest.mark.parametrize("profile", LATER, ids=lambda profile: profile.name)
 def test_the_kernel_gives_the_events_of_the_plain_stages(profile: ServerProfile) -> None:
-    entries = list(entries_of(amount(500, 3000)))
+    entries = list(entries_of(amount(250, 3000)))
     for scope in SCOPES.values():
         for options in (OPTIONS[0], OPTIONS[1]):
             plan = plan_of(scope, profile, options)
@@ -78,7 +78,7 @@ def test_a_stream_is_the_same_however_it_is_cut_and_shows_what_its_version_has(p
         for options in OPTIONS:
             plan = plan_of(scope, profile, options)
             plain = PlainStages(plan)
-            kept = [entry for entry in entries_of(amount(300, 900)) if plain.events(entry) is not None]
+            kept = [entry for entry in entries_of(amount(150, 900)) if plain.events(entry) is not None]
             oplog = PlainOplog(kept)
             expected = driven(oplog, plan, 1 << 30, fast=False)
             for entries_max in (1 << 30, 7):
@@ -100,7 +100,7 @@ def test_the_query_of_the_oplog_passes_what_a_stream_reads(profile: ServerProfil
             plan = plan_of(scope, profile, options)
             passes = entry_filter(open_stream(plan).oplog_filter)
             match = OplogMatch(plan.options, plan.profile)
-            for raw in entries_of(amount(300, 1500)):
+            for raw in entries_of(amount(150, 1500)):
                 read = match.matches(parse_entry(raw))
                 assert passes(raw) or not read, (scope, options, bson.decode(raw))
                 counted.update(read=read, passed=passes(raw))

@@ -13,14 +13,14 @@ from tailrace.embedded import ShardedCluster
 from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.source.options import parse
 from tests.differential.hidden import hide_a_member
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 from tests.sharded.waiting import take
 from tests.sharded.workload import spread
 
 pytestmark = [pytest.mark.mongod, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, IN_BETWEEN, "4.4.2"])
 def test_a_cluster_is_read_from_hidden_members(
     start_sharded_cluster: Callable[..., ShardedCluster], version: str
 ) -> None:

@@ -14,7 +14,7 @@ from bson import Binary, Code, Decimal128, Int64, MaxKey, MinKey, ObjectId, Rege
 from tailrace import raw_bson
 from tailrace.embedded import ReplicaSet
 from tailrace.source.shard_key import hashed, shard_key
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 NUMBERS: list[Any] = [
     *(0, 1, -1, 1.0, 2.5, -2.5, 1e18, 1e300, -1e300, float("nan"), float("inf"), float("-inf")),
@@ -48,7 +48,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.mongod
-@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, IN_BETWEEN, "4.4.2"])
 def test_hashes_are_the_server_s(version: str, start_replica_set: Callable[..., ReplicaSet]) -> None:
     running = start_replica_set(version=version, enable_test_commands=True)
     with pymongo.MongoClient(running.uri) as client:

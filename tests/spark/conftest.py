@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from tailrace.cli.main import main
 from tailrace.spark import local_session
+from tests.spark.goes_on import GoesOn
 
 
 @pytest.fixture(scope="session")
@@ -18,19 +19,6 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")  # streams that are meant to fail would print their stacks
     yield session
     session.stop()
-
-
-class GoesOn:
-    """A session that goes on when it is stopped."""
-
-    def __init__(self, session: SparkSession) -> None:
-        self._session = session
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    def stop(self) -> None:
-        pass
 
 
 @pytest.fixture

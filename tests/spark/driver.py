@@ -11,21 +11,19 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tailrace.spark import local_session
 from tailrace.spark.runtime.class_data import class_data_options
 from tailrace.spark.runtime.java import use_java
 
 
-def main(options_json: str, checkpoint: str, output: str, master: str) -> None:
-    quick = f"{class_data_options(use_java())} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    config = {"spark.master": master, "spark.executor.extraJavaOptions": quick}
-    spark = local_session("tailrace-driver", cores=2, fast_start=True, config=config)
-    spark.sparkContext.setLogLevel("ERROR")
-    out = Path(output)
+def follow(spark: SparkSession, options: Mapping[str, str], checkpoint: Path, out: Path) -> StreamingQuery:
+    """The stream of the driver, in any session."""
     out.mkdir(exist_ok=True)
 
     def write(frame: DataFrame, batch_id: int) -> None:
@@ -34,16 +32,23 @@ def main(options_json: str, checkpoint: str, output: str, master: str) -> None:
         shutil.rmtree(place, ignore_errors=True)
         beside.rename(place)
 
-    query = (
+    return (
         spark.readStream.format("tailrace")
-        .options(**json.loads(options_json))
+        .options(**options)
         .load()
         .writeStream.foreachBatch(write)
-        .option("checkpointLocation", checkpoint)
+        .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime="0 seconds")
         .start()
     )
-    query.awaitTermination()
+
+
+def main(options_json: str, checkpoint: str, output: str, master: str) -> None:
+    quick = f"{class_data_options(use_java())} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    config = {"spark.master": master, "spark.executor.extraJavaOptions": quick}
+    spark = local_session("tailrace-driver", cores=2, fast_start=True, config=config)
+    spark.sparkContext.setLogLevel("ERROR")
+    follow(spark, json.loads(options_json), Path(checkpoint), Path(output)).awaitTermination()
 
 
 if __name__ == "__main__":

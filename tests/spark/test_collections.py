@@ -22,6 +22,7 @@ from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.source.batch_reader import TailraceBatchReader
 from tailrace.spark.source.offset import Offset
 from tailrace.spark.source.options import parse
+from tests.server_in_use import IN_BETWEEN
 from tests.sharded import native
 from tests.snapshot.copies import Target, truth
 from tests.spark.readers import CrashingQuery
@@ -119,7 +120,7 @@ def write(client: pymongo.MongoClient[dict[str, Any]]) -> None:
     client.drop_database("listed_a")
 
 
-@pytest.fixture(scope="module", params=["6.0", "5.0.4", "4.4.2"])
+@pytest.fixture(scope="module", params=["6.0", IN_BETWEEN, "4.4.2"])
 def written(request: pytest.FixtureRequest) -> Iterator[tuple[str, ClusterTime, ClusterTime, bool]]:
     """A replica set of each version: its address, the span of the writes, whether it is a 6.0."""
 

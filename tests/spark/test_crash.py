@@ -18,8 +18,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pymongo
 import pytest
+from pyspark.sql import SparkSession
 
 from tailrace.embedded import ReplicaSet
+from tests.spark.driver import follow
 from tests.spark.streams import newest, server_events
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
@@ -111,10 +113,17 @@ class Burst(threading.Thread):
 
 
 def check_through_kills(
-    replica_set: ReplicaSet, database: str, directory: Path, kills: int, *, more: dict[str, str], stage: dict[str, str]
+    spark: SparkSession,
+    replica_set: ReplicaSet,
+    database: str,
+    directory: Path,
+    kills: int,
+    *,
+    more: dict[str, str],
+    stage: dict[str, str],
 ) -> None:
-    """A query with the options ``more`` is killed so many times while ``database`` is written to. In the end its sink
-    holds what the server's stream with the options ``stage`` gives."""
+    """A query with the options ``more`` is killed so many times while ``database`` is written to, and goes on in
+    ``spark``. In the end its sink holds what the server's stream with the options ``stage`` gives."""
     rng = random.Random()
     start = newest(replica_set.uri)
     options = {
@@ -136,17 +145,24 @@ def check_through_kills(
         burst.finish()
     until = newest(replica_set.uri)
     expected = server_events(replica_set.uri, (database, None), start, until, stage=stage)
-    with driver(options, directory) as process:
-        wait_for(lambda: have_arrived(directory, len(expected)), process, directory)
+    query = follow(spark, options, directory / "checkpoint", directory / "out")
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not have_arrived(directory, len(expected)):
+            assert query.isActive, query.exception()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        query.stop()
     assert arrived(directory) == expected
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_after_kills_at_random_moments_the_sink_holds_the_servers_stream_once(
-    kills: int, replica_set: ReplicaSet, tmp_path: Path
+    spark: SparkSession, kills: int, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
     """With a sink of a user's own; the lake is also killed inside a commit."""
     database = f"crash{kills}"
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client[database].create_collection("orders")
-    check_through_kills(replica_set, database, tmp_path, kills, more={}, stage={})
+    check_through_kills(spark, replica_set, database, tmp_path, kills, more={}, stage={})

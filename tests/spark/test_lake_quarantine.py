@@ -29,6 +29,7 @@ from tailrace.spark.lake.stream import write_stream
 from tailrace.spark.reading.slice_reader import read_slice
 from tailrace.spark.source.batch_reader import TailraceBatchReader
 from tailrace.spark.source.options import parse
+from tests.server_in_use import IN_BETWEEN
 from tests.spark.lake_driving import PATIENCE_S, driver, options_for
 from tests.spark.streams import newest, server_events
 
@@ -66,7 +67,7 @@ def span(uri: str, start: ClusterTime, until: ClusterTime, **more: Any) -> dict[
     }
 
 
-@pytest.fixture(params=["6.0", "5.0.4", "4.4.2"], scope="module")
+@pytest.fixture(params=["6.0", IN_BETWEEN, "4.4.2"], scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "6.0":
         yield request.getfixturevalue("replica_set").uri

@@ -25,6 +25,7 @@ from tailrace.embedded import ShardedCluster
 from tailrace.lake.commit_log import CommitLog
 from tailrace.spark.lake import CompactionPolicy, verify
 from tailrace.spark.lake.stream import write_stream
+from tests.server_in_use import IN_BETWEEN
 from tests.sharded import native
 from tests.sharded.workload import REGIONS, spread, writers
 from tests.spark.test_sharded import wait_until
@@ -86,7 +87,7 @@ def holds(lake: Path, until: Timestamp) -> bool:
     return newest is not None and newest.planned.until.to_timestamp() >= until
 
 
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2"])
 def test_a_divided_lake_of_a_cluster_whose_shards_elect_again_holds_what_the_shards_give(
     spark: SparkSession, start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
 ) -> None:

@@ -24,6 +24,7 @@ from tailrace.spark.source.options import COLUMNS
 from tests.differential import named_fields
 from tests.differential.test_named_fields_live import PIPELINES
 from tests.differential.wire import Wire
+from tests.server_in_use import IN_BETWEEN
 from tests.spark.streams import available_now, newest, server_events
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
@@ -33,7 +34,7 @@ LIMIT = 300
 Span = tuple[str, ClusterTime, ClusterTime]
 
 
-@pytest.fixture(scope="module", params=["6.0.27", "5.0.4", "4.4.2"])
+@pytest.fixture(scope="module", params=["6.0.27", IN_BETWEEN, "4.4.2"])
 def span(request: pytest.FixtureRequest) -> Iterator[Span]:
     """A server's URI, and two cluster times with such documents between them."""
     with ReplicaSet(1, version=request.param) as running:

@@ -29,6 +29,7 @@ from tests.differential.wire import Wire
 from tests.golden import recording
 from tests.golden.recording import RecordedStream
 from tests.property.plain_columns import CODEC
+from tests.server_in_use import IN_BETWEEN
 from tests.spark.streams import newest
 
 pytestmark = pytest.mark.mongod
@@ -83,7 +84,7 @@ def test_nothing_ends_a_stream_of_the_whole_cluster() -> None:
     assert invalidating(Scope.cluster()) is None
 
 
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2"])
 def test_buckets_count_every_entry_once_in_order(
     start_replica_set: Callable[..., ReplicaSet], version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +142,7 @@ def test_buckets_count_every_entry_once_in_order(
     connection.close()
 
 
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2"])
 def test_users_fields_are_not_asked_what_a_commit_says(
     start_replica_set: Callable[..., ReplicaSet], version: str
 ) -> None:
@@ -168,7 +169,7 @@ def test_users_fields_are_not_asked_what_a_commit_says(
     connection.close()
 
 
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2"])
 def test_what_is_sent_beside_apply_ops_ends_no_stream(
     start_replica_set: Callable[..., ReplicaSet], version: str
 ) -> None:

@@ -100,9 +100,7 @@ def test_documents_with_ids_of_every_type_come_once_and_in_order(replica_set: Re
     assert {kind_of(row) for row in query.rows} == {"snapshot"}
 
 
-@pytest.mark.parametrize(
-    "seed", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
 def test_beside_four_writers_and_through_twenty_crashes_nothing_is_lost_or_twice(
     replica_set: ReplicaSet, db: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

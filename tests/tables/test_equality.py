@@ -17,7 +17,7 @@ from tailrace.tables.writer import TablesWriter
 from tests.differential.execute import Executed, clear, note, run_operation
 from tests.differential.wire import Wire
 from tests.differential.workload import Workload
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 from tests.tables.equality import assert_equal, collections
 
 pytestmark = pytest.mark.mongod
@@ -61,7 +61,7 @@ def test_tables_equal_their_collections(replica_set: ReplicaSet, tmp_path: Path,
     assert equal_after(replica_set.uri, tmp_path / "t", seed, 300, SERVER_VERSION) == 5
 
 
-@pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [IN_BETWEEN, "4.4.2"])
 def test_tables_of_older_servers(start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str) -> None:
     running = start_replica_set(version=version, enable_test_commands=True)
     assert equal_after(running.uri, tmp_path / "t", 9200, 200, version) == 5

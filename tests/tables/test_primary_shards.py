@@ -19,6 +19,7 @@ from tailrace.tables.as_of import as_of
 from tailrace.tables.settings import TableRule, TableSettings
 from tailrace.tables.state import TableState
 from tailrace.tables.writer import TablesWriter
+from tests.server_in_use import IN_BETWEEN
 from tests.tables.equality import in_table
 from tests.tables.test_as_of import rows_of
 from tests.tables.test_sharded_equality import truth
@@ -136,7 +137,7 @@ def test_tables_that_begin_while_a_database_moves(sharded_cluster: ShardedCluste
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2"])
 def test_tables_while_shards_come_and_go(
     start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
 ) -> None:
