@@ -28,6 +28,7 @@ OURS_IN = {
     "source/dump.py": {"document"},
     "source/dump_version.py": {"document"},
     "source/shard_reader.py": {"batches[-1]", "batches[0]", "next_"},
+    "tail/feed.py": {"fed"},
 }
 
 
