@@ -16,7 +16,7 @@ import pytest
 
 import tailrace
 from tailrace.consumer import Change, Listener, MongoLeaseStore, listener
-from tailrace.embedded import ReplicaSet
+from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import OtherHistoryError
 from tailrace.event.resume_token import ResumeToken
 from tests.consumer.test_lanes import eventually
@@ -124,3 +124,20 @@ def test_a_listener_at_a_high_water_mark_does_not_go_on_over_another_history(
         leases.update_many({}, {"$unset": {"position.entries": 1}})
         with shop.listen("alone", client), shop.listen("lanes", client):
             eventually(lambda: shop.seen == {name: [1, 2, 4] for name in LANES}, "what came after the restore")
+
+
+def test_a_listener_goes_on_after_a_shards_name_was_given_to_another_replica_set(
+    start_sharded_cluster: Callable[..., ShardedCluster], leases: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused for ever, as one of another history."""
+    monkeypatch.setattr(listener, "CommitPolicy", partial(listener.CommitPolicy, idle_seconds=0.2))
+    cluster = start_sharded_cluster(2)
+    cluster.router.create_database("shop", "shard0")
+    shop = Shop(cluster.uri, MongoLeaseStore(leases))
+    cluster.router.insert_one("shop.orders", {"_id": 1})
+    shop.run_to_a_high_water_mark([1])
+    assert all("shard1" in position["entries"] for position in shop.positions())
+    cluster.remove_shard("shard1")
+    cluster.add_shard("shard1")
+    cluster.router.insert_one("shop.orders", {"_id": 2})
+    shop.run_to_a_high_water_mark([1, 2])

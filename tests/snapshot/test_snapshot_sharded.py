@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import bson
@@ -18,10 +19,11 @@ from pymongo.errors import WriteError
 import tailrace
 from tailrace.client.client import operation_time, readers_of
 from tailrace.embedded import ShardedCluster
+from tailrace.errors import OtherHistoryError
 from tailrace.oplog.namespace import Scope
 from tailrace.snapshot import SnapshotReader, begin
 from tailrace.snapshot.chunk import ChunkReader
-from tailrace.snapshot.reader import range_reader
+from tailrace.snapshot.reader import check_origin, range_reader
 from tests.snapshot.copies import Target, copy_all, id_of, persisted, stream_behind
 
 pytestmark = pytest.mark.mongod
@@ -248,6 +250,39 @@ def test_the_same_on_older_servers(start_sharded_cluster: Callable[..., ShardedC
                 cluster.router.move_chunk(namespace, {"region": "a", "_id": 1}, to="shard1")
                 cluster.router.move_chunk(namespace, {"region": "b", "_id": 1}, to="shard0")
         assert held(target, namespace) == truth(cluster, namespace)
+
+
+def test_a_snapshot_goes_on_after_a_shards_name_was_given_to_another_replica_set(
+    start_sharded_cluster: Callable[..., ShardedCluster],
+) -> None:
+    """It was refused as one of another history: the entries up to which it had read were looked for in the oplog of the
+    replica set that bears the name now. Shards that left had been tried, but not their names."""
+    cluster = start_sharded_cluster(2)
+    namespace = spread_over(cluster, "snapshots", {"region": 1, "_id": 1})
+    for number in range(60):
+        cluster.router.insert_one(namespace, {"_id": number, "region": REGIONS[number % 6]})
+    scope = Scope.parse(namespace)
+    with tailrace.connect(cluster.uri) as client:
+        target = Target()
+        state = begin(readers_of(client).cluster, scope)
+        reader = SnapshotReader(readers_of(client).cluster, scope, state=state, chunk_documents=7)
+        for _ in range(3):
+            chunk = next(iter(reader))
+            for event in chunk.events():
+                target.apply(event)
+            state = persisted(reader.done(chunk))
+    cluster.remove_shard("shard1")
+    cluster.add_shard("shard1")
+    cluster.router.move_chunk(namespace, {"region": "b", "_id": 1}, to="shard1")
+    cluster.router.insert_one(namespace, {"_id": 100, "region": "b"})
+    with tailrace.connect(cluster.uri) as client:
+        check_origin(readers_of(client).cluster, state)
+        copy_all(SnapshotReader(readers_of(client).cluster, scope, state=state), target)
+        assert held(target, namespace) == truth(cluster, namespace)
+        # What the name of a shard that is still the one says is compared.
+        wrong = {"shard0": replace(state.witness.entries["shard0"], digest="0" * 16)}
+        with pytest.raises(OtherHistoryError, match="another entry"):
+            check_origin(readers_of(client).cluster, replace(state, witness=replace(state.witness, entries=wrong)))
 
 
 def test_a_collection_that_is_resharded_in_the_middle_is_copied_whole(

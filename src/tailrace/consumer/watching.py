@@ -43,7 +43,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
-from tailrace.source.witness import check_witness, identity_if_allowed
+from tailrace.source.witness import check_witness, compared_oplogs, identity_if_allowed
 
 #: How long one look at a quiet stream waits: a listener that is stopped ends after that at the latest.
 _AWAIT_MS: Final = 500
@@ -161,7 +161,7 @@ class Watching:
         check_witness(
             Witness(nobody, position.entries),
             nobody,
-            {name: source for name, source in oplogs_of(deployment).items() if name in position.entries},
+            compared_oplogs(deployment, position.entries, oplogs_of(deployment)),
             what="the changes before the committed position",
             hint="The effects of changes that the restore has undone are still there. Put the targets right, and give "
             "the listener a resource of its own",

@@ -27,7 +27,14 @@ from tailrace.snapshot.places import ClusterPlaces, Found, Placement, Places, Re
 from tailrace.snapshot.state import CollectionCopy, KeyRange, SnapshotState, key_ranges
 from tailrace.source.connection import RETRY_SECONDS
 from tailrace.source.topology import Cluster
-from tailrace.source.witness import check_witness, identity_if_allowed, newest_marks, oplogs_of, witness_of
+from tailrace.source.witness import (
+    check_witness,
+    compared_oplogs,
+    identity_if_allowed,
+    newest_marks,
+    oplogs_of,
+    witness_of,
+)
 
 #: A chunk holds so many documents at most, and about so many bytes.
 CHUNK_DOCUMENTS: Final = 2_000
@@ -300,7 +307,7 @@ def check_origin(client: MongoClient[Any] | Cluster, state: SnapshotState) -> No
         check_witness(
             state.witness,
             identity_if_allowed(client),
-            oplogs_of(client) if state.witness.entries else {},
+            compared_oplogs(client, entries, oplogs_of(client)) if (entries := state.witness.entries) else {},
             what=f"the documents of the snapshot of {state.start}",
             hint="Connect to the deployment that the snapshot was begun on, or begin it anew here",
         )

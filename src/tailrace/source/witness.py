@@ -11,10 +11,11 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from tailrace.errors import OtherHistoryError, SourceError, on_shard
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.source.connection import Connection
 from tailrace.source.failure import is_transient
+from tailrace.source.membership import changes
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
 
@@ -44,6 +45,19 @@ def oplogs_of(deployment: MongoClient[Any] | Cluster) -> dict[str, MongodSource]
     if isinstance(deployment, Cluster):
         return {one.name: MongodSource(deployment.client(one.name)) for one in deployment.shards()}
     return {(source := MongodSource(deployment)).name: source}
+
+
+def compared_oplogs(
+    deployment: MongoClient[Any] | Cluster, marks: Mapping[str, EntryMark], oplogs: Mapping[str, MongodSource]
+) -> dict[str, MongodSource]:
+    """Those of ``oplogs`` that the marks can be of. A shard that was added after its mark is another one: the name was
+    that of a shard that has been removed."""
+    found = {name: source for name, source in oplogs.items() if name in marks}
+    if not found or not isinstance(deployment, Cluster) or deployment.config is None:
+        return found
+    config, first = Connection(deployment.config), min(marks[name].time for name in found)
+    added = {one.name: one.time for one in _if_allowed(partial(changes, config, first)) or () if one.host is not None}
+    return {name: source for name, source in found.items() if added.get(name, ZERO) <= marks[name].time}
 
 
 def witness_of(deployment: MongoClient[Any] | Cluster, oplogs: Mapping[str, MongodSource]) -> Witness:
