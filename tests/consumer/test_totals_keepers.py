@@ -86,6 +86,15 @@ def test_a_ledger_that_is_gone_ends_the_keeper(shop: CountingShop) -> None:
         until(lambda: agree(shop) or not is_kept(anew))
 
 
+def test_a_keeper_that_is_stopped_while_it_starts_ends(shop: CountingShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its second listener had not begun, and its end was waited for."""
+    shop.customers.insert_one({"_id": "a"})
+    keeper = keeper_of(shop)
+    monkeypatch.setattr(keeper, "_source_has_begun", lambda: keeper.stop() is not None)
+    keeper.start()
+    assert keeper.join(60)
+
+
 def test_a_target_that_refuses_its_totals_does_not_hold_up_the_others(shop: CountingShop) -> None:
     shop.customers.insert_many([{"_id": name} for name in "abc"])
     shop.db.command("collMod", "customers", validator={"stats.total": {"$ne": 7}})

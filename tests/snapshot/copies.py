@@ -15,6 +15,7 @@ from tailrace import raw_bson
 from tailrace.event.keystring import encode
 from tailrace.oplog.namespace import Scope
 from tailrace.snapshot import SnapshotReader, SnapshotState
+from tailrace.tables.apply import has_document_key
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
 #: Names of collections may be no text.
@@ -65,11 +66,11 @@ class Target:
             document = found.get("fullDocument")
             key = id_of(bytes(found["documentKey"].raw))
             if document is None:
-                documents.pop(key, None)  # updateLookup: it is gone by now, and its delete comes
+                self._remove(documents, found)  # updateLookup: it is gone by now, and its delete comes
             else:
                 documents[key] = bytes(document.raw)
         elif kind == "delete":
-            documents.pop(id_of(bytes(found["documentKey"].raw)), None)
+            self._remove(documents, found)
         elif kind in ("drop", "dropDatabase"):
             for gone in (
                 [name] if kind == "drop" else [one for one in self.collections if one.startswith(f"{ns['db']}.")]
@@ -78,6 +79,14 @@ class Target:
         elif kind == "rename":
             to = found["to"]
             self.collections[f"{to['db']}.{to['coll']}"] = self.collections.pop(name, {})
+
+    def _remove(self, documents: dict[bytes, bytes], event: Any) -> None:
+        """The document that the event is of. One with another shard key value was moved by a transaction whose insert
+        came before its delete."""
+        document_key = bytes(event["documentKey"].raw)
+        held = documents.get(id_of(document_key))
+        if held is not None and has_document_key(held, document_key):
+            del documents[id_of(document_key)]
 
 
 def copy_all(reader: SnapshotReader, target: Target) -> SnapshotState:

@@ -116,6 +116,8 @@ class ViewKeeper:
             **shared,
         )
         self._stopped = threading.Event()
+        #: One that is stopped at its start has not begun to follow the target.
+        self._begun: list[Listener] = []
 
     @property
     def listeners(self) -> Sequence[Listener]:
@@ -134,19 +136,34 @@ class ViewKeeper:
                 self.upkeep.begin()
         if not self.upkeep.has_index():
             _log.warning(*self.upkeep.without_index)
-        self._source.start()
-        if self._source_has_begun() and is_first and isinstance(self.upkeep, TotalsUpkeep):
-            # Before the targets' listener writes its first position: whoever is killed here does it again.
-            with suppress(_StoppedError):
-                self.upkeep.fill(check=self._check_stopped)
-        if not self._stopped.is_set():
-            self._target.start()
+        self._begin(self._source)
+        try:
+            if self._source_has_begun() and is_first and isinstance(self.upkeep, TotalsUpkeep):
+                # Before the targets' listener writes its first position: whoever is killed here does it again.
+                with suppress(_StoppedError):
+                    self.upkeep.fill(check=self._check_stopped)
+        except BaseException:
+            self.stop()
+            raise
+        if not self._stopped.is_set() and not self._source_has_ended():
+            self._begin(self._target)
         return self
+
+    def _begin(self, listener: Listener) -> None:
+        self._begun.append(listener)
+        listener.start()
+
+    def _source_has_ended(self) -> bool:
+        """Whether it has, also by an error: our own ``join`` raises that."""
+        try:
+            return self._source.join(0)
+        except Exception:  # noqa: BLE001
+            return True
 
     def _source_has_begun(self) -> bool:
         """Wait until the source is followed, by whomever. Totals must not be computed before."""
         deadline = time.monotonic() + _BEGIN_S
-        while not self._stopped.wait(_STEP_S) and not self._source.join(0):
+        while not self._stopped.wait(_STEP_S) and not self._source_has_ended():
             lease = self._store.read(self._source.resource)
             if lease is not None and lease.position is not None:
                 return True
@@ -155,7 +172,7 @@ class ViewKeeper:
         return False
 
     def _check_stopped(self) -> None:
-        if self._stopped.is_set() or self._source.join(0):
+        if self._stopped.is_set() or self._source_has_ended():
             raise _StoppedError
 
     def stop(self) -> None:
@@ -169,7 +186,7 @@ class ViewKeeper:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
-                ended = [self._source.join(_STEP_S), self._target.join(_STEP_S)]
+                ended = [one.join(_STEP_S) for one in self._begun]
             except BaseException:
                 self.stop()
                 raise
