@@ -16,6 +16,7 @@ from tailrace.embedded import ShardedCluster
 from tailrace.errors import SourceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.tables.as_of import as_of
+from tailrace.tables.oplogs import same_replica_set
 from tailrace.tables.settings import TableRule, TableSettings
 from tailrace.tables.state import TableState
 from tailrace.tables.writer import TablesWriter
@@ -270,3 +271,11 @@ def added_with_data(cluster: ShardedCluster, name: str, database: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "_register", filled)
         cluster.add_shard(name)
+
+
+def test_a_replica_set_is_known_again_after_its_members_have_changed() -> None:
+    """The config server remembers where a shard was when it was added."""
+    added = "rs1/a:1,b:1"
+    assert same_replica_set(added, "rs1/b:1,c:1")
+    assert not same_replica_set(added, "rs1/c:1,d:1")
+    assert not same_replica_set(added, "rs2/a:1,b:1")

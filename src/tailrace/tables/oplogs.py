@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -455,13 +455,21 @@ class Oplogs:
         if oldest > since and not is_first:
             raise history_lost(f"the config server's oplog begins at {oldest}: which shards there were is not known")
         config = Connection(self._config.client)
-        for shard in removed_shards(config, changes(config, since)):
-            if shard.host not in self._hosts.values():
+        found = changes(config, since)
+        again = {change.name for change in found if change.host is not None}
+        for shard in removed_shards(config, found):
+            if not self._is_read(shard, again):
                 name = shard.name
                 while name in self._members:
                     name += _FORMER
                 self._add(ShardAddress(name, self._readable(shard)))
                 self.joined.add(name)
+
+    def _is_read(self, shard: Removed, again: Collection[str]) -> bool:
+        """Whether a removed shard is one of those that are read. ``again``: names that were given to a shard since."""
+        if shard.host is not None:
+            return any(same_replica_set(shard.host, host) for host in self._hosts.values())
+        return f"{shard.name}{_FORMER}" in self._hosts or (shard.name in self._hosts and shard.name not in again)
 
     def _readable(self, shard: Removed) -> str:
         """Where a removed shard is, which can be read. Raises SourceError."""
@@ -509,6 +517,13 @@ class Oplogs:
         for name in [name for name in self._members if name not in self._listed]:
             del self._members[name]
             del self._hosts[name]
+
+
+def same_replica_set(one: str, other: str) -> bool:
+    """Whether two hosts as in ``config.shards`` (``<replica set>/<host:port>,...``) are of one replica set: its members
+    come and go."""
+    (name, _, servers), (other_name, _, others) = one.partition("/"), other.partition("/")
+    return name == other_name and not set(servers.split(",")).isdisjoint(others.split(","))
 
 
 def _applied_at_once(entry: OplogEntry) -> Iterator[OplogEntry]:
