@@ -237,7 +237,7 @@ def test_systemd_is_told_and_its_watchdog_is_not_fed_while_a_handler_hangs(
         until("WATCHDOG=1")
         commands.database.orders.insert_one({"_id": 1})
         commands.until(lambda: commands.lines("begun"), process)
-        wrong = r"STATUS=the handler of .* longer than 0.5 s|STATUS=process \d of 2 does not live"
+        wrong = r"STATUS=the handler of .* longer than 0.5 s|STATUS=process \d of 2 is not alive"
         while not any(re.match(wrong, line) for line in said):
             said.extend(manager.recv(4096).decode().split("\n"))
         said.clear()
@@ -434,7 +434,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a collection alone": (["listen", "json:dumps", "--resource", "r", "--collection", "c"], "needs --database"),
     "a store that is no collection": (
         ["listen", "json:dumps", "--resource", "r", "--store", "x"],
-        "is no collection",
+        "is not a collection",
     ),
     "an address without a port": (["listen", "json:dumps", "--resource", "r", "--metrics", "x"], "is not an address"),
     "more processes than lanes": (

@@ -233,7 +233,7 @@ def test_a_place_that_the_oplog_does_not_reach_is_refused(shop: Shop, capsys: py
     assert shop.store.read("orders") == before
     token = (shop.store.read("orders").position or {})["token"]["_data"]
     assert shop.cli("seek", "orders", "--token", token) == 0
-    assert f"moved orders to {ClusterTime(int(token[2:18], 16))}; it stood at " in capsys.readouterr().out
+    assert f"moved orders to {ClusterTime(int(token[2:18], 16))}; it was at " in capsys.readouterr().out
     assert shop.store.read("orders").owner is None
     for wrong in ((), ("--time", "2026-01-01T00:00:00Z", "--token", token), ("--token", "82")):
         assert shop.cli("seek", "orders", *wrong) == 1
@@ -255,7 +255,7 @@ def test_the_change_that_fails_again_and_again_is_left_out(
         name = "orders"
         if partitions > 1:
             assert shop.cli("skip", "orders", "--letters", where) == 1
-            assert "orders has 3 lanes: of which is the next change" in capsys.readouterr().err
+            assert "orders has 3 lanes: the next change of which one" in capsys.readouterr().err
             name = shop.failing
             assert name.startswith("orders/")
         assert shop.cli("skip", name, "--letters", where) == 0
@@ -424,7 +424,7 @@ def test_every_lane_s_lag_is_listed_and_sealed_ones_are_folded_away(
     assert (listed["orders"]["state"], listed["orders"]["position"]) == ("free", "3 lanes")
     assert not any(name.startswith("orders/1.") for name in listed)
     assert shop.cli("list") == 0
-    assert "2 lanes of earlier numbers of lanes are not shown" in capsys.readouterr().out
+    assert "2 sealed lanes, left from an earlier number of lanes, are not shown" in capsys.readouterr().out
     assert shop.cli("show", "orders", "--sealed", "--json") == 0
     shown = {line["resource"]: line for line in json.loads(capsys.readouterr().out)}
     assert shown["orders/1.0"]["state"] == "sealed"
@@ -435,7 +435,7 @@ def test_every_lane_s_lag_is_listed_and_sealed_ones_are_folded_away(
     assert shop.cli("show", "orders") == 0
     said = capsys.readouterr().out
     assert f"orders: paused since {datetime.now(UTC):%Y}" in said
-    assert "orders/2.1: left to host9 until" in said
+    assert "orders/2.1: reserved for host9 until" in said
     assert shop.cli("resume", "orders") == 0
     assert capsys.readouterr().out == "resumed orders\n"
     assert shop.cli("show", "orders", "--json") == 0

@@ -101,7 +101,7 @@ def test_a_target_that_refuses_its_totals_does_not_hold_up_the_others(shop: Coun
     shop.orders.insert_many([{"_id": n, "customer_id": "abc"[n], "amount": 6 + n} for n in range(3)])
     changes = [one for one in shop.changes() if one.event["ns"]["coll"] == "orders"]
     assert shop.counting.sources_changed(changes) == 1, "the one before it"  # type: ignore[arg-type]
-    with pytest.raises(SinkError, match="does not take the fields of the view for the document with _id 'b'"):
+    with pytest.raises(SinkError, match="does not accept the fields of the view for the document with _id 'b'"):
         shop.counting.sources_changed(changes[1:])  # type: ignore[arg-type]
     assert shop.counting.sources_changed(changes[2:]) == 1  # type: ignore[arg-type]
     assert {one["_id"]: one["stats"]["total"] for one in shop.customers.find({"stats": {"$exists": True}})} == {
@@ -153,7 +153,7 @@ def test_the_commands_know_totals(
     assert main(["view", "verify", *where, *totals, "--grace", "0"]) == 0
     capsys.readouterr()
     for wrong, words in (
-        (["--on", "customer_id"], "nothing to carry"),
+        (["--on", "customer_id"], "would carry nothing"),
         ([*totals, "--field", "name=name"], "carries fields, or counts"),
         (["--on", "customer_id", "--sum", "total"], "is not TARGET=SOURCE"),
     ):

@@ -167,7 +167,7 @@ def test_a_directory_of_which_a_part_is_lost_is_refused(followed: Followed, part
         with pytest.raises(TailraceError, match=str(followed.folder)) as raised:
             followed.follow(token, full_document=mode)
         assert isinstance(raised.value, ImageStateError)
-        said = ("had begun, and nothing is there", "is missing", "is not the bucket of this state that it was")
+        said = ("had begun, and the directory is empty", "is missing", "no longer holds the same bucket of this state")
         assert any(words in str(raised.value) for words in said)
 
 

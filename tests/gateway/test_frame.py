@@ -110,10 +110,10 @@ def test_a_decompression_bomb_is_refused_before_it_is_unpacked(name: str, bomb: 
     number = compression.COMPRESSORS[name]
     tracemalloc.start()
     try:
-        for size, sentence in [(1000, "holds"), (200_000_000, "are the limit"), (-5, "are the limit")]:
+        for size, sentence in [(1000, "holds"), (200_000_000, "the limit is"), (-5, "the limit is")]:
             with pytest.raises(BadFrame, match=sentence):
                 decompress(_compressed(frame.OP_MSG, size, number, packed))
-        with pytest.raises(BadFrame, match="are the limit"):
+        with pytest.raises(BadFrame, match="the limit is"):
             decompress(_compressed(frame.OP_MSG, 100_000, number, packed), limit=50_000)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -135,7 +135,7 @@ def test_a_zstd_frame_that_wants_a_window_beyond_the_limit_is_refused() -> None:
         (b"", "16 bytes, and 0 came"),
         (struct.pack("<iiii", 15, 0, 0, 2013), "its header alone has 16"),
         (struct.pack("<iiii", -1, 0, 0, 2013), "its header alone has 16"),
-        (struct.pack("<iiii", 48_000_001, 0, 0, 2013), "48000000 are the limit"),
+        (struct.pack("<iiii", 48_000_001, 0, 0, 2013), "the limit is 48000000"),
         (struct.pack("<iiii", 99, 0, 0, 2013), "16 bytes are there"),
         (struct.pack("<iiii", 16, 0, 0, 2013), "ends before an OP_MSG's flags"),
         (struct.pack("<iiiiI", 20, 0, 0, 2013, 1), "too short for one"),

@@ -192,7 +192,7 @@ def test_who_sends_a_large_message_too_slowly_is_closed_if_others_wait(
 def test_an_address_that_is_taken_is_an_error(replica_set: ReplicaSet) -> None:
     with (
         running_gateway(replica_set.uri) as running,
-        pytest.raises(SinkError, match="cannot be listened at"),
+        pytest.raises(SinkError, match="cannot listen at"),
         running_gateway(replica_set.uri, port=running.port),
     ):
         pass

@@ -60,7 +60,7 @@ def test_run_follows_the_stream_until_sigterm(replica_set: ReplicaSet, tmp_path:
     for name in ("tailrace_query_active{", "tailrace_tables_tables ", 'tailrace_archive_segments_total{oplog="rs0"}'):
         assert name in served
     assert first["lagMs"] >= 0
-    assert err.startswith("Stopped. 100 events in 1 micro-batches came into"), err
+    assert err.startswith("Stopped. 100 events in 1 micro-batches were written to"), err
     assert list(lake_events(tmp_path / "lake")) == server_events(replica_set.uri, (database, None), start, until)
     (archived,) = verify_archive(tmp_path / "kept")
     assert archived.faults == []
@@ -98,9 +98,9 @@ def child_processes(parent: int, name: str) -> list[int]:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--compact", "--verify"), "--compact and --verify exclude each other"),
-        (("--verify", "--available-now"), "--verify and --available-now exclude each other"),
-        (("--compact", "--accept-gap"), "--compact and --accept-gap exclude each other"),
+        (("--compact", "--verify"), "--compact and --verify cannot be used together"),
+        (("--verify", "--available-now"), "--verify and --available-now cannot be used together"),
+        (("--compact", "--accept-gap"), "--compact and --accept-gap cannot be used together"),
         (("--full",), "--full says how --verify works, but --verify is not given"),
     ],
 )

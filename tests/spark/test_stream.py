@@ -396,7 +396,7 @@ def test_a_checkpoint_of_another_replica_set_of_the_same_name_is_refused(
 ) -> None:
     available_now(spark, {"uri": replica_set.uri}, tmp_path)
     other = start_replica_set(1)
-    with pytest.raises(StreamingQueryException, match="another one of the same name"):
+    with pytest.raises(StreamingQueryException, match="a different one of the same name"):
         available_now(spark, {"uri": other.uri}, tmp_path)
 
 

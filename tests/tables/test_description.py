@@ -40,7 +40,7 @@ def test_columns_with_other_names_and_types_are_listed(tmp_path: Path) -> None:
         "_key is in column _key_2: long; another column has this name, or one that differs only in case",
         "a b is in column a_b: long",
         "\\u001b]0;x is in column _]0_x: long",
-        "text is in column text: json; it was string, and texts are in quotes now",
+        "text is in column text: json; it was string, and strings are now in quotes",
         "n is in column n: double; it was long",
     ]
     assert lines(tmp_path / "t") == expected

@@ -537,7 +537,7 @@ def test_as_of_refuses_a_table_that_was_set_back_and_an_archive_of_another_histo
     real = EntryMark.of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EntryMark, "of", staticmethod(lambda time, entry: real(time, entry + b"another")))
-        with pytest.raises(OtherHistoryError, match=r"another history than the tables: at .* has another entry"):
+        with pytest.raises(OtherHistoryError, match=r"a different history from the tables: at .* has another entry"):
             as_of(root, collection.full_name, between, archive=tmp_path / "own")
     put_back(folder, root.with_name("backup") / folder.name)
     with pytest.raises(SinkError, match="does not match its state"):

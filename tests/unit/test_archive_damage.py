@@ -438,5 +438,5 @@ def test_an_archive_without_any_entry_says_so(tmp_path: Path) -> None:
 def test_tables_are_not_led_on_by_another_deployments_archive(root: Path) -> None:
     sources = {"rs0": ArchiveSource(root)}
     _check_archive(root, sources, Witness(DeploymentIdentity({"rs0": SET})))
-    with pytest.raises(OtherHistoryError, match=r"is of another deployment than the tables: the id of the replica set"):
+    with pytest.raises(OtherHistoryError, match=r"is not of the tables' deployment: the id of the replica set"):
         _check_archive(root, sources, Witness(DeploymentIdentity({"rs0": "f" * 24})))

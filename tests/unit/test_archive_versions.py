@@ -212,4 +212,4 @@ def test_the_explanation_of_a_dump_is_of_its_own_version(tmp_path: Path, capsys:
     (tmp_path / "prelude.json").write_text('{"ServerVersion": "7.0.28"}')
     assert told(capsys, str(tmp_path)).startswith("tailrace: the events are those of MongoDB 7.0.28: ")
     missing = told(capsys, str(tmp_path / "none"))
-    assert missing == "tailrace: the events are taken for those of MongoDB 6.0: no dump was looked into\n"
+    assert missing == "tailrace: the events are assumed to be those of MongoDB 6.0: no dump was examined\n"

@@ -31,7 +31,7 @@ def test_a_gateway_whose_loop_stands_still_is_dead_and_one_that_cannot_read_is_n
     found = beating.health()
     assert (found.dead, found.unready) == (None, "the deployment cannot be read: nobody is there")
     monkeypatch.setattr(pulse, "DEAD_AFTER_S", -1.0)
-    assert "its event loop stands still" in str(beating.health().dead)
+    assert "its event loop is blocked" in str(beating.health().dead)
 
 
 def test_a_loop_that_turns_is_noted_until_it_is_stopped() -> None:

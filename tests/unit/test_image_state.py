@@ -424,7 +424,7 @@ def test_a_bucket_of_another_state_or_of_an_older_copy_is_found(tmp_path: Path, 
     place = Path("generation-1") / f"{bucket:04d}" / "data.mdb"
     shutil.copytree(one, copy)
     shutil.copy(other / place, one / place)
-    with pytest.raises(ImageStateError, match="not the bucket of this state"):
+    with pytest.raises(ImageStateError, match="no longer holds the same bucket of this state"):
         opened(one)
     shutil.copy(copy / place, one / place)
     with opened(one) as state:

@@ -185,7 +185,7 @@ def test_a_staged_file_that_has_gone_stops_the_commit_before_it_begins(root: Pat
     claim = make(root, checkpoint).claim
     files = stage(root, range(10))
     (root / files[0].name).unlink()
-    with pytest.raises(SinkError, match="has gone before it could be committed"):
+    with pytest.raises(SinkError, match="is gone before it could be committed"):
         put(root, claim, 0, files)
     assert CommitLog(root).head().number == 0
 

@@ -102,7 +102,7 @@ def test_an_old_copy_that_was_changed_since_is_another_lake(root: Path, checkpoi
     shutil.rmtree(root)
     (tmp_path / "old").rename(root)
     assert compact(root).files_after == 1
-    with pytest.raises(SinkError, match=r"is not the one that the checkpoint .*: its commit \d+ is another one"):
+    with pytest.raises(SinkError, match=r"is not the one that the checkpoint .*: its commit \d+ is a different one"):
         make(root, checkpoint)
 
 
@@ -260,7 +260,7 @@ def test_a_checkpoint_without_its_file_and_one_of_a_lake_that_has_gone_are_refus
     with pytest.raises(UsageError, match="was not made for a lake"):
         make(root, checkpoint)
     claim, files = json.loads(known)["claim"], stage(root, range(10, 20))
-    with pytest.raises(SinkError, match="has gone or was replaced while its stream was running"):
+    with pytest.raises(SinkError, match="is gone or was replaced while its stream was running"):
         commit_batch(root, claim, 1, span(10, 19), files, checkpoint=checkpoint)
     (checkpoint / CHECKPOINT_FILE).write_bytes(known)
     shutil.rmtree(root)

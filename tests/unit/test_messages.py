@@ -204,7 +204,7 @@ def test_an_outbox_document_says_what_its_message_is() -> None:
         ({"_id": 1, "payload": 1}, "names no topic"),
         ({"_id": 1, "topic": 5, "payload": 1}, "names no topic"),
         ({"_id": 1, "topic": "t"}, "no field 'payload'"),
-        ({"_id": 1, "topic": "t", "payload": 1, "headers": [1]}, "no document"),
+        ({"_id": 1, "topic": "t", "payload": 1, "headers": [1]}, "is not a document"),
     ],
 )
 def test_an_outbox_document_that_lacks_something_is_refused_with_the_reason(

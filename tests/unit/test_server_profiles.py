@@ -117,7 +117,7 @@ def test_a_wrong_version_is_refused_before_anything_connects() -> None:
 
 def test_the_command_line_refuses_a_wrong_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_module.main(["watch", "mongodb://127.0.0.1:1", "--server-version", "3.6"]) == 1
-    assert capsys.readouterr().err == ("tailrace: MongoDB 3.6 is not supported. 4.4 is the oldest version that is.\n")
+    assert capsys.readouterr().err == ("tailrace: MongoDB 3.6 is not supported. 4.4 is the oldest supported version.\n")
 
 
 def changed(version: str) -> dict[str, object]:

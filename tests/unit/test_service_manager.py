@@ -121,12 +121,12 @@ def test_the_watchdog_s_time_is_that_of_this_process(environment: dict[str, str]
 
 def test_of_several_processes_the_one_that_is_silent_is_named() -> None:
     quick, silent = Beat([0.0, 0.0], None), Beat([0.0, 0.0], 1e-9)
-    assert _health([quick, quick]).said == "0 of 2 processes have begun"
+    assert _health([quick, quick]).said == "0 of 2 processes have started"
     quick.tell("READY=1", "WATCHDOG=1")
-    assert _health([quick]) == Health("1 of 1 processes have begun")
+    assert _health([quick]) == Health("1 of 1 processes have started")
     assert _health([quick, silent]).dead is None, "it has not begun yet"
     silent.tell("READY=1")
-    assert _health([quick, silent]).dead == "process 2 of 2 does not live"
+    assert _health([quick, silent]).dead == "process 2 of 2 is not alive"
     silent.watchdog_s = 1e9
     silent.tell("WATCHDOG=1")
     assert _health([quick, silent]).dead is None

@@ -78,7 +78,7 @@ def test_no_secret_is_written() -> None:
         (identity(database="shop"), "scope was 'shop' and is '(cluster)'"),
         (identity(pipeline='[{"$match": {"a": 1}}]'), "pipelineSha256 was"),
         (identity({"rs1": "65f0"}), "replica set was 'rs1' and is 'rs0'"),
-        (identity({"rs0": "9999"}), "replica set 'rs0' is another one of the same name"),
+        (identity({"rs0": "9999"}), "replica set 'rs0' is a different one of the same name"),
         (identity(generateV2ResumeTokens="true"), "generateV2ResumeTokens was 'true'"),
     ],
 )
@@ -125,12 +125,12 @@ def test_the_offset_of_a_replica_set_does_not_speak_of_clusters() -> None:
         (
             whole_cluster(),
             identity(),
-            "it was made over the replica set 'rs0' and the uri leads to the sharded cluster '65f0a1'",
+            "it was made on the replica set 'rs0' and the uri leads to the sharded cluster '65f0a1'",
         ),
         (
             identity(),
             whole_cluster(),
-            "it was made over the sharded cluster '65f0a1' and the uri leads to the replica set 'rs0'",
+            "it was made on the sharded cluster '65f0a1' and the uri leads to the replica set 'rs0'",
         ),
         (shard_alone(), identity(), "replica set 'rs0' has become a shard of cluster '65f0a1'"),
         (shard_alone(), shard_alone("77"), "replica set 'rs0' has become a shard of another cluster, '65f0a1'"),

@@ -63,15 +63,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="oldest",
         help="where a new archive begins (default: with the oldest entry)",
     )
-    parser.add_argument("--keep", metavar="30d", help="delete segments that are older (s, m, h, d; default: never)")
+    parser.add_argument("--keep", metavar="30d", help="delete segments older than this (s, m, h, d; default: never)")
     parser.add_argument(
-        "--keep-bytes", metavar="500g", help="delete the oldest segments beyond this size, each oplog's"
+        "--keep-bytes", metavar="500g", help="delete the oldest segments of each oplog beyond this size"
     )
     parser.add_argument(
-        "--segment-bytes", metavar="256m", default="256m", help="close a file at so many bytes of entries"
+        "--segment-bytes", metavar="256m", default="256m", help="close a file when it holds this many bytes of entries"
     )
     parser.add_argument(
-        "--segment-seconds", metavar="N", type=float, default=60.0, help="or after so long (default: 60)"
+        "--segment-seconds", metavar="N", type=float, default=60.0, help="or after N seconds (default: 60)"
     )
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: metrics)"
@@ -185,7 +185,7 @@ def _report(folder: Path, *, reads_all: bool) -> int:
     if faults:
         raise SourceError(f"the archive {folder} has {len(faults)} fault{'s' if len(faults) > 1 else ''}")
     if reads_all:
-        say("whole: every file is what was written, and none is missing")
+        say("intact: every file is as it was written, and none is missing")
     return 0
 
 

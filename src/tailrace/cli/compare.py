@@ -174,7 +174,7 @@ def _say_begun(comparison: DeploymentComparison, args: argparse.Namespace) -> No
     known = {
         "measured": "measured",
         "derived": "derived, and not measured yet",
-        "unknown": "those of the newest version that it knows: nothing is known about this one",
+        "unknown": "those of the newest version that it knows: nothing is known about it",
     }[comparison.knowledge]
     tell(
         f"tailrace: comparing {args.namespace or 'everything'} on MongoDB {for_people(comparison.server_version)}, "

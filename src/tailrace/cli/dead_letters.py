@@ -32,7 +32,7 @@ leases skip).
 --resource NAME chooses those of a resource, with all its lanes; --change ID those whose change id begins with ID.
 replay and discard want --change, or --all.
 
-The exit status is 0 when it is done, and 1 when it is not, or when replay has kept a letter."""
+The exit status is 0 when the action is done, and 1 when it is not, or when replay has kept a letter."""
 _ACTIONS: Final = ("list", "show", "replay", "discard")
 _OURS: Final = ("letters", "resource", "change", "all", "anyway")
 

@@ -59,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--as-mongos",
         action="store_true",
-        help="be a mongos to clients: they may name several gateways in one URI, and go on at another when one ends",
+        help="act as a mongos to clients: they may name several gateways in one URI, and move to another when one ends",
     )
     parser.add_argument("--tls-certificate-key-file", metavar="PEM", help="speak TLS to clients, with this certificate")
     parser.add_argument("--tls-ca-file", metavar="PEM", help="clients must show a certificate of this CA")
@@ -111,17 +111,21 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=16,
         metavar="N",
-        help="processes that compute stages; each user has one of them, and more users share them (default: 16)",
+        help="processes that compute stages: each user has one; users share them if there are more users (default: 16)",
     )
     parser.add_argument(
         "--processes",
         type=int,
         default=1,
         metavar="N",
-        help="serve clients with so many processes, and so many cores, which share one read of the oplog (default: 1)",
+        help="serve clients with N processes, so on N cores; they share one read of the oplog (default: 1)",
     )
     parser.add_argument(
-        "--window-mb", type=int, default=32, metavar="N", help="MB of oplog in memory, of each process (default: 32)"
+        "--window-mb",
+        type=int,
+        default=32,
+        metavar="N",
+        help="MB of oplog that each process keeps in memory (default: 32)",
     )
 
 
@@ -140,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.stage_seconds < math.inf:
         raise UsageError("--stage-seconds must be a positive number")
     if args.stage_memory_mb < _STAGE_MB_MIN:
-        raise UsageError(f"--stage-memory-mb must be at least {_STAGE_MB_MIN}: a process needs as much to start")
+        raise UsageError(f"--stage-memory-mb must be at least {_STAGE_MB_MIN}: a process needs that much to start")
     if args.processes > 1:
         _check_processes(args)
     advertise = None
@@ -194,7 +198,7 @@ def _leave_threads(result: int) -> None:
 def _check_processes(args: argparse.Namespace) -> None:
     """Raises UsageError where several processes cannot do what is asked."""
     if sys.platform == "win32":
-        raise UsageError("--processes above 1 needs a system on which processes hand sockets to one another")
+        raise UsageError("--processes above 1 needs a system on which processes can pass sockets to each other")
     if args.test_commands:
         raise UsageError("--test-commands needs --processes 1: fail points are kept in one process")
 
@@ -233,7 +237,7 @@ async def _serve(
         loop.add_signal_handler(number, stopped.set)
     tell(f"tailrace: listening at {gateway.address}")
     if options.host in _ALL and options.tls is None:
-        tell("tailrace: everyone who reaches this machine can connect, and nothing is encrypted")
+        tell("tailrace: anyone who can reach this machine can connect, and nothing is encrypted")
     pulse = Pulse(gateway.tail_statistics)
     try:
         with ExitStack() as stack:

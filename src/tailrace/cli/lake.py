@@ -78,7 +78,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_const",
         const=True,
         help="with erase: remove all replaced files at once, so that no file holds the events any more; readers that "
-        "have opened the lake before fail then",
+        "opened the lake earlier then fail",
     )
     parser.add_argument(
         "--dry-run",

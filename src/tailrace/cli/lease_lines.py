@@ -179,7 +179,7 @@ def say_lines(lines: Sequence[LeaseLine], hidden: int) -> None:
         for sentence in _sentences(line):
             say(f"{line.resource}: {sentence}")
     if hidden:
-        say(f"{hidden} lanes of earlier numbers of lanes are not shown; --sealed shows them")
+        say(f"{hidden} sealed lanes, left from an earlier number of lanes, are not shown; --sealed shows them")
 
 
 def say_details(line: LeaseLine) -> None:
@@ -197,7 +197,7 @@ def _sentences(line: LeaseLine) -> list[str]:
     if line.paused is not None:
         said.append(f"paused since {line.paused}; tailrace leases resume lets it go on")
     if line.reserved is not None:
-        said.append(f"left to {line.reserved}")
+        said.append(f"reserved for {line.reserved}")
     if line.skip:
         said.append("the next change will be left out")
     return said

@@ -23,12 +23,12 @@ _DESCRIPTION: Final = """\
 List the leases of listeners: owner, version, age, position and how many seconds each lags behind; or act on one. Every
 action takes the name of a resource, and is for all its lanes; NAME/2 is its lane 2 alone.
 
-  list     all leases, without sealed lanes of earlier numbers of lanes (--sealed)
+  list     all leases; sealed lanes, left from an earlier number of lanes, only with --sealed
   show     one resource, with its tokens and gaps
   pause    its listeners finish the change in hand, commit, give the lease back and begin no other; they log it, and
            their metric "paused" is 1. Waits until the lease is back (--wait); --now takes it away at once
-  resume   they go on
-  seek     put the position at a time or behind a token, older or newer. Who is at work loses the lease and commits
+  resume   let them go on
+  seek     put the position at a time or after a token, older or newer. An owner at work loses the lease and commits
            nothing more; what is passed over is kept on record as a gap
   skip     the next change, or the one that fails again and again, goes to the dead letters, and the position moves
            behind it. Waits until a listener has done that; --withdraw takes the order back
@@ -36,9 +36,9 @@ action takes the name of a resource, and is for all its lanes; NAME/2 is its lan
            owner's id, or its part before a hyphen, such as the host's name) nobody else takes it for --within seconds
   delete   remove it for good, with its position. Refused while it is held, without --force
 
-dead-letters is tailrace dead-letters.
+"tailrace leases dead-letters" is the same as "tailrace dead-letters".
 
-The exit status is 0 when it is done, and 1 when it is not, or not in the time of --wait, or when a record cannot be
+The exit status is 0 when the action is done, and 1 when it is not, or not within --wait, or when a record cannot be
 read."""
 #: What each action does, and the options that belong to it alone.
 _OPTIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -57,7 +57,7 @@ _DONE: Final = {
     "pause": "paused",
     "resume": "resumed",
     "seek": "moved",
-    "skip": "moved behind a change",
+    "skip": "moved past a change",
     "release": "released",
     "delete": "deleted",
 }
@@ -89,7 +89,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
     parser.add_argument("--sealed", action="store_true", help="list, show: sealed lanes too")
     parser.add_argument("--now", action="store_true", help="pause, skip: do not wait for the change in hand")
-    parser.add_argument("--wait", type=float, metavar="S", help=f"pause, skip: so long (default: {_WAIT_S:g})")
+    parser.add_argument(
+        "--wait", type=float, metavar="S", help=f"pause, skip: wait at most S seconds (default: {_WAIT_S:g})"
+    )
     parser.add_argument("--time", metavar="ISO", help='seek: a time, "2026-11-21T10:00:00Z"; without offset: UTC')
     parser.add_argument("--timestamp", metavar="T,I", help="seek: a BSON timestamp: seconds since 1970 and increment")
     parser.add_argument("--token", metavar="HEX|JSON", help="seek: a resume token; the change after it comes next")
@@ -98,7 +100,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--withdraw", action="store_true", help="skip: the next change is handled after all")
     parser.add_argument("--to", metavar="OWNER", help="release: who is to have it next")
     parser.add_argument(
-        "--within", type=float, metavar="S", help=f"release: so long only OWNER takes it (default: {_WITHIN_S:g})"
+        "--within",
+        type=float,
+        metavar="S",
+        help=f"release: for S seconds only OWNER can take it (default: {_WITHIN_S:g})",
     )
     parser.add_argument("--force", action="store_true", help="delete: also while it is held")
     dead_letters.add_arguments(parser)
@@ -204,7 +209,7 @@ def _delete(args: argparse.Namespace, operations: LeaseOperations, resource: str
 def _skip(args: argparse.Namespace, operations: LeaseOperations, resource: str) -> int:
     if args.withdraw:
         was = operations.withdraw_skip(resource)
-        say(f"{resource}: no change is left out" + ("" if was else ", and none was to be"))
+        say(f"{resource}: " + ("the next change is handled after all" if was else "no change was to be left out"))
         return 0
     letters = args.letters or dead_letters.LETTERS
     store_namespace(letters)
@@ -215,7 +220,7 @@ def _skip(args: argparse.Namespace, operations: LeaseOperations, resource: str) 
         time.sleep(_LOOK_S)
     if pending:
         say(
-            f"{', '.join(pending)}: the next change will be left out; no listener has come to one within {wait:g} s. "
+            f"{', '.join(pending)}: the next change will be left out; no listener has reached one within {wait:g} s. "
             f"tailrace leases skip {resource} --withdraw takes it back"
         )
         return 1
@@ -237,7 +242,7 @@ def _seek(args: argparse.Namespace, operations: LeaseOperations, client: Any, re
         with connect(find_uri(args.source)) as source:
             oldest, newest = _reach(source)
     before = operations.seek(resource, target, oldest=oldest, newest=newest)
-    come = "" if before is None else f"; it stood at {before.cluster_time}"
+    come = "" if before is None else f"; it was at {before.cluster_time}"
     say(f"moved {resource} to {target.cluster_time}{come}")
     return 0
 
@@ -258,7 +263,7 @@ def _target(args: argparse.Namespace) -> StreamPosition:
 
     given = [name for name in ("time", "timestamp", "token") if getattr(args, name) is not None]
     if len(given) != 1:
-        raise UsageError("where is it to be put?", hint="Give one of --time, --timestamp and --token")
+        raise UsageError("the new position is missing", hint="Give one of --time, --timestamp and --token")
     if args.token is not None:
         token = read_token(args.token)
         return StreamPosition(token.to_document(), token.from_invalidate)

@@ -74,7 +74,7 @@ def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pipeline", metavar="JSON", help="stages after $changeStream, as an array, or @FILE with it")
     parser.add_argument("--full-document", metavar="MODE", help="updateLookup, whenAvailable or required")
     parser.add_argument("--full-document-before-change", metavar="MODE", help="whenAvailable or required")
-    parser.add_argument("--show-expanded-events", action="store_true", help="definitions too, such as createIndexes")
+    parser.add_argument("--show-expanded-events", action="store_true", help="DDL events too, such as createIndexes")
     parser.add_argument(
         "--start",
         choices=("oldest", "now", "snapshot"),
@@ -106,7 +106,12 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--commit-interval", type=float, metavar="S", help="commit after S seconds too")
     parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S", help="default: 30")
-    parser.add_argument("--handler-timeout", type=float, metavar="S", help="give the lease to others after S seconds")
+    parser.add_argument(
+        "--handler-timeout",
+        type=float,
+        metavar="S",
+        help="give the lease back when the handler is at work on one change for more than S seconds",
+    )
     add_retry_arguments(parser)
     parser.add_argument(
         "--dead-letters",
@@ -116,7 +121,10 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
         "tailrace dead-letters lists, shows and replays them",
     )
     parser.add_argument(
-        "--after-dead-letter", choices=("skip", "stop"), default="skip", help="then go on, or end (default: skip)"
+        "--after-dead-letter",
+        choices=("skip", "stop"),
+        default="skip",
+        help="after a dead letter: go on, or end (default: skip)",
     )
 
 
@@ -202,9 +210,23 @@ def run_here(args: argparse.Namespace) -> int:
 def add_retry_arguments(parser: argparse.ArgumentParser) -> None:
     """Add when a change that a handler has failed at is tried again."""
     parser.add_argument("--retries", type=int, default=0, metavar="N", help="call a handler that raises N more times")
-    parser.add_argument("--retry-first", type=float, default=0.05, metavar="S", help="first after S seconds (0.05)")
-    parser.add_argument("--retry-factor", type=float, default=2.0, metavar="F", help="then after F times as long (2)")
-    parser.add_argument("--retry-longest", type=float, default=5.0, metavar="S", help="S seconds at most (5)")
+    parser.add_argument(
+        "--retry-first",
+        type=float,
+        default=0.05,
+        metavar="S",
+        help="wait S seconds before the first retry (default: 0.05)",
+    )
+    parser.add_argument(
+        "--retry-factor",
+        type=float,
+        default=2.0,
+        metavar="F",
+        help="then F times as long before each further one (default: 2)",
+    )
+    parser.add_argument(
+        "--retry-longest", type=float, default=5.0, metavar="S", help="but never more than S seconds (default: 5)"
+    )
 
 
 def error_policy(args: argparse.Namespace, keeper: Any, *, then: Literal["skip", "stop"] = "skip") -> Any:
@@ -249,7 +271,7 @@ def store_namespace(text: str) -> tuple[str, str]:
     """Database and collection of ``db.coll``. Raises UsageError."""
     scope = Scope.parse(text)
     if scope.database is None or scope.collection is None:
-        raise UsageError(f"{text!r} is no collection", hint="Write it as database.collection")
+        raise UsageError(f"{text!r} is not a collection", hint="Write it as database.collection")
     return scope.database, scope.collection
 
 

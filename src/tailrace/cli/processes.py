@@ -55,8 +55,8 @@ def _health(beats: Sequence[Beat]) -> Health:
     dead = [number for number, beat in enumerate(beats, 1) if not beat.is_alive]
     begun = sum(beat.has_begun for beat in beats)
     return Health(
-        f"{begun} of {len(beats)} processes have begun",
-        f"process {dead[0]} of {len(beats)} does not live" if dead else None,
+        f"{begun} of {len(beats)} processes have started",
+        f"process {dead[0]} of {len(beats)} is not alive" if dead else None,
         begun=begun == len(beats),
     )
 

@@ -154,7 +154,7 @@ def _profile_of_dump(chosen: str | None, source: DumpSource | None, said: SaidVe
     if chosen is not None:
         return chosen_profile(chosen)
     if source is None:
-        tell(f"tailrace: the events are taken for those of MongoDB {ASSUMED}: no dump was looked into")
+        tell(f"tailrace: the events are assumed to be those of MongoDB {ASSUMED}: no dump was examined")
         return chosen_profile(ASSUMED)
     source.oldest()  # says what is wrong with a file that holds no entries
     folder = Path(source.name)

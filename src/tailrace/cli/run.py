@@ -110,7 +110,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     jobs = [flag for flag in ("--compact", "--verify") if getattr(args, flag[2:])]
     jobs += [flag for flag in ("--available-now", "--accept-gap") if getattr(args, flag[2:].replace("-", "_"))][:1]
     if len(jobs) > 1:
-        raise WrongUsageError(f"{jobs[0]} and {jobs[1]} exclude each other", hint="Run the command once for each")
+        raise WrongUsageError(f"{jobs[0]} and {jobs[1]} cannot be used together", hint="Run the command once for each")
     check_compare(args)
     if args.compare is not None and (args.compact or args.verify):
         raise WrongUsageError(f"{jobs[0]} follows no stream that --compare could compare")
@@ -176,7 +176,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
         finally:
             with contextlib.suppress(Exception):
                 spark.stop()
-    tell(f"{ended} {watch.events:,} events in {watch.batches:,} micro-batches came into {settings.lake}")
+    tell(f"{ended} {watch.events:,} events in {watch.batches:,} micro-batches were written to {settings.lake}")
     return 0
 
 

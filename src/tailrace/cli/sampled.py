@@ -87,7 +87,7 @@ def sampled(
     say = told or (lambda text: tell(f"tailrace: {text}"))
     asked, left_out = streams()
     for name in left_out:
-        say(f"no server has exact images: what is compared is without {name}")
+        say(f"no server has exact images: the comparison leaves out {name}")
     with ExitStack() as stack:
         try:
             comparison = stack.enter_context(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pymongo import MongoClient
 
 _DESCRIPTION: Final = """\
-List the change streams that a gateway serves, and those that it opens: namespace, user, age, events sent, whether it
-waits for more, or for how long its stages have been computed, and the processes that compute. The URI is the gateway's.
+List the change streams that a gateway serves or is opening: namespace, user, age, events sent, whether each
+waits for more, or how long its stages have been computing; and the processes that compute. The URI is the gateway's.
 If the deployment has users, this needs the action inprog, which the role clusterMonitor grants."""
 _COMMAND_NOT_FOUND: Final = 59
 _COLUMNS: Final[dict[str, Literal["left", "right"]]] = {
@@ -47,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--kill",
         type=int,
         metavar="CURSOR",
-        help="close this stream, or end its opening, and what its stages compute (needs killAnyCursor where it is "
+        help="close this stream, or stop opening it, and end what its stages compute (needs killAnyCursor where it is "
         "another user's)",
     )
     parser.set_defaults(run=run)

@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("action", choices=("verify", "rebuild", "run"))
     add_uri_argument(parser)
     parser.add_argument("--target", required=True, metavar="DB.COLL", help="whose documents carry the fields")
-    parser.add_argument("--source", required=True, metavar="DB.COLL", help="what they are taken from, or computed of")
+    parser.add_argument("--source", required=True, metavar="DB.COLL", help="what they are taken from, or computed from")
     parser.add_argument(
         "--on",
         required=True,
@@ -57,8 +57,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="TARGET=SOURCE",
         help="a field of the target and the one of the source that is added up: orders.total=amount; may be repeated",
     )
-    parser.add_argument("--name", default="", help="of the view; default: made of --on, or the source's")
-    parser.add_argument("--grace", type=float, default=5.0, metavar="SECONDS", help="verify: look again after (5)")
+    parser.add_argument("--name", default="", help="name of the view (default: made from --on, or the source's name)")
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="verify: look again after SECONDS at what differs (default: 5)",
+    )
     parser.add_argument("--leases", default="tailrace.leases", metavar="DB.COLL", help="run: where leases are kept")
     add_retry_arguments(parser)
     parser.add_argument(
@@ -76,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. Returns 1 where the view differs. Raises UsageError for a view that cannot be."""
     view = _view(args)
     if args.grace < 0:
-        raise UsageError("--grace is a number of seconds from 0 on")
+        raise UsageError("--grace must be a number of seconds, 0 or more")
     with tailrace.connect(find_uri(args.uri)) as client:
         if args.action == "run":
             return _keep(client, view, args)
@@ -92,12 +98,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _view(args: argparse.Namespace) -> View | Totals:
     if args.field and (args.count or args.sum):
-        raise UsageError("a view carries fields, or counts and sums", hint="Make two views of it")
+        raise UsageError("a view carries fields, or counts and sums", hint="Make two views")
     if args.count or args.sum:
         sums = _fields("--sum", args.sum)
         return Totals(args.target, args.source, args.on, args.count, sums, args.name)
     if not args.field:
-        raise UsageError("there is nothing to carry", hint="Give --field, or --count and --sum")
+        raise UsageError("the view would carry nothing", hint="Give --field, or --count and --sum")
     return View(args.target, args.source, args.on, _fields("--field", args.field), args.name)
 
 

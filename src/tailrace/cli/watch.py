@@ -90,7 +90,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--server-version", metavar="V", help="make the events of this version (default: the deployment's)"
     )
-    parser.add_argument("--max-await-time-ms", type=int, metavar="MS", help="how long one look waits (default: 1000)")
+    parser.add_argument(
+        "--max-await-time-ms", type=int, metavar="MS", help="how long one read waits for events (default: 1000)"
+    )
     parser.add_argument("--batch-size", type=int, metavar="N", help="entries (engine server: events) read at a time")
     add_compare_arguments(parser)
     parser.set_defaults(run=run, positionals=("uri", "namespace"))

@@ -290,7 +290,7 @@ class ShardedChangeStream(BlockChangeStream):
         """Stop reading the shards that the merge is through with."""
         for name in set(self._parts).difference(self._merged.participants):
             self._forget(name)
-            _log.info("shard %s was removed from the cluster or has ended: it is read no further", name)
+            _log.info("shard %s was removed from the cluster or has ended: it is no longer read", name)
 
     def _forget(self, name: str) -> None:
         part = self._parts.pop(name, None)

@@ -183,7 +183,7 @@ class AsyncListener(Listener):
         what = f"the handler of {self.resource!r}"
         refuse_unrun(given, what)
         raise HandlerNotRun(
-            f"{what} gave back nothing to be awaited: what it did at this change may have been done",
+            f"{what} returned nothing that can be awaited: it may already have done its work on this change",
             hint="Give an AsyncListener async def, and a plain function to a Listener",
         )
 

@@ -210,7 +210,7 @@ class DeadLetter:
             )
         except (LookupError, TypeError, ValueError, bson.errors.BSONError, TailraceError) as error:
             raise UsageError(
-                f"a document among the dead letters is none: {error}", hint="Name their collection"
+                f"a document in the collection of dead letters is not one: {error}", hint="Name their collection"
             ) from None
 
     @property

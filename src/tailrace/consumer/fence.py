@@ -116,7 +116,7 @@ class Fence:
         that is handled twice inserts once."""
         if "_id" not in document:
             raise UsageError(
-                "a fenced insert needs an _id: a change that is handled twice would be inserted twice without",
+                "a fenced insert needs an _id: without one, a change that is handled twice would be inserted twice",
                 hint="Take one from the change, such as its document key or its token",
             )
         return self.replace_one(collection, {"_id": document["_id"]}, document, upsert=True)
@@ -146,7 +146,9 @@ class Fence:
         """PyMongo's ``find_one_and_update``, fenced. ``options`` are PyMongo's (``projection``, ``sort``)."""
         stamped = self._stamped(update)
         if upsert and return_document == ReturnDocument.BEFORE:
-            raise UsageError("a fenced upsert returns the document after it", hint="return_document=AFTER")
+            raise UsageError(
+                "a fenced upsert returns the document as it is after the update", hint="return_document=AFTER"
+            )
         return self._written(
             collection,
             filter,
@@ -209,7 +211,7 @@ class Fence:
             if not has_matched(result):
                 self._refuse_newer(collection, filter)
             return result
-        raise InternalError("a fenced write went on without an end")
+        raise InternalError("a fenced write did not come to an end")
 
     def _refuse_newer(self, collection: Collection[Any], filter: Mapping[str, Any]) -> None:
         """Raises Fenced where a target with a newer token is there."""

@@ -204,7 +204,7 @@ class Lanes:
         if not self._resumes and not is_history:
             raise StreamInvalidated(
                 f"what the listener on {self._resource!r} watched was dropped or renamed",
-                hint='The position is kept behind it: start the listener again to go on, or use on_invalidate="resume"',
+                hint='The position after it is kept: start the listener again to go on, or use on_invalidate="resume"',
             )
 
     # What the other lanes have done

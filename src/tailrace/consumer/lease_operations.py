@@ -169,7 +169,9 @@ class LeaseOperations:
         else:
             rules.check_arguments(resource, to, 1)
             if not 1 <= seconds <= rules.LEASE_SECONDS_MAX:
-                raise UsageError(f"it can be left to {to} for 1 to {rules.LEASE_SECONDS_MAX:.0f} s, not {seconds:g}")
+                raise UsageError(
+                    f"it can be reserved for {to} for 1 to {rules.LEASE_SECONDS_MAX:.0f} s, not {seconds:g}"
+                )
             given = to
             before = [
                 self._amend(name, lambda record, now: instructions.handed_over(record, given, seconds, now))
@@ -202,7 +204,7 @@ class LeaseOperations:
                 hint="A listener that begins there ends with ChangeStreamHistoryLost",
             )
         if newest is not None and target.cluster_time > newest:
-            raise UsageError(f"{target.cluster_time} lies in the future: the deployment has come to {newest}")
+            raise UsageError(f"{target.cluster_time} lies in the future: the deployment is at {newest}")
         found = self.find(resource)
         self._refuse_lane(resource, found)
         lease = self._seize(found.name)
@@ -240,7 +242,7 @@ class LeaseOperations:
         self._amend(name, lambda record, now: instructions.seized(record, self._owner, _HOLDS_S, now))
         lease = self._store.read(name)
         if lease is None or lease.owner != self._owner:
-            raise LeaseStoreUnavailable(f"somebody else has taken the lease on {name!r} meanwhile")
+            raise LeaseStoreUnavailable(f"somebody else has taken the lease on {name!r} in the meantime")
         return lease
 
     def _write(self, lease: Lease, position: Mapping[str, Any]) -> None:
@@ -263,12 +265,12 @@ class LeaseOperations:
         found = self.find(resource)
         if found.plan is not None and len(found.lanes) > 1 and not all_lanes:
             raise UsageError(
-                f"{resource} has {len(found.lanes)} lanes: of which is the next change to be left out?",
+                f"{resource} has {len(found.lanes)} lanes: the next change of which one is to be left out?",
                 hint=f"Name the lane, such as {resource}/0, or give --all-lanes",
             )
         if found.plan is not None and found.plan.next_lanes is not None:
             raise UsageError(
-                f"the number of lanes of {resource} is being changed: the next change of a lane is of another one then",
+                f"the number of lanes of {resource} is being changed, and each change may then belong to another lane",
                 hint="Ask again in a moment",
             )
         for name in found.lanes:
@@ -344,7 +346,7 @@ class LeaseOperations:
                 self._refuse_if_held(record)
             if record is None or self._store.remove(record):
                 return
-        raise LeaseStoreUnavailable(f"the lease on {name!r} changes its owner all the time")
+        raise LeaseStoreUnavailable(f"the lease on {name!r} keeps changing its owner")
 
     def _refuse_held(self, names: Sequence[str]) -> None:
         for record in self._held(names):
@@ -354,7 +356,7 @@ class LeaseOperations:
         if not record.is_free(self._store.now()):
             raise UsageError(
                 f"{record.owner} holds the lease on {record.resource}",
-                hint="Stop its listeners first, or give --force: one that still runs would begin anew from its start",
+                hint="Stop its listeners first, or give --force: one that still runs would begin again from its start",
             )
 
     def _lanes_of(self, resource: str) -> list[str]:
@@ -368,7 +370,7 @@ class LeaseOperations:
         record = None if whole is None else self._store.read(whole[1])
         if record is not None and _plan_of(record) is not None:
             raise UsageError(
-                f"{resource} is a part of {record.resource}, and cannot go its own way here",
+                f"{resource} is a part of {record.resource}, and this action is for the whole",
                 hint=f"Name {record.resource} itself",
             )
 
@@ -385,7 +387,7 @@ class LeaseOperations:
             except LeaseStoreUnavailable:
                 if self._clock() > end:
                     raise
-        raise LeaseStoreUnavailable(f"the lease on {name!r} changes its owner all the time")
+        raise LeaseStoreUnavailable(f"the lease on {name!r} keeps changing its owner")
 
 
 def _plan_of(record: Lease) -> LanePlan | None:
@@ -405,11 +407,11 @@ def _refuse_unskippable(record: Lease | None) -> None:
         )
     if _plan_of(record) is not None:
         raise UsageError(
-            f"{record.resource} has been divided into lanes meanwhile, and no change was left out",
+            f"{record.resource} has been divided into lanes in the meantime, and no change was left out",
             hint=f"Name the lane, such as {record.resource}/0",
         )
     if "snapshot" in record.position:
         raise UsageError(
-            f"{record.resource} is at its snapshot, of which no single document can be left out",
-            hint="An error policy can: on_error=DeadLetters(...)",
+            f"{record.resource} is still copying its snapshot, from which no single document can be left out",
+            hint="An error policy can do that: on_error=DeadLetters(...)",
         )

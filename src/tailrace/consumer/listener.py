@@ -79,7 +79,7 @@ def cancelled(resource: str) -> HandlerCancelled:
     """The error of a handler that has ended with CancelledError by itself."""
     return HandlerCancelled(
         f"the handler of {resource!r} ended with CancelledError, and nobody has cancelled the listener",
-        hint="Something that it waited for was cancelled: let it catch that where it is meant",
+        hint="Something that it awaited was cancelled: if that is intended, catch the error in the handler",
     )
 
 
@@ -424,14 +424,14 @@ class Listener:
             self._refuse_fork()
         refuse_unrun(count, f"handle_batch of {self.resource!r}")
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(changes):
-            of = f"its {len(changes)} changes are done, from the first"
+            of = f"its {len(changes)} changes are done, counted from the first"
             raise UsageError(f"handle_batch must return how many of {of}, not {count!r}")
         return Handled(count, changes[count - 1].is_committed)
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:
             raise HandlerForked(
-                f"the handler of {self.resource!r} forked, and its child came back into the listener",
+                f"the handler of {self.resource!r} forked, and its child process returned into the listener",
                 hint="End the child with os._exit(), or start it with subprocess",
             )
 
@@ -500,7 +500,7 @@ class Listener:
         letters = self._on_error if isinstance(self._on_error, DeadLetters) else self._letters_of(need.skip)
         change = self._new_change(need.change)
         letters.write_skipped(change, need.error)
-        _log.warning("%s: the change %s was left out, as an operator asked for", self.resource, change.message_id)
+        _log.warning("%s: the change %s was left out, as an operator had asked", self.resource, change.message_id)
         return True
 
     def _letters_of(self, skip: Mapping[str, Any]) -> DeadLetters:

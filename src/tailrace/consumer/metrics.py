@@ -47,6 +47,6 @@ class ListenerCollector(Collector):
         seconds = [(resource, lag.seconds) for resource, lag in lags if lag.seconds is not None]
         yield families.gauge("lag_seconds", _LAG, *seconds)
         pauses = ((resource, one.paused) for resource, one in rows)
-        yield families.gauge("paused", "1 while an operator holds the resource still", *pauses)
+        yield families.gauge("paused", "1 while an operator has paused the resource", *pauses)
         unknown = sorted(PASSED_OVER.copy().items())
         yield Families("tailrace_listener", "kind").counter("unknown_entries", UNKNOWN_ENTRIES, *unknown)

@@ -352,7 +352,7 @@ class MongoLeaseStore:
         if wrong is not None:
             raise LeaseDocumentError(
                 f"the lease document {document.get('_id')!r} in {self._plain.full_name} cannot be used: {wrong}",
-                hint="Somebody has edited it. Put it right; its version must be above every version before",
+                hint="Somebody has edited it. Correct it; its version must be higher than every earlier one",
             )
         values: dict[str, Any] = {name: document.get(field) for name, field in _FIELD_OF.items()}
         return Lease(**{**values, "version": int(values["version"])})
@@ -386,14 +386,14 @@ def _wrong_field(document: Mapping[str, Any]) -> str | None:
     if version != int(version):
         return f"version is not a whole number: {version!r}"
     if not isinstance(document.get("_id"), str):
-        return "its _id is not a text"
+        return "its _id is not a string"
     if not (document.get("owner") is None or isinstance(document["owner"], str)):
-        return f"owner is not a text: {document['owner']!r}"
+        return f"owner is not a string: {document['owner']!r}"
     for name in ("position", "skip"):
         if not (document.get(name) is None or isinstance(document[name], Mapping)):
             return f"{name} is not a document: {document[name]!r}"
     if not isinstance(document.get("reservedFor", ""), str):
-        return f"reservedFor is not a text: {document['reservedFor']!r}"
+        return f"reservedFor is not a string: {document['reservedFor']!r}"
     return None
 
 

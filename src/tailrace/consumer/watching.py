@@ -163,7 +163,7 @@ class Watching:
             nobody,
             compared_oplogs(deployment, position.entries, oplogs_of(deployment)),
             what="the changes before the committed position",
-            hint="The effects of changes that the restore has undone are still there. Put the targets right, and give "
+            hint="The effects of changes that the restore has undone are still there. Correct the targets, and give "
             "the listener a resource of its own",
         )
 

@@ -219,4 +219,4 @@ def _ask(requester: PromiseRequester, until: ClusterTime, document: Mapping[str,
         requester.ask(until, document)
     except PyMongoError as error:
         # The reader of the shard meets the same trouble and reports it; the stream asks again as long as it waits.
-        _log.debug("a promise was asked for in vain: %s", type(error).__name__)
+        _log.debug("a request for a promise failed: %s", type(error).__name__)

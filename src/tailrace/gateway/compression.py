@@ -68,7 +68,7 @@ def size_inside(head: bytes) -> int:
     size: int = _FIELDS.unpack_from(head, HEADER_SIZE)[1]
     if not 0 <= size <= MESSAGE_SIZE_MAX - HEADER_SIZE:
         raise BadFrame(
-            f"a compressed message says that it holds {size} bytes; {MESSAGE_SIZE_MAX - HEADER_SIZE} are the limit"
+            f"a compressed message says that it holds {size} bytes; the limit is {MESSAGE_SIZE_MAX - HEADER_SIZE}"
         )
     return size
 
@@ -80,7 +80,7 @@ def decompress(message: bytes, *, limit: int = MESSAGE_SIZE_MAX) -> bytes:
     if op_code == OP_COMPRESSED:
         raise BadFrame("a compressed message holds a compressed message")
     if not 0 <= size <= limit - HEADER_SIZE:
-        raise BadFrame(f"a compressed message says that it holds {size} bytes; {limit - HEADER_SIZE} are the limit")
+        raise BadFrame(f"a compressed message says that it holds {size} bytes; the limit is {limit - HEADER_SIZE}")
     name = compressor_of(message)
     packed = message[HEADER_SIZE + _FIELDS.size :]
     try:

@@ -65,7 +65,7 @@ def parse_header(data: bytes, *, limit: int = MESSAGE_SIZE_MAX) -> Header:
     if header.length < HEADER_SIZE:
         raise BadFrame(f"a message says that it is {header.length} bytes long; its header alone has {HEADER_SIZE}")
     if header.length > limit:
-        raise BadFrame(f"a message says that it is {header.length} bytes long; {limit} are the limit")
+        raise BadFrame(f"a message says that it is {header.length} bytes long; the limit is {limit}")
     return header
 
 
@@ -348,7 +348,7 @@ def _document_end(data: bytes, start: int, limit: int) -> int:
         raise BadFrame(f"a message ends {max(0, limit - start)} bytes into a document")
     length: int = _INT32.unpack_from(data, start)[0]
     if length > DOCUMENT_SIZE_MAX:
-        raise BadFrame(f"a document says that it is {length} bytes long; {DOCUMENT_SIZE_MAX} are the limit")
+        raise BadFrame(f"a document says that it is {length} bytes long; the limit is {DOCUMENT_SIZE_MAX}")
     if length < 5 or start + length > limit:
         raise BadFrame(f"a document says that it is {length} bytes long, and {limit - start} are there")
     if data[start + length - 1] != 0:

@@ -34,7 +34,7 @@ class Pulse:
         """Whether the loop turns, and whether what streams share can be read."""
         silence = time.monotonic() - self._at
         if silence > DEAD_AFTER_S:
-            return Health("", dead=f"the gateway has answered nobody for {silence:.0f} s: its event loop stands still")
+            return Health("", dead=f"the gateway has answered no client for {silence:.0f} s: its event loop is blocked")
         trouble = self._tail().trouble
         unready = None if trouble is None else f"the deployment cannot be read: {trouble}"
         return Health("the gateway serves streams", unready=unready)

@@ -316,8 +316,8 @@ class _ClientReader(asyncio.StreamReader):
 
 def not_listening(host: str, port: int, error: OSError) -> SinkError:
     return SinkError(
-        f"{host}:{port} cannot be listened at: {error.strerror or error}",
-        hint="Another program may listen there; --listen names another address",
+        f"cannot listen at {host}:{port}: {error.strerror or error}",
+        hint="Another program may be listening there; --listen names another address",
     )
 
 

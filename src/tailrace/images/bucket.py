@@ -106,7 +106,7 @@ class ImageBucket:
             self.begin()
             self.commit([(_IDENTITY, identity)])
         elif found != identity:
-            raise ImageStateError(f"{self.directory} is not the bucket of this state that it was", hint=AGAIN)
+            raise ImageStateError(f"{self.directory} no longer holds the same bucket of this state", hint=AGAIN)
 
     def _take_lock(self) -> None:
         try:

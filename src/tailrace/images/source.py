@@ -186,7 +186,8 @@ class ExactSource:
             return
         if self._note.is_there:
             raise ImageStateError(
-                f"the images in {self._directory} are gone: their stream had begun, and nothing is there", hint=AGAIN
+                f"the images in {self._directory} are gone: the stream had begun, and the directory is empty",
+                hint=AGAIN,
             )
         if not joins:
             _log.warning(

@@ -131,7 +131,8 @@ def read(layout: LakeLayout, number: int) -> LogState:
     if _is_changed(layout, path):
         raise SinkError(
             f"{path} is damaged: it was changed after it was written",
-            hint="Remove it, or start a stream, which does: the commits and the checkpoint before it say the same",
+            hint="Remove it, or start a stream, which removes it: the commits and the checkpoint before it hold the "
+            "same",
         )
     for row in _rows(path):
         if (add := row.get("add")) is not None and add["path"] is not None:

@@ -63,7 +63,7 @@ def require_seen(log: CommitLog, head: Head, checkpoint: Path, held: Mapping[str
     if found is not None and found != digest:
         raise SinkError(
             f"the lake {root} is not the one that the checkpoint {checkpoint} has written: its commit {number} is "
-            "another one. Perhaps an old copy of the lake was put in its place, and changed since",
+            "a different one. Perhaps an old copy of the lake was put in its place, and changed since",
             hint=WAY_OUT,
         )
 

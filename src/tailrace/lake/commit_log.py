@@ -176,7 +176,7 @@ class CommitLog:
             return
         if any(self.layout.files_present()):
             raise SinkError(
-                f"{self.layout.log} is empty and {self.layout.root} holds files: its log has gone", hint=_HOLE
+                f"{self.layout.log} is empty and {self.layout.root} holds files: its log is gone", hint=_HOLE
             )
         commit = Commit(0, "create", claim, "")
         schema = table_schema(columns, partitioning)
@@ -347,7 +347,7 @@ def check_present(layout: LakeLayout, files: tuple[StagedFile, ...]) -> None:
             size = path.stat().st_size
         except FileNotFoundError:
             raise SinkError(
-                f"{path} has gone before it could be committed: is another process writing this lake?"
+                f"{path} is gone before it could be committed: is another process writing this lake?"
             ) from None
         if size != file.size:
             raise SinkError(f"{path} has {size} bytes, and {file.size} were written")

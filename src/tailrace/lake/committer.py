@@ -95,7 +95,7 @@ def _held(log: CommitLog, head: Head, claim: str, checkpoint: Path) -> dict[str,
     held = read_held(checkpoint)
     if held is None or held.get("claim") != claim:
         raise SinkError(
-            f"the checkpoint {checkpoint} has gone or was replaced while its stream was running",
+            f"the checkpoint {checkpoint} is gone or was replaced while its stream was running",
             hint="Start again: what was committed is intact",
         )
     require_seen(log, head, checkpoint, held)

@@ -2,7 +2,7 @@
 
 Files that follow each other hold tokens that follow each other, so merging is reading one after the other. The merged
 file is written without the lake's lock; only the commit, which names it and no longer names the others, is made under
-it. The others stay in their place until the retention has passed, for readers that have opened the lake before.
+it. The others stay in their place until the retention has passed, for readers that opened the lake earlier.
 """
 
 from __future__ import annotations

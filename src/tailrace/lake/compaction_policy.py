@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from tailrace.errors import UsageError
 
-#: How long a replaced file stays for readers that have opened the lake before it was replaced. A stream that commits
+#: How long a replaced file stays for readers that opened the lake earlier it was replaced. A stream that commits
 #: each second replaces some 90,000 files in a day.
 RETENTION = timedelta(days=1)
 _RETENTION_MAX = timedelta(days=30)

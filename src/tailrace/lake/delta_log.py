@@ -429,5 +429,5 @@ def _text(value: object) -> str:
 
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TypeError(f"{value!r} is not a whole number from 0 on")
+        raise TypeError(f"{value!r} is not a whole number, 0 or more")
     return value

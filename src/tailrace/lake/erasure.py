@@ -64,7 +64,7 @@ def erase(
     """Erase from the lake at ``path`` every event that the ``$match`` document ``match`` selects, with MongoDB's own
     comparison: ``{"ns.coll": "customers", "documentKey._id": 5}``.
 
-    With ``vacuum`` all replaced files leave the directory at once, and readers that have opened the lake before fail.
+    With ``vacuum`` all replaced files leave the directory at once, and readers that opened the lake earlier fail.
     A stream may go on writing. Raises UsageError where ``path`` is no lake, the lake has no column ``event``, ``match``
     cannot be used, or it selects every event of the lake (of its quarantine, if there are no others) and ``everything``
     does not say that this is meant; LakeFullError; SinkError where the lake is damaged. An error after the lake's

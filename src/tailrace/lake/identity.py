@@ -179,7 +179,7 @@ def check_claim(root: Path, claim: str) -> dict[str, Any]:
     the content of ``lake.json``."""
     known = read_identity(root)
     if known is None:
-        raise SinkError(f"{root} is no longer a lake: lake.json has gone")
+        raise SinkError(f"{root} is no longer a lake: lake.json is gone")
     if known["claim"] != claim:
         raise SinkError(
             f"another checkpoint has taken over the lake {root}",
@@ -255,11 +255,11 @@ def _opening(known: Mapping[str, Any], held: Mapping[str, Any], where: Path) -> 
     def read() -> Opening:
         after, start = held.get("after"), held.get("start")
         if after is not None and not isinstance(after, str):
-            raise TypeError("after is not a text")
+            raise TypeError("after is not a string")
         time = None if start is None else ClusterTime.of(int(start[0]), int(start[1]))
         snapshot = held.get("snapshot")
         if snapshot is not None and not isinstance(snapshot, str):
-            raise TypeError("snapshot is not a text")
+            raise TypeError("snapshot is not a string")
         return Opening(str(known["id"]), str(known["claim"]), after, time, snapshot)
 
     return guarded(read, where)

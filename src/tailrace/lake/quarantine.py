@@ -165,7 +165,7 @@ def check_waiting(layout: LakeLayout, files: Sequence[StagedFile]) -> None:
     """Each file that a commit is to name waits for it."""
     for file in files:
         if not waiting(layout, file.name).exists():
-            raise SinkError(f"{waiting(layout, file.name)} has gone before it could be committed")
+            raise SinkError(f"{waiting(layout, file.name)} is gone before it could be committed")
 
 
 def settle(layout: LakeLayout, commit: Commit | None) -> None:

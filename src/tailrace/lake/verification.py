@@ -102,7 +102,7 @@ def verify(path: Path | str, *, full: bool = False, checkpoint: Path | None = No
         if not erased:
             report.add(f"the last event is {report.last_token}, and the log says {head.last_token}")
     if state.number < 0 and present:
-        report.add(f"{log.layout.log} is empty, and the lake holds files: its log has gone")
+        report.add(f"{log.layout.log} is empty, and the lake holds files: its log is gone")
     if full and state.number >= 0:  # else the making of the lake was cut off: its next start goes on with it
         _compare_with_delta(root, state.number, set(state.files), report)
     return report

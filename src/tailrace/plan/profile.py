@@ -316,7 +316,7 @@ def profile_for(version: str | Sequence[int]) -> ServerProfile:
         )
     fitting = [profile for profile in PROFILES if profile.version <= asked]
     if not fitting:
-        raise UsageError(f"MongoDB {asked[0]}.{asked[1]} is not supported", hint="4.4 is the oldest version that is")
+        raise UsageError(f"MongoDB {asked[0]}.{asked[1]} is not supported", hint="4.4 is the oldest supported version")
     return _lowered(fitting[-1], lowered)
 
 

@@ -39,17 +39,17 @@ the dump names a version that an entry disproves, nothing is replayed until you 
 server decides, and giving a version is an error.
 Versions before 4.4 are refused, and so is an option that the version lacks.
 
-If no version was named, a stream changes to another one by itself when the member that it reads is
-[upgraded](../how-to/operations.md#upgrading-the-deployment), be it to another patch release, where that has other
-events. An archive keeps its servers' versions over time, and `replay` gives [each entry as the events of its
+If no version was named, a stream switches by itself when the member that it reads is
+[upgraded](../how-to/operations.md#upgrading-the-deployment), even to a patch release, if its events differ. An
+archive keeps its servers' versions over time, and `replay` gives [each entry as the events of its
 time](../how-to/archive.md#which-versions-events). A micro-batch holds the events of the version that it was planned
 with, and `tailrace lake status` shows those of a lake.
 
-The feature compatibility version decides a little of a server's events, at the moment of reading, and streams follow
-it. 6.0 at 5.0 (`6.0-fcv5.0`) has `wallTime` in expanded events alone, and refuses `fullDocument: "whenAvailable"` and
-`"required"`; 7.0 at 6.0 (`7.0-fcv6.0`) has no `disambiguatedPaths`. Both are measured; so is that 5.0.4 at 4.4 does
-nothing otherwise. Of 8.0 and later nothing is known, and nothing is done otherwise. Streams ask for it when they open
-and every 5 s ([what remains](differences.md)).
+The feature compatibility version changes a few details of a server's events, at the moment of reading, and streams
+follow it. 6.0 at 5.0 (`6.0-fcv5.0`) has `wallTime` in expanded events alone, and refuses `fullDocument:
+"whenAvailable"` and `"required"`; 7.0 at 6.0 (`7.0-fcv6.0`) has no `disambiguatedPaths`. Both were measured; 5.0.4 at
+4.4 was measured too, and does not differ. Nothing is known about 8.0 and later, so streams ignore it there. Streams ask
+for it when they open and every 5 s ([what remains](differences.md)).
 
 An entry that only a later version writes (the two above) is never passed over: under an earlier profile it is an error
 that names the entry, where it holds something of the stream's. An entry of a kind that Tailrace does not know (an
@@ -71,8 +71,8 @@ server](../how-to/compare.md)). If a version is not measured, run it before you 
 A profile cannot bring back what a server did not write into its oplog: 4.4 writes updates in the form `$v: 1`, whose
 events have no `truncatedArrays`, whatever the profile.
 
-The language of pipelines is the version's too: [Expressions](expressions.md) says what came when, and what 7.0 does
-otherwise. For the last rule of the table: 7.0.28 does not write such an entry itself (`applyOps` refuses it with
+The language of pipelines is the version's too: [Expressions](expressions.md) says what came when, and what is
+different in 7.0. For the last rule of the table: 7.0.28 does not write such an entry itself (`applyOps` refuses it with
 4772600), so its code is known from crafted entries, and the words for one with neither `$v` nor `_id` are ours.
 
 `endOfTransaction` events are made of the entries that the oplog has. The server makes more of them while it reads, for

@@ -455,7 +455,7 @@ class MongodSource:
             self.client.admin.command("ping", read_preference=self.client.read_preference)
             version = None if address is None else self._versions.of(address)
             if version is None:
-                raise AutoReconnect("the member that was read has gone, and its version is not known")
+                raise AutoReconnect("the member that was read is gone, and its version is not known")
         if version is None or address is None:
             return
         self.read_version = version

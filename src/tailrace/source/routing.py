@@ -152,7 +152,7 @@ class OwnerLookup:
                     hint="Resume the stream when the balancer has finished",
                     labels=(RESUMABLE_LABEL,),
                 )
-            _log.debug("%s: chunks have moved while documents were looked up; once more", namespace)
+            _log.debug("%s: chunks have moved while documents were looked up; they are looked up again", namespace)
             time.sleep(_PAUSE_S * moved)
 
     def _once(self, database: str, query: dict[str, Any], lookups: CollectionLookups) -> Sequence[bytes | None] | None:

@@ -212,7 +212,7 @@ def _check_archive(archive: Path, sources: Mapping[str, ArchiveSource], witness:
         [entry] = source.entries([mark.time])
         if entry is None or EntryMark.of(mark.time, entry) != mark:
             raise OtherHistoryError(
-                f"the archive {archive} has another history than the tables: at {mark.time} its oplog {name} has "
+                f"the archive {archive} has a different history from the tables: at {mark.time} its oplog {name} has "
                 + ("no entry" if entry is None else "another entry"),
                 hint="Give the archive of the deployment that the tables were read from",
             )
@@ -226,7 +226,7 @@ def _check_archive(archive: Path, sources: Mapping[str, ArchiveSource], witness:
     difference = None if archived is None else witness.identity.difference(archived)
     if difference is not None:
         raise OtherHistoryError(
-            f"the archive {archive} is of another deployment than the tables: {difference}",
+            f"the archive {archive} is not of the tables' deployment: {difference}",
             hint="Give the archive of the deployment that the tables were read from",
         )
 

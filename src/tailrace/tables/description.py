@@ -27,7 +27,7 @@ def described(table: CollectionTable, *, whole: bool = False) -> Iterator[str]:
             continue
         notes = [column.type]
         if column.was:
-            notes.append(f"it was {column.was}" + (", and texts are in quotes now" if _quotes(column) else ""))
+            notes.append(f"it was {column.was}" + (", and strings are now in quotes" if _quotes(column) else ""))
         if renamed and _is_twin(column, schema):
             notes.append("another column has this name, or one that differs only in case")
         if whole and column.type in ("timestamp", "date") and (far := _far_dates(table, column)):

@@ -51,7 +51,7 @@ _ID_HEAD: Final = 5
 _CRUD: Final = {"i": INSERT, "u": UPDATE, "d": DELETE}
 _KNOWN: Final = [ord(letter) for letter in sorted(KNOWN_OPERATIONS)]
 _HINT: Final = (
-    "Or leave the collection out of what has tables; or remove the directory: then the next run copies the collections "
+    "Or leave the collection out of the tables, or remove the directory: then the next run copies the collections "
     "as they are now"
 )
 

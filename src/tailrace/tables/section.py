@@ -100,7 +100,7 @@ def _policy(given: object, where: str) -> Policy | None:
 
 def _whole(given: object, where: str) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise UsageError(f"{where} must be a whole number from 0 on, not {given!r}")
+        raise UsageError(f"{where} must be a whole number, 0 or more, not {given!r}")
     return given
 
 

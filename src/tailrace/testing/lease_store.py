@@ -158,8 +158,10 @@ def _forward_alone(new_store: Callable[[], Any], resource: str) -> None:
                 raise LeaseDocumentError(error.message) from None
         if isinstance(store, CommitsTogether):
             answers = list(store.commit_together([LeaseCommit(lease, earlier, _LONG)]))
-            _require(len(answers) == 1, "commits together are answered one by one")
-            _require(isinstance(answers[0], LeaseDocumentError), "of commits together, none sets the position back")
+            _require(len(answers) == 1, "several commits together are answered one by one")
+            _require(
+                isinstance(answers[0], LeaseDocumentError), "of several commits together, none sets the position back"
+            )
         _require(other.read(resource) == before, "a commit that would set the position back changes nothing")
         _require(_same(store.commit(lease, later, _LONG).position, later), "a commit may be sent again")
 
@@ -177,13 +179,13 @@ def _commits_together(new_store: Callable[[], Any], resource: str) -> None:
         return _same(other.read(first.resource).position, one) and _same(other.read(second.resource).position, another)
 
     early = {"token": {"_data": "8264"}}
-    _require(committed(early, _POSITION) == [None, None], "commits together are answered one by one")
-    _require(are(early, _POSITION), "commits together are all done")
+    _require(committed(early, _POSITION) == [None, None], "several commits together are answered one by one")
+    _require(are(early, _POSITION), "several commits together are all done")
     other.revoke(first.resource)
     lost, done = committed(_POSITION, _FURTHER)
-    _require(isinstance(lost, LeaseLost), "of commits together, an owner that has lost its lease is told so")
-    _require(done is None, "of commits together, one that is refused does not hinder the others")
-    _require(are(early, _FURTHER), "of commits together, what is refused changes nothing")
+    _require(isinstance(lost, LeaseLost), "of several commits together, an owner that has lost its lease is told so")
+    _require(done is None, "of several commits together, one that is refused does not hinder the others")
+    _require(are(early, _FURTHER), "of several commits together, what is refused changes nothing")
 
 
 def _stale(store: Any, lease: Lease, other: Any) -> None:
@@ -203,7 +205,7 @@ def _same_owner(new_store: Callable[[], Any], resource: str) -> None:
     second = new_store().acquire(resource, "a", _LONG)
     _require(second is not None, "the owner of a lease can acquire it again")
     _require(second.version == first.version + 1, "a lease that is acquired again has a new version")
-    _require(_same(second.position, _POSITION), "the position outlives that")
+    _require(_same(second.position, _POSITION), "the position survives that")
     with _refused("two listeners with one owner id are told apart by the version: refresh", OwnerNotUnique):
         store.refresh(first, _LONG)
     with _refused("two listeners with one owner id are told apart by the version: commit", OwnerNotUnique):
@@ -237,7 +239,7 @@ def _revoked(new_store: Callable[[], Any], resource: str) -> None:
     _stale(store, lease, other)
     after = _held(other, resource, "b")
     _require(after.version == lease.version + 1, "versions go on after a revocation")
-    _require(_same(after.position, _POSITION), "the position outlives a revocation")
+    _require(_same(after.position, _POSITION), "the position survives a revocation")
 
 
 def _one_wins(new_store: Callable[[], Any], resource: str) -> None:
@@ -300,9 +302,11 @@ def _operated(new_store: Callable[[], Any], resource: str) -> None:
     _require(store.acquire(resource, "a", _LONG) is None, "a lease that is paused is given to nobody")
     _amended(store, resource, instructions.resumed)
     lease = _held(store, resource, "a")
-    _require(lease.version == 1, "what an operator writes is no acquisition")
+    _require(lease.version == 1, "what an operator writes is not an acquisition")
     _amended(other, resource, lambda record: instructions.paused(record, store.now()))
-    _require(store.refresh(lease, _LONG).paused_at is not None, "an owner hears of a pause when it refreshes the lease")
+    _require(
+        store.refresh(lease, _LONG).paused_at is not None, "an owner learns of a pause when it refreshes the lease"
+    )
     store.commit(lease, _POSITION, _LONG)
     _require(store.acquire(resource, "a", _LONG) is not None, "an owner may renew a lease that is paused")
     _stale(store, lease, other)
@@ -318,16 +322,19 @@ def _handed_over(store: Any, other: Any, resource: str) -> None:
     )
     for owner in ("a", "host$", "host$b2", "host$b2-1"):
         _require(
-            store.acquire(resource, owner, _LONG) is None, f"a lease that is left to host$b is not given to {owner}"
+            store.acquire(resource, owner, _LONG) is None,
+            f"a lease that is reserved for host$b is not given to {owner}",
         )
     lease = store.acquire(resource, "host$b-7-abc", _LONG)
-    _require(lease is not None, "a lease is given to whom it is left")
+    _require(lease is not None, "a reserved lease is given to the owner that it is reserved for")
     store.release(lease)
-    _require(store.acquire(resource, "a", _LONG) is None, "a lease is left to its next owner until the time is over")
+    _require(
+        store.acquire(resource, "a", _LONG) is None, "a lease is reserved for its next owner until the time is over"
+    )
     _amended(other, resource, lambda one: instructions.handed_over(one, "absent", _SHORT, store.now()))
     lease = _held(store, resource, "c")
     _require(other.read(resource).reserved_for is None, "a reservation whose time is over is gone with the next owner")
-    _require(_same(lease.position, _POSITION), "the position outlives all that")
+    _require(_same(lease.position, _POSITION), "the position survives all of that")
 
 
 def _moved_by_an_operator(store: Any, other: Any, resource: str) -> None:
@@ -347,13 +354,15 @@ def _moved_by_an_operator(store: Any, other: Any, resource: str) -> None:
     lease = _held(store, resource, "d")
     _require(_same(lease.position, back), "a position is what an operator has made it")
     _require(_same(lease.skip, {"letters": "$db.coll"}), "an owner is told which change it is to leave out")
-    _require(store.refresh(lease, _LONG).skip is not None, "a change is to be left out until it was")
+    _require(store.refresh(lease, _LONG).skip is not None, "a change stays marked to be left out until it has been")
     with _refused("what ends a skip does not set the position back", LeaseDocumentError):
         store.commit_skip(lease, {"token": {"_data": "81"}}, _LONG)
     store.commit_skip(lease, _POSITION, _LONG)
     record = other.read(resource)
-    _require(record.skip is None and _same(record.position, _POSITION), "a skip ends with the position behind it")
-    with _refused("who has lost a lease ends no skip"):
+    _require(
+        record.skip is None and _same(record.position, _POSITION), "a skip ends with the position after the change"
+    )
+    with _refused("an owner that has lost its lease cannot end a skip"):
         store.commit_skip(seized, _POSITION, _LONG)
     store.refresh(lease, _LONG * 2)
     _require(not other.remove(record), "a lease that was refreshed since is not removed")

@@ -56,7 +56,9 @@ class KafkaPublisher:
             True,
             "true",
         ):
-            raise UsageError("acks and enable.idempotence are what keeps the messages", hint="Leave both out")
+            raise UsageError(
+                "acks and enable.idempotence cannot be changed: messages could be lost", hint="Leave both out"
+            )
         defaults = {"message.timeout.ms": _DELIVERY_TIMEOUT_MS, "linger.ms": 0, "partitioner": "murmur2_random"}
         self._config = {**defaults, **given, **fixed}
         self._name = f"Kafka at {servers}"

@@ -196,7 +196,7 @@ class Outbox:
         key = self._value(document, "key")
         headers = self._value(document, "headers")
         if not isinstance(headers, (dict, type(None))):
-            raise self._unfit(document, f"its field {self._paths['headers']!r} is no document")
+            raise self._unfit(document, f"its field {self._paths['headers']!r} is not a document")
         shown = {_valid(name): _text(item) for name, item in (headers or {}).items()}
         shown["outbox-id"] = _text(document["_id"])
         about = _attributes(

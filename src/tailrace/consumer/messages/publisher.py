@@ -31,7 +31,7 @@ class Message:
 
 
 class PublisherAway(SinkError):  # noqa: N818 - as the other errors are named
-    """The server cannot be reached, or takes nothing at the moment: the same message may be taken later."""
+    """The server cannot be reached, or accepts nothing at the moment: the same message may be taken later."""
 
 
 class MessageRefused(SinkError):  # noqa: N818

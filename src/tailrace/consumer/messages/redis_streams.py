@@ -77,7 +77,7 @@ class RedisPublisher:
             said = redact_uri(str(error))
             if any(words in said for words in _ABOUT_THE_MESSAGE):
                 raise MessageRefused(f"{self._name} refused a message for the stream {topic!r}: {said}") from None
-            raise PublisherAway(f"{self._name} takes nothing at the moment: {said}") from None
+            raise PublisherAway(f"{self._name} accepts nothing at the moment: {said}") from None
         except (redis.RedisError, OSError) as error:
             raise PublisherAway(f"{self._name} is away: {redact_uri(str(error)) or type(error).__name__}") from None
         return together
@@ -91,7 +91,7 @@ class RedisPublisher:
     def _wait_for_replicas(self) -> None:
         reached = self._client.wait(self._replicas, int(self._timeout_s * 500))
         if reached < self._replicas:
-            raise PublisherAway(f"{self._name} has {reached} of {self._replicas} replicas that keep up")
+            raise PublisherAway(f"{self._name} has {reached} of {self._replicas} replicas that are up to date")
 
     def close(self) -> None:
         """See ``Publisher``."""

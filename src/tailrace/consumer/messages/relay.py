@@ -49,7 +49,7 @@ class MessageRelay:
         delete_from: Collection[Any] | None = None,
     ) -> None:
         if retry_seconds < 0:
-            raise UsageError("retry_seconds is a number of seconds from 0 on")
+            raise UsageError("retry_seconds must be a number of seconds, 0 or more")
         self._publisher = publisher
         self._make = make
         self._retry_seconds = retry_seconds

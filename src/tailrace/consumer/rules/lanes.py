@@ -199,25 +199,25 @@ class LanePlan:
 
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not a whole number")
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 
 def _document(value: object) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, Mapping):
-        raise TypeError(f"{value!r} is no document")
+        raise TypeError(f"{value!r} is not a document")
     return value
 
 
 def _order(value: object) -> bytes:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no place")
+        raise TypeError(f"{value!r} is not a position")
     return value.encode()
 
 

@@ -78,7 +78,7 @@ def check_arguments(resource: str, owner: str, seconds: float) -> None:
     """Raises UsageError where a lease could not be asked for with these."""
     for name, value in (("resource", resource), ("owner", owner)):
         if not isinstance(value, str) or not value or len(value) > 500 or "\0" in value:
-            raise UsageError(f"the {name} of a lease must be a text of 1 to 500 characters, not {value!r}")
+            raise UsageError(f"the {name} of a lease must be a string of 1 to 500 characters, not {value!r}")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise UsageError(f"lease_seconds must be a number, not {seconds!r}")
     if not LEASE_SECONDS_MIN <= seconds <= LEASE_SECONDS_MAX:
@@ -151,8 +151,8 @@ def refused(record: Lease | None, lease: Lease) -> TailraceError:
         return lost(record, lease)
     return LeaseDocumentError(
         f"the position in the lease on {lease.resource!r} is ahead of the one to be committed",
-        hint="Did somebody move it by hand, or was a deployment with an older clock put in the place of another? Put "
-        "the position right, or use another resource",
+        hint="Did somebody move it by hand, or did a deployment with an older clock replace another? Correct the "
+        "position, or use another resource",
     )
 
 

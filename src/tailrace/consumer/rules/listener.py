@@ -317,7 +317,7 @@ class ListenerLogic(SkippingLogic):
         policy = self.settings.on_history_lost
         position = self._position
         if policy == "fail" or position is None:
-            hint = 'on_history_lost="snapshot" copies the documents again; "gap" goes on behind the gap and notes it'
+            hint = 'on_history_lost="snapshot" copies the documents again; "gap" goes on after the gap and notes it'
             raise ChangeStreamHistoryLost(error.message, hint=f"{error.hint}. {hint}" if error.hint else hint)
         self._losses += 1
         if self._losses > 1:  # the oplog is being truncated, or another lane's place is lost too
@@ -567,7 +567,7 @@ class ListenerLogic(SkippingLogic):
         if self.settings.on_invalidate == "fail" and not is_history:
             raise StreamInvalidated(
                 f"what the listener on {self.settings.resource!r} watched was dropped or renamed",
-                hint='The position is kept behind it: start the listener again to go on, or use on_invalidate="resume"',
+                hint='The position after it is kept: start the listener again to go on, or use on_invalidate="resume"',
             )
         yield from self._open(owned)
 

@@ -135,7 +135,7 @@ class StreamPosition:
             snapshot, gaps = document.get("snapshot"), document.get("gaps", [])
             deployment = document.get("deployment")
             if deployment is not None and not isinstance(deployment, str):
-                raise ValueError("deployment is not a text")
+                raise ValueError("deployment is not a string")
             if not isinstance(gaps, (list, tuple)) or not all(map(_is_gap, gaps)):
                 raise ValueError("gaps is not a list of documents with two times")
             entries, began = marks_from_json(document.get("entries", {})), document.get("began")

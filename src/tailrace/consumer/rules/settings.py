@@ -50,7 +50,7 @@ class ListenerStatistics:
     ``lease_version``  the fencing token of the lease that is held; 0 while none is
     ``position_time``  seconds since 1970 of the cluster time up to which everything was handled; 0 while unknown
     ``gaps``           times that lost history was accepted
-    ``paused``         1 while an operator holds the resource still, as far as this listener knows
+    ``paused``         1 while an operator has paused the resource, as far as this listener knows
     """
 
     handled: int = 0

@@ -24,7 +24,7 @@ def refuse_unrun(given: object, what: str) -> None:
     if inspect.iscoroutine(given) or inspect.isgenerator(given):
         given.close()  # else Python warns of it
     raise HandlerNotRun(
-        f"{what} gave back {kind}: it has not run, and nothing of this change counts as done",
+        f"{what} returned {kind}: that has not run, and the change does not count as handled",
         hint=_GENERATOR_HINT if "generator" in kind else _AWAIT_HINT,
     )
 

@@ -102,8 +102,8 @@ class Ledger:
                 entries.append(LedgerEntry(key, at.shown, named, left))
         if not is_whole:
             raise SinkError(
-                f"the ledger {self._collection.full_name} is gone, or was emptied: what a deletion takes away from is "
-                "not known any more",
+                f"the ledger {self._collection.full_name} is gone, or was emptied: it is no longer known "
+                "which totals a deletion changes",
                 hint="Start the keeper under another resource: the ledger and the totals of all targets are then "
                 "written again",
             )

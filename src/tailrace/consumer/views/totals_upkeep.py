@@ -48,8 +48,8 @@ class TotalsUpkeep(ViewUpkeep):
         target, source = (self._collation(namespace) for namespace in (self.view.target, self.view.source))
         if target != source:
             raise UsageError(
-                f"{self.view.target} and {self.view.source} have different collations: what is equal in one of them "
-                "is not in the other",
+                f"{self.view.target} and {self.view.source} have different collations: what is equal in one "
+                "may differ in the other",
                 hint="Totals need the same collation in both",
             )
         self._collates = bool(target)
@@ -77,7 +77,7 @@ class TotalsUpkeep(ViewUpkeep):
     @property
     def without_index(self) -> tuple[str, ...]:
         """What the log says where there is no such index."""
-        said = "%s has no index on %r: each change of it reads all of it"
+        said = "%s has no index on %r: each change of it reads the whole collection"
         return said, self.view.source, self.totals.on
 
     # The totals of targets

@@ -224,7 +224,8 @@ class ViewUpkeep:
         key, said = refused[0]
         more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
         return SinkError(
-            f"{self.view.target} does not take the fields of the view for the document with _id {key!r}{more}: {said}",
+            f"{self.view.target} does not accept the fields of the view for the document with _id {key!r}{more}: "
+            f"{said}",
             hint="The other documents of this update were written",
         )
 
@@ -474,7 +475,7 @@ class ViewUpkeep:
     @property
     def without_index(self) -> tuple[str, ...]:
         """What the log says where there is no such index."""
-        said = "%s has no index on %r: each change of %s reads all of it"
+        said = "%s has no index on %r: each change of %s reads the whole collection"
         return said, self.view.target, self.view.on, self.view.source
 
 

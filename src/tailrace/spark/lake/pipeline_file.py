@@ -157,7 +157,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
     options.update({key: lake[key] for key in ("columns", "documents") if key in lake})
     available_now = _flag(trigger.get("availableNow", False), "trigger.availableNow")
     if available_now and "every" in trigger:
-        raise UsageError("trigger.every and trigger.availableNow exclude each other")
+        raise UsageError("trigger.every and trigger.availableNow cannot be used together")
     return PipelineSettings(
         source={name: _option(name, value) for name, value in options.items()},
         lake=_path(lake, "path", base),
@@ -286,7 +286,7 @@ def _flag(value: object, name: str) -> bool:
 
 def _whole(value: object, name: str, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} must be a whole number from {least} on, not {_shown(value)}")
+        raise UsageError(f"{name} must be a whole number, {least} or more, not {_shown(value)}")
     return value
 
 

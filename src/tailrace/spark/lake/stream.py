@@ -120,7 +120,7 @@ def _started(spark: SparkSession, writer: DataStreamWriter) -> StreamingQuery:
 
 def _check_arguments(processing_time: str | None, on_error: str, *, available_now: bool) -> None:
     if processing_time is not None and available_now:
-        raise UsageError("processing_time and available_now exclude each other")
+        raise UsageError("processing_time and available_now cannot be used together")
     if on_error not in ON_ERRORS:
         raise UsageError(f"on_error must be one of {', '.join(ON_ERRORS)}, not {on_error!r}")
 

@@ -112,16 +112,16 @@ class StreamIdentity:
 
     def _deployment_differences(self, checkpoint: StreamIdentity) -> list[str]:
         if checkpoint._is_whole_cluster != self._is_whole_cluster:
-            return [f"it was made over {checkpoint._described()} and the uri leads to {self._described()}"]
+            return [f"it was made on {checkpoint._described()} and the uri leads to {self._described()}"]
         if self._is_whole_cluster:
             if checkpoint.cluster == self.cluster:
                 return []
-            return [f"it was made over {checkpoint._described()} and the uri leads to another, {self._described()}"]
+            return [f"it was made on {checkpoint._described()} and the uri leads to another, {self._described()}"]
         old_sets, new_sets = dict(checkpoint.replica_sets), dict(self.replica_sets)
         if set(old_sets) != set(new_sets):
             return [f"replica set was {_quoted(', '.join(old_sets))} and is {_quoted(', '.join(new_sets))}"]
         differences = [
-            f"replica set '{name}' is another one of the same name"
+            f"replica set '{name}' is a different one of the same name"
             for name, old, new in _differences(old_sets, new_sets)
             if old and new
         ]
@@ -248,7 +248,7 @@ class Offset:
         """``UsageError`` for JSON that no version of this source known here has written."""
         if not isinstance(value, Mapping):
             raise UsageError(
-                f"this checkpoint holds an offset that is not ours or is damaged: {_brief(value)}",
+                f"this checkpoint holds an offset that is damaged or was not written by Tailrace: {_brief(value)}",
                 hint="Restore the checkpoint, or use a new checkpointLocation",
             )
         if value.get("version", VERSION) not in (VERSION, VERSION_OF_COPIES):
@@ -274,7 +274,8 @@ class Offset:
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidResumeToken) as error:
             raise UsageError(
-                f"this checkpoint holds an offset that is not ours or is damaged ({type(error).__name__}: {error})",
+                "this checkpoint holds an offset that is damaged or was not written by Tailrace "
+                f"({type(error).__name__}: {error})",
                 hint="Restore the checkpoint, or use a new checkpointLocation",
             ) from None
 

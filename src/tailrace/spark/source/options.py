@@ -287,7 +287,7 @@ def _selection(given: Mapping[str, str]) -> Selection | None:
             )
     if _read(given, "showSystemEvents", _flag):
         raise UsageError(
-            "options 'collections' and 'showSystemEvents' exclude each other: a list names no system collections",
+            "options 'collections' and 'showSystemEvents' cannot be used together: a list names no system collections",
             hint="Watch a database or the cluster, with a $match on ns",
         )
     return selection
@@ -337,7 +337,7 @@ def _check_exact(options: ReadOptions) -> None:
         )
     if options.selection is not None:
         raise UsageError(
-            "option 'collections' and exact images exclude each other: a collection that is renamed into the list "
+            "option 'collections' and exact images cannot be used together: a collection that is renamed into the list "
             "brings documents that are not known",
             hint="Watch a collection, a database or the whole cluster, with a $match on ns in 'pipeline'",
         )
@@ -371,7 +371,7 @@ def _flag(text: str) -> bool:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"expected a whole number from 1 on, found '{text}'")
+        raise ValueError(f"expected a whole number, 1 or more, found '{text}'")
     return int(text)
 
 
