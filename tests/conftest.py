@@ -186,7 +186,7 @@ def replica_set() -> Iterator[ReplicaSet]:
 
 @pytest.fixture
 def quiet_replica_set(replica_set: ReplicaSet) -> Iterator[ReplicaSet]:
-    """``replica_set``, which writes no no-ops meanwhile: for tests that compare the token behind a batch."""
+    """``replica_set``, which writes no no-ops meanwhile: for tests that compare the token after a batch."""
     with without_noops(replica_set) as quiet:
         yield quiet
 

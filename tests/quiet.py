@@ -1,6 +1,6 @@
 """Deployments that write nothing to the oplog by themselves.
 
-A stream's token behind the last event of a batch is the batch's own: the event's, or a later one where the oplog had
+A stream's token after the last event of a batch is the batch's own: the event's, or a later one where the oplog had
 more when it was read. A no-op, which comes every ten seconds, makes this a matter of luck on a busy machine, for the
 server's own stream too.
 """

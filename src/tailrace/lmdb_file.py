@@ -1,6 +1,6 @@
 """Whether an LMDB file is one that LMDB can read and write without harm to the process.
 
-LMDB maps the file into memory and follows it without a look: a page behind the file's end, a wrong number of a page or
+LMDB maps the file into memory and follows it without a look: a page beyond the file's end, a wrong number of a page or
 of a place in one, and the process is killed (SIGBUS, SIGSEGV), or a page is overwritten that is in use. So a file that
 is not known to be as LMDB left it is read before LMDB opens it, with ordinary reads: each page that its metas lead to,
 each place in these pages, the order of keys, the lists of free pages, and whether the counts are those that the metas
@@ -46,7 +46,7 @@ _IS_DATABASE: Final = 2
 _NUMBER: Final = struct.Struct("<Q")
 #: A database: padding, flags, depth, pages of branches, of leaves, and overflowing, entries, and the root.
 _DATABASE: Final = struct.Struct("<IHHQQQQQ")
-#: In a meta page, behind the page's header: magic, version, address, size of the map; the databases of free pages and
+#: In a meta page, after the page's header: magic, version, address, size of the map; the databases of free pages and
 #: of names; the last page and the transaction.
 _META_AT: Final = _PAGE.size
 _HEAD: Final = struct.Struct("<IIQQ")

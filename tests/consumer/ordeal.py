@@ -138,7 +138,7 @@ class Ordeal:
                 "others to take over from the stopped process",
             )
             # The machine was slow: its handler had come to an end when it was stopped. Others have nothing to take over
-            # then, until the document is written again: behind the last write they never have.
+            # then, until the document is written again: after the last write they never have.
             was_late = self._is_done_by_itself(pause)
         finally:
             os.kill(process.pid, signal.SIGCONT)

@@ -377,7 +377,7 @@ def lanes_work(shop: Shop) -> Fence:
 
 
 def lanes_copy_again(shop: Shop, stale: Fence) -> None:
-    """Two processes' listeners find their lanes' history lost: all of it is copied once, then lanes go on behind. The
+    """Two processes' listeners find their lanes' history lost: all of it is copied once, then lanes go on after. The
     policy was refused with partitions."""
     copies = shop.database["copies"]
     seen: list[Any] = []
@@ -463,7 +463,7 @@ def is_high_water(record: Lease | None) -> bool:
 
 
 def test_a_quiet_stream_s_position_moves_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before an event and behind it: the test took a position before it for one behind it."""
+    """Before an event and after it: the test took a position before it for one after it."""
     monkeypatch.setattr("tailrace.consumer.rules.commit_policy.CommitPolicy.is_due_when_quiet", lambda *_: True)
     monkeypatch.setattr("tailrace.consumer.rules.listener.ListenerLogic._may_mark", True)  # else once a minute
     seen: list[str] = []

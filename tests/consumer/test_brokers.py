@@ -200,7 +200,7 @@ def test_what_nats_refuses_is_told_apart_from_a_server_that_takes_nothing(nats_s
         publisher.publish([Message("1", "orders", bytes(2 << 20), "a")])
     with pytest.raises(MessageRefused):
         publisher.publish([Message("1", "orders and more", b"", "a")])
-    # The one behind a refused message of another key may be stored; what comes again is not stored twice.
+    # The one after a refused message of another key may be stored; what comes again is not stored twice.
     assert publisher.publish([*numbered(0, 2), Message("x", "orders", bytes(600), "x"), *numbered(2, 1)]) == 2
     assert publisher.publish(numbered(2, 1)) == 1
     assert [body for _, _, body in stored_in_jetstream(nats_server)] == ["0", "1", "2"]

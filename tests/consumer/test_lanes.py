@@ -88,7 +88,7 @@ def listen(shop: Any, seen: Seen, who: str, partitions: int, **options: Any) -> 
 @pytest.mark.parametrize("commit_every", [1, 10])
 def test_lanes_handle_nothing_from_after_an_invalidate_before_the_listener_ends(shop: Any, commit_every: int) -> None:
     """Three lanes of four were told of the end, took it for a failure that passes, and went on. The tests had nothing
-    written behind the drop."""
+    written after the drop."""
     seen, orders = Seen(), shop[1].orders
     begin_now(shop[2], shop[0])
     orders.insert_many([{"_id": key, "n": 1} for key in range(20)])

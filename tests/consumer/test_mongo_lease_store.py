@@ -235,7 +235,7 @@ def test_what_is_no_collection_is_refused() -> None:
 
 def test_a_commit_that_arrives_after_newer_ones_changes_nothing(replica_set: ReplicaSet) -> None:
     """A server that was frozen goes on with commands whose client has given them up and sent others since. Which of
-    them it takes up first is chance; here the very command is sent once more behind the newer ones. Every test before
+    them it takes up first is chance; here the very command is sent once more after the newer ones. Every test before
     had its commands done at once or never."""
     commands = Commands()
     old, new = ({"token": {"_data": f"82{number:016X}2B02"}} for number in (5, 6))

@@ -51,7 +51,7 @@ def killed_until(holds: Callable[[], Any], *arguments: str) -> int:
 
 
 def all_committed(database: Any) -> Callable[[], bool]:
-    """Whether the position is behind a last insert, which is made when all others are there."""
+    """Whether the position is after a last insert, which is made when all others are there."""
     last = database.client.admin.command("ping")["operationTime"]
 
     def holds() -> bool:

@@ -121,7 +121,7 @@ def resume_cases(rng: random.Random, base: Case, read: Compared, count: int) -> 
 
 
 def match_cases(rng: random.Random, base: Case, read: Compared, count: int, version: str) -> Iterator[Case]:
-    """The same stream with a random ``$match``, sometimes behind or before a stage that changes the event. What can
+    """The same stream with a random ``$match``, sometimes after or before a stage that changes the event. What can
     fail is left out: where a failing expression is asked for less often, no error is no difference."""
     predicates = EventPredicates(rng, read.native.events)
     for number in range(count):
@@ -198,7 +198,7 @@ def for_version(case: Case, version: str) -> Case | None:
 
 
 def after_invalidate(case: Case, token: bytes) -> Case:
-    """The stream behind an invalidation."""
+    """The stream after an invalidation."""
     kept = {name: value for name, value in case.stage.items() if name not in ("startAtOperationTime", "resumeAfter")}
     return Case(case.scope, {**kept, "startAfter": bson.decode(token)}, case.v2, case.pipeline, case.entries_max)
 

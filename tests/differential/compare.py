@@ -15,7 +15,7 @@ from tests.differential.wire import ANY_VALUE, Wire
 from tests.golden.recording import StreamError, same_error, token_is_high_water_mark, token_time
 from tests.golden.replay import EVERYTHING, Oplog, OurStream
 
-#: After an error that both give, the streams go on behind the entry that caused it, this many times.
+#: After an error that both give, the streams go on after the entry that caused it, this many times.
 _ERRORS_PASSED_MAX = 6
 _EVENT_TOO_LARGE = 10334
 _IS_A_VIEW = 166
@@ -84,7 +84,7 @@ class Bench:
     end: ClusterTime
 
     def compare(self, case: Case) -> Compared:
-        """Read the case's stream on both sides. Where both end in the same error, go on behind it and compare again."""
+        """Read the case's stream on both sides. Where both end in the same error, go on after it and compare again."""
         errors: list[StreamError] = []
         events = size = 0
         while True:
@@ -214,7 +214,7 @@ def _hides_an_unreadable_entry(native: NativeStream, ours: OurStream) -> bool:
     """Whether one side ended at an update entry that the server cannot read, and the other's filter hid that entry.
 
     A replacement with a field ``$v`` of its own makes such an entry: a server's stream over it ends in a failed
-    assertion (8), and so does ours. Behind a ``$match`` it is a matter of what each side asks of raw entries
+    assertion (8), and so does ours. After a ``$match`` it is a matter of what each side asks of raw entries
     (docs/reference/differences.md). What both gave until then must still be the same.
     """
     codes = {error.code if error is not None else None for error in (native.error, ours.error)}
@@ -235,7 +235,7 @@ def _different_error(case: Case, native: NativeStream, ours: OurStream, equal: i
 
 
 def _too_large(expected: StreamError | None, got: StreamError | None) -> bool:
-    """Whether both say that an event is too large: behind stages of the user's the message names the size of the
+    """Whether both say that an event is too large: after stages of the user's the message names the size of the
     server's own form of the event (docs/reference/differences.md)."""
     return expected is not None and got is not None and expected.code == got.code and got.code in _SIZE_IS_NAMED
 

@@ -186,7 +186,7 @@ class Run:
         return result
 
     def _chain(self, case: Case, read: Compared) -> None:
-        """Go on behind each invalidation until the end of the workload."""
+        """Go on after each invalidation until the end of the workload."""
         for _ in range(cases.INVALIDATE_CHAIN_MAX):
             if read.difference is not None or not read.native.ends_with_invalidate:
                 return

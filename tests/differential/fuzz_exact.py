@@ -5,7 +5,7 @@
 
 Exit code 1 at the first difference. The last line says how many events and updates were compared. Servers from 6.0 on.
 The server's own stream fails at some updates that it has carried out (mongod 6.0.27: error 8, "assertion ... value.h"):
-what comes behind them in that collection is not compared, and the collection is counted.
+what comes after them in that collection is not compared, and the collection is counted.
 """
 
 from __future__ import annotations

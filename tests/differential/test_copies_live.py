@@ -313,7 +313,7 @@ def test_who_may_not_read_the_oplog_looks_twice(
 
 
 def collections_by_events(uri: str) -> dict[str, dict[bytes, bytes]]:
-    """What a consumer has that carries out a copy and the stream behind it."""
+    """What a consumer has that carries out a copy and the stream after it."""
     target = Target()
     with (
         tailrace.connect(uri, document_class=RawBSONDocument) as ours,

@@ -276,7 +276,7 @@ def test_a_state_that_was_lost_is_made_again_from_the_archive(
         orders.insert_one({"_id": "end"})
         expected = raw_events(own, "end")
     archive()
-    # From now on the oplog says to begin behind the token.
+    # From now on the oplog says to begin after the token.
     monkeypatch.setattr(MongodSource, "oldest", lambda self: (ClusterTime.from_timestamp(begins), False))
     exact = {"full_document": "exact", "full_document_before_change": "exact", "resume_after": token}
     ours: dict[str, Any] = {"document_class": RawBSONDocument, "images": tmp_path / "images"}

@@ -185,7 +185,7 @@ def test_a_dump_replays_them(written: Written, tmp_path: Path, form: str) -> Non
 
 
 def test_a_token_of_such_a_document_is_where_a_stream_goes_on(written: Written) -> None:
-    """Their keys stand in the tokens; a resume must find each, and read on behind it."""
+    """Their keys stand in the tokens; a resume must find each, and read on after it."""
     expected = written.expected()
     with closing(MongodSource(written.uri)) as source:
         for index in range(0, len(expected), max(1, len(expected) // 6)):

@@ -376,7 +376,7 @@ def test_a_resume_goes_on_where_the_servers_does_although_the_pipeline_leaves_ou
 
 
 def test_a_token_of_another_stream_ends_the_stream_at_the_servers_event(server: Server) -> None:
-    """Before 6.0 at the first event behind it, whatever the pipeline says of that one."""
+    """Before 6.0 at the first event after it, whatever the pipeline says of that one."""
     database, start, end = _numbered(server)
     server.mongo[database].other.insert_one({"_id": 2})
     end = note(server.wire, "end")

@@ -198,7 +198,7 @@ def copied(uri: str, *path: str) -> set[str]:
 
 
 def test_a_copy_that_could_be_a_part_is_refused_and_the_least_right_is_named(replica_set: Guarded) -> None:
-    """``listDatabases`` shows such a user what it may see, so ``hr`` was left out in silence, while the stream behind
+    """``listDatabases`` shows such a user what it may see, so ``hr`` was left out in silence, while the stream after
     the copy showed its changes. No test had copied as a user of few rights."""
     replica_set.roots[0]["hr"]["people"].insert_one({"_id": 1})
     of_shop = replica_set.uri_with([OPLOG, privilege("shop", "", "find", "listCollections")])

@@ -498,7 +498,7 @@ def test_older_servers_are_read_the_same_way(version: str, start_replica_set: Ca
         assert entries_of(list(source.read(begin, until))) == expected
         with closing(source.tail(begin, await_ms=50)) as tail:  # type: ignore[type-var]
             tailed = entries_of(tail_until(source, tail, until))
-        # A busy machine lets the server write an entry of its own (its keys) behind ours into the same reply.
+        # A busy machine lets the server write an entry of its own (its keys) after ours into the same reply.
         assert [entry for entry in tailed if entry_time(entry) <= until] == expected
         assert source.entries([entry_time(expected[5])]) == [expected[5]]
         lookup = DocumentLookup("old", "c", bson.encode({"_id": 7}), until, None)

@@ -74,7 +74,7 @@ def ways(databases: tuple[str, str], *, expanded: bool) -> list[Way]:
 
 
 def read(target: Any, until: ClusterTime | Later, options: dict[str, Any], pause: Callable[[], object]) -> Outcome:
-    """A stream's events up to ``until``, and the code of the error that ended it. Behind an invalidate another stream
+    """A stream's events up to ``until``, and the code of the error that ended it. After an invalidate another stream
     goes on."""
     events: list[bytes] = []
     deadline = time.monotonic() + _PATIENCE_S

@@ -274,7 +274,7 @@ class Workload:
 
     def _made_again(self) -> list[Command]:
         """A document is updated, and its collection then dropped, or renamed, and made again with the same ``_id``, or
-        as a view: what a look-up finds behind it depends on the server's version."""
+        as a view: what a look-up finds after it depends on the server's version."""
         rng = self._rng
         database = self.databases[0]
         kind = rng.random()

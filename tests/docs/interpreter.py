@@ -66,7 +66,7 @@ def run_python(code: str, names: dict[str, Any], where: str) -> str:
 
 def _stop_queries(names: dict[str, Any]) -> None:
     """Stop what the page has started. The page's own session is asked: once a wait was interrupted, PySpark talks to
-    another thread of Java, which knows of no active session. Queries went on behind their page, and one of them came in
+    another thread of Java, which knows of no active session. Queries went on after their page, and one of them came in
     the way of the page's ``tailrace run``."""
     if "pyspark" not in sys.modules:
         return

@@ -29,7 +29,7 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Command:
-    """A command behind ``$`` in a ``console`` block, and the output that the page shows below it."""
+    """A command after ``$`` in a ``console`` block, and the output that the page shows below it."""
 
     text: str
     output: str

@@ -61,7 +61,7 @@ def test_tenants_who_all_want_more_get_as_much_each() -> None:
 
 def test_a_step_that_takes_long_counts_for_as_long() -> None:
     order = order_of([("long", 1_000), ("short", 1_000)], {"long": 0.000_5})
-    both = order[STEPS + 10 * STEPS :][:330]  # behind what the first pass has had
+    both = order[STEPS + 10 * STEPS :][:330]  # after what the first pass has had
     assert 25 <= both.count("long") <= 35
 
 

@@ -145,7 +145,7 @@ def test_definitions_and_transactions_come_through_the_filter(both: Sides) -> No
 
 
 def nothing_is_promised_before_it_is_given(source: MongodSource, start: ClusterTime, namespace: str) -> None:
-    """Read with the namespace's filter up to its first entry, which lies behind all that was promised."""
+    """Read with the namespace's filter up to its first entry, which lies after all that was promised."""
     promised = start
     for batch in source.tail(start, await_ms=50, oplog_filter=bson.encode({"ns": namespace})):
         if batch.raw:

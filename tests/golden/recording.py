@@ -160,7 +160,7 @@ def token_time(token: bytes) -> ClusterTime:
 
 
 def token_is_high_water_mark(token: bytes) -> bool:
-    """Token type 0 stands right behind the version in tokens of version 1 and 2."""
+    """Token type 0 stands right after the version in tokens of version 1 and 2."""
     return bson.decode(token)["_data"][22:24] == "29"
 
 

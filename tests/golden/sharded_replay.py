@@ -121,7 +121,7 @@ class Images:
 
 
 def _stored(document: bytes) -> bytes:
-    """A document as the server keeps it: a replacement's entry may have ``_id`` further behind."""
+    """A document as the server keeps it: a replacement's entry may have ``_id`` further back."""
     parts = [(e.name != b"_id", document[e.start : e.end]) for e in raw_bson.elements(document)]
     return raw_bson.encode_document(*(part for _, part in sorted(parts, key=lambda one: one[0])))
 

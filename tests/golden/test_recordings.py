@@ -79,7 +79,7 @@ def _end(source: Recording, stream: RecordedStream) -> ClusterTime:
 
 def _reads_to_the_end(stream: RecordedStream) -> bool:
     """Whether the recording holds all that the server had for the stream up to ``_end``. A reply that ends in an error
-    holds no events, so some that led to it may be missing; behind an event's token there may be more of its time."""
+    holds no events, so some that led to it may be missing; after an event's token there may be more of its time."""
     if stream.error is not None:
         return False
     return stream.replies[-1].closed or token_is_high_water_mark(stream.replies[-1].post_batch_resume_token)

@@ -44,7 +44,7 @@ def token_of(event: bytes) -> Any:
 
 
 def after(stream: str, index: int, option: str = "resumeAfter", **options: Any) -> Callable[..., Stage]:
-    """A stage that starts behind the event ``index`` of an earlier stream."""
+    """A stage that starts after the event ``index`` of an earlier stream."""
     return lambda read: {option: token_of(read[stream].events[index]), **options}
 
 

@@ -111,7 +111,7 @@ def namespaces(run: Runner) -> list[StreamPlan]:
 
 
 def invalidations(run: Runner) -> list[StreamPlan]:
-    """Drop, rename from, rename onto, dropDatabase; the streams go on behind each with startAfter."""
+    """Drop, rename from, rename onto, dropDatabase; the streams go on after each with startAfter."""
     db = "gr"
     for round_ in range(2):
         run.insert(db, "c", {"_id": round_})

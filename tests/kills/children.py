@@ -41,13 +41,13 @@ def whole(raw: bytes) -> bytes:
 
 def pairs(path: Path) -> list[tuple[bytes, bytes]]:
     """What a stream has written down: first an empty document and the token that it began with, then each event and the
-    token behind it."""
+    token after it."""
     found = list(raw_bson.split(whole(path.read_bytes()) if path.exists() else b""))
     return list(zip(found[::2], found[1::2], strict=True))
 
 
 def follow(kind: str, uri: str, database: str, folder: str) -> None:
-    """Write each event and the token behind it in one piece, and go on behind the last one that is there."""
+    """Write each event and the token after it in one piece, and go on after the last one that is there."""
     path = Path(folder, EVENTS)
     known = pairs(path)
     said: dict[str, Any] = {"full_document": "updateLookup"}

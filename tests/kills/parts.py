@@ -81,7 +81,7 @@ class Part:
     """One consumer of the deployment, in a process that is killed again and again."""
 
     name = ""
-    #: How many of 50 kills are its own, and the longest time behind its first progress until it is killed.
+    #: How many of 50 kills are its own, and the longest time after its first progress until it is killed.
     weight = 10
     pause_s = 2.0
     on_spark = False
@@ -244,7 +244,7 @@ class Tables(Part):
         return sum(1 for _ in (self.folder / "root").glob("*/_delta_log/*.json"))
 
     def reached(self, until: ClusterTime) -> bool:
-        """Each collection was changed last by the workload's end, so each table has a commit behind that."""
+        """Each collection was changed last by the workload's end, so each table has a commit after that."""
         newest = [next(iter(stated(self._table(name))), None) for name in COLLECTIONS]
         return all(one is not None and one.time >= until for one in newest)
 
@@ -330,7 +330,7 @@ def with_what_was_there(uri: str, events: list[bytes], until: ClusterTime) -> Ve
     result.twice += sum(count - 1 for count in copied.values())
     result.items += len(copied)
     # When the copy began is in tokens alone: from the first change that came, every one has to be there. One that was
-    # lost before shows in what the events give. There is none where the copy began behind the last write.
+    # lost before shows in what the events give. There is none where the copy began after the last write.
     if changes:
         first = ResumeToken.parse(RawBSONDocument(changes[0])["_id"]).cluster_time
         expected = server_events(uri, (DATABASE, None), ClusterTime(first - 1), until)
@@ -368,7 +368,7 @@ class Lake(Part):
         return max(0, CommitLog(lake).head().number) if (lake / "_tailrace" / "lake.json").exists() else 0
 
     def reached(self, until: ClusterTime) -> bool:
-        # Not what the lake says: where the copy began behind the last write, no commit follows it.
+        # Not what the lake says: where the copy began after the last write, no commit follows it.
         return has_committed(self.folder / "lake.checkpoint", until)
 
     def verdict(self, until: ClusterTime) -> Verdict:

@@ -201,7 +201,7 @@ def test_a_cluster_s_stream_says_what_the_server_s_own_router_says(cluster: Shar
             ours: Any = caught.value
             assert (ours.code, ours.labels) == (theirs.code, theirs.labels)
             said = ADDRESS.sub("shard0", theirs.message)
-            if ours.code == 280:  # we compare the _id behind the merge, where no shard is at fault
+            if ours.code == 280:  # we compare the _id after the merge, where no shard is at fault
                 said = said.removeprefix("Error on remote shard shard0 :: caused by :: ")
             assert ours.details["errmsg"] == said
             assert said.count(PREFIX) == 1

@@ -139,7 +139,7 @@ def taken(stream: Any, count: int = 4) -> list[Any]:
 
 
 def _all(stream: Any) -> Any:
-    """The token behind a batch is the batch's own, and our batches are ours: it is compared by its form."""
+    """The token after a batch is the batch's own, and our batches are ours: it is compared by its form."""
     events = taken(stream)
     return events, sorted(stream.resume_token), stream.alive
 
@@ -540,7 +540,7 @@ def first_difference(theirs: Any, ours: Any, path: str = "") -> str | None:
     scope="module",
 )
 def running(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """The version, and where its replica set is. It writes no no-ops: the token behind the last event of a batch is
+    """The version, and where its replica set is. It writes no no-ops: the token after the last event of a batch is
     compared, and it would tell which streams were read before a no-op, and which after it."""
     if request.param.startswith("6"):
         with without_noops(request.getfixturevalue("replica_set")) as quiet:

@@ -204,7 +204,7 @@ class ClusterWrites:
         self._remind_shards()
         found = [self._events(since, end, for_merge=True)]
         if self.deployment.version >= "6.":
-            # A mongos adds the images itself, behind its merge: who talks to a shard alone is given them.
+            # A mongos adds the images itself, after its merge: who talks to a shard alone is given them.
             kept = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
             found.append(self._events(since, end, for_merge=False, **kept))
         truth.record(at, self._collections(), found[0], found[-1] if len(found) > 1 else [])

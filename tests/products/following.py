@@ -1,4 +1,4 @@
-"""Streams that a process writes down: event, and the token behind it, in one file."""
+"""Streams that a process writes down: event, and the token after it, in one file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 def follow(uri: str, folder: Path, until: ClusterTime, said: dict[str, Any], **connection: Any) -> None:
-    """Write each event of the deployment's stream and the token behind it in one piece, and go on behind the last one
+    """Write each event of the deployment's stream and the token after it in one piece, and go on after the last one
     that is there, until the token has passed ``until``. ``said`` is how a new one begins and what it gives."""
     with keeping():
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ class Job:
     """One run of a product, in a process of its own.
 
     ``folder``   the store; empty, or not there, at first
-    ``start``    the cluster time behind which a new store begins, where it does not begin with what there is
+    ``start``    the cluster time after which a new store begins, where it does not begin with what there is
     ``until``    a pause of the truth: the product is to reach it
     ``truth``    the folder of the deployment's ``Truth``
     ``seed``     of what the run chooses by itself

@@ -1,4 +1,4 @@
-"""A copy of what is there and the stream behind it, carried out by a consumer: the collections come out."""
+"""A copy of what is there and the stream after it, carried out by a consumer: the collections come out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SnapshotProduct(Product):
 
     def advance(self, job: Job) -> None:
         if job.options.get("elsewhere") or job.options.get("restored"):
-            # Behind the copy its token is one of the server's, which the server itself takes from anywhere.
+            # After the copy its token is one of the server's, which the server itself takes from anywhere.
             if not (job.root / MIDDLE).exists():  # it was killed before it kept one
                 _keep_the_middle(job.root)
             shutil.copy(job.root / MIDDLE, job.root / EVENTS)
@@ -37,7 +37,7 @@ class SnapshotProduct(Product):
 
 
 def unlike_a_copy(events: list[bytes], job: Job, truth: Truth) -> list[str]:
-    """In what the documents of a copy and the changes behind it are not what the server says."""
+    """In what the documents of a copy and the changes after it are not what the server says."""
     target = Target()
     changes = []
     for event in events:

@@ -1,4 +1,4 @@
-"""Buffers that end where the memory ends: reading one byte behind them kills the process, so no test overlooks it."""
+"""Buffers that end where the memory ends: reading one byte after them kills the process, so no test overlooks it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PROT_NONE = 0
 
 
 class GuardedBuffer:
-    """Room for ``size`` bytes with an inaccessible page behind. Data are placed against its end."""
+    """Room for ``size`` bytes with an inaccessible page after. Data are placed against its end."""
 
     def __init__(self, size: int) -> None:
         page = mmap.PAGESIZE
@@ -25,7 +25,7 @@ class GuardedBuffer:
             raise OSError(ctypes.get_errno(), "mprotect")
 
     def place(self, data: bytes) -> npt.NDArray[np.uint8]:
-        """``data``, with nothing readable behind its last byte. Valid until the next call."""
+        """``data``, with nothing readable after its last byte. Valid until the next call."""
         view = self._array[self._room - len(data) : self._room]
         view[:] = np.frombuffer(data, np.uint8)
         return view

@@ -57,7 +57,7 @@ def nested_id(rng: random.Random, depth: int) -> bytes:
 
 
 def key(rng: random.Random) -> bytes:
-    """A document key: ``_id``, sometimes behind the fields of a shard key."""
+    """A document key: ``_id``, sometimes after the fields of a shard key."""
     identifier = rb.encode_element(*(_named(b"_id", usual_id(rng) if rng.random() < 0.8 else random_values.value(rng))))
     if rng.random() < 0.9:
         return rb.encode_document(identifier)

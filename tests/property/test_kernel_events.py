@@ -320,7 +320,7 @@ def test_entries_before_the_start_give_nothing() -> None:
 
 
 def test_a_stream_resumed_from_a_token_of_the_other_version_is_the_plain_stages_stream() -> None:
-    """Up to the token's time events have tokens of its version, behind it tokens of the stream's."""
+    """Up to the token's time events have tokens of its version, after it tokens of the stream's."""
     plan, _ = plan_of("shop.orders")
     plain = PlainStages(plan)
     entries = [entry for entry in random_run(SEED + 4, 600) if plain.events(entry) is not None]

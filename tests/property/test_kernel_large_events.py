@@ -63,7 +63,7 @@ def test_the_kernel_makes_events_up_to_the_limit() -> None:
 @pytest.mark.parametrize("split", [False, True])
 def test_large_events_among_small_ones(split: bool) -> None:
     """The stream ends at the first one that is too large (for the split stage: whose one field fills no fragment),
-    behind what comes before it."""
+    after what comes before it."""
     size = _around_the_limit()
     entries = [_insert(number, text) for number, text in enumerate((9, size - 20_000, 9, size, 9, size + 1, 9))]
     pipeline = [bson.encode({"$changeStreamSplitLargeEvent": {}})] if split else []

@@ -143,7 +143,7 @@ def test_a_field_without_a_name_is_not_there_for_a_query_or_left_to_the_stage_th
 
 
 def test_an_expression_that_could_fail_is_only_passed_over_where_the_reference_passes_it_over() -> None:
-    """An ``$and`` with something false behind such an expression still fails in the reference, with an error."""
+    """An ``$and`` with something false after such an expression still fails in the reference, with an error."""
     documents = [bson.encode({"x": "text", "y": y}) for y in (1, 2)]
     failing = {"$expr": {"$add": ["$x", 1]}}
     assert answers_to({"y": 2, **failing}, documents[:1]) == Counter({FAILS: 1})

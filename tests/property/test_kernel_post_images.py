@@ -143,7 +143,7 @@ def test_nothing_is_read_behind_a_pre_image() -> None:
 
 @pytest.mark.parametrize("fields", [10, 1_000, 1_100, 20_000])
 def test_many_fields(fields: int) -> None:
-    """A table of the delta's parts has an end; behind it ``apply_diff`` goes on."""
+    """A table of the delta's parts has an end; after it ``apply_diff`` goes on."""
     names = [b"f%d" % number for number in range(fields)]
     one, two = (rb.encode_int32(number) for number in (1, 2))
     document = rb.encode_document(*(rb.encode_element(rb.INT32, name, one) for name in names))

@@ -266,7 +266,7 @@ def check_pipelines(seed: int, count: int, places: Places | None = None) -> Coun
         counted += compare(user, block_stages, [make() for _ in range(12)])
         counted["stages"] += len(user.stages)
         counted["compiled"] += block_stages.compiled
-        # Each event by itself too: behind one that raises nothing is looked at.
+        # Each event by itself too: after one that raises nothing is looked at.
         for event in [make() for _ in range(4)]:
             counted += compare(user, block_stages, [event])
     return counted
@@ -282,8 +282,8 @@ def test_random_stages_on_random_events_give_the_bytes_of_the_plain_stages_or_le
 
 
 def test_nothing_is_written_behind_the_room_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two documents that ended in the last byte of their room wrote one byte behind it: no test had given a step less
-    room than it needs, with nothing writable behind."""
+    """Two documents that ended in the last byte of their room wrote one byte after it: no test had given a step less
+    room than it needs, with nothing writable after."""
     rooms: list[GuardedBuffer] = []
 
     def guarded(size: int) -> np.ndarray:
@@ -308,7 +308,7 @@ def test_nothing_is_written_behind_the_room_that_there_is(monkeypatch: pytest.Mo
 
 
 def test_damaged_events_are_left_or_as_the_plain_stages_have_them() -> None:
-    """One wrong byte at every place, in front of an inaccessible page: nothing is read behind it, and where the bytes
+    """One wrong byte at every place, in front of an inaccessible page: nothing is read after it, and where the bytes
     still hold together the result is that of the plain stages."""
     rng = random.Random(SEED)
     event = bson.encode({"_id": bson.decode(TOKEN), "fullDocument": {"a": [{"b": 1}, {"b": "x"}]}, "ns": {"db": "a"}})
@@ -374,7 +374,7 @@ def test_deep_events_are_those_of_the_plain_stages(depth: int) -> None:
 
 
 def test_a_prefix_that_has_a_program_runs_before_plain_stages_see_an_event() -> None:
-    """Where one event in fifty passes, the plain stage behind is asked of it alone."""
+    """Where one event in fifty passes, the plain stage after is asked of it alone."""
     events = [bson.encode({"_id": bson.decode(TOKEN), "fullDocument": {"n": number}}) for number in range(200)]
     stages: list[dict[str, Any]] = [
         {"$match": {"fullDocument.n": {"$gte": 196}}},

@@ -128,7 +128,7 @@ class World:
             assert self.merged.awaited_time is None
 
     def check_the_resume_token(self) -> None:
-        """It grows, and what stands behind it is what was not given."""
+        """It grows, and what stands after it is what was not given."""
         assert self.tokens == sorted(self.tokens)
         token = self.merged.token
         key = token_order(token.to_bson())
@@ -505,7 +505,7 @@ def test_a_refused_look_up_of_one_shard_comes_behind_what_the_shards_have_before
     with pytest.raises(ServerError, match="remote shard a") as caught:
         given.extend(key for block in drive(merged, answer) for key in keys(block.events()))
     assert caught.value.code == 201
-    # The shard's part ends behind its last event: that far the other one's events are given too.
+    # The shard's part ends after its last event: that far the other one's events are given too.
     assert given == [f"{shard}{number + (shard == 'a')}" for number in range(refused - 1) for shard in "ba"]
 
 
@@ -520,7 +520,7 @@ def test_a_shard_that_is_not_open_cannot_be_fed() -> None:
 def test_before_6_0_a_merged_stream_goes_on_behind_a_token_whose_event_the_pipeline_leaves_out(
     shards: list[list[tuple[int, int]]], chosen: int, kept: set[int], pushed: bool
 ) -> None:
-    """From 6.0 on it ends with 280 where anything passes behind it. Every earlier resume kept the token's own event."""
+    """From 6.0 on it ends with 280 where anything passes after it. Every earlier resume kept the token's own event."""
     union = sorted(written for shard, entries in enumerate(shards) for written in alone(entries, shard))
     if not union:
         return
@@ -554,7 +554,7 @@ def _resumed(
     merged = MergedStream(build_plan(options, profile_for(version)), names)
     given: list[bytes] = []
     for name, entries in zip(names, shards, strict=True):
-        # Twice: what is asked of entries before and behind the token may differ.
+        # Twice: what is asked of entries before and after the token may differ.
         for first, last in ((0, LAST // 2), (LAST // 2, LAST)):
             part = [insert(tick, key, shard=int(name)) for tick, key in entries if first < tick <= last]
             try:

@@ -341,7 +341,7 @@ def _is_damaged(entry: bytes) -> bool:
 
 
 def check_resumes(cluster: Cluster, reading: Reading, random: Random) -> None:
-    """Resumed at some of its tokens, read in another order, the stream gives exactly what it gave behind them."""
+    """Resumed at some of its tokens, read in another order, the stream gives exactly what it gave after them."""
     if reading.error is not None:
         return
     places = list(reading.marks)

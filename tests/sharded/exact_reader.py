@@ -3,7 +3,7 @@
     python -m tests.sharded.exact_reader URI DIRECTORY FILE DATABASE [SECONDS,INCREMENT]
 
 The stream begins now, or at the time that is given. ``FILE`` gets the token at which it began, as the ``_id`` of a
-document, and then the events. The program ends behind the insert of the document with the ``_id`` "end".
+document, and then the events. The program ends after the insert of the document with the ``_id`` "end".
 """
 
 from __future__ import annotations

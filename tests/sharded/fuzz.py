@@ -64,7 +64,7 @@ class Case:
 
     @property
     def has_images(self) -> bool:
-        """Whether the events hold more than the oplog says. A mongos adds that itself, behind its merge."""
+        """Whether the events hold more than the oplog says. A mongos adds that itself, after its merge."""
         return "fullDocument" in self.stage
 
     @property
@@ -281,7 +281,7 @@ class Comparison:
         for token, place in places:
             behind = place
             while behind < len(expected) and native.token(expected[behind]) == _parsed(token):
-                behind += 1  # two shards gave it: a resume goes behind both
+                behind += 1  # two shards gave it: a resume goes after both
             rest = read_ours(self._cluster.uri, case, until, resume_after=token)
             self._totals.resumes += 1
             difference = stream_difference(tied(expected[behind:]), replace(rest, events=tied(rest.events)))

@@ -45,7 +45,7 @@ def shard_stream(
 ) -> list[bytes]:
     """One shard's part of a merged stream, from ``start`` until the server has passed ``end``: the events' bytes.
 
-    ``for_merge``: as a mongos opens it, which adds the images itself, behind its merge. Else as a client that talks to
+    ``for_merge``: as a mongos opens it, which adds the images itself, after its merge. Else as a client that talks to
     the shard alone: the images are there.
     """
     merging = {"fromMongos": True, "needsMerge": True} if for_merge else {}

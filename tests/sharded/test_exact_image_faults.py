@@ -81,7 +81,7 @@ def wrong(  # noqa: PLR0917
     last: Last,
 ) -> list[str]:
     """In words, what is wrong with the events that were found between two times. ``last``: what was there before, if
-    the servers keep no images; nothing is written behind ``end``."""
+    the servers keep no images; nothing is written after ``end``."""
     database, collection = scope
     if keeps_images(cluster):
         expected = native.union(cluster, database, collection, begun, end, for_merge=False, **REQUIRED)

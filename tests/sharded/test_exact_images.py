@@ -33,7 +33,7 @@ REQUIRED = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
 
 def read_until(stream: Any, end: Timestamp) -> list[bytes]:
     """The events up to ``end``, that time included. The stream is read until it has passed ``end``: a token of that
-    very time may be an event's, with others of that time behind it, of another shard or of the same transaction."""
+    very time may be an event's, with others of that time after it, of another shard or of the same transaction."""
     events: list[bytes] = []
     until = ClusterTime.from_timestamp(end)
     while native.token(bson.encode({"_id": stream.resume_token})).cluster_time <= until:

@@ -81,7 +81,7 @@ class OperatedWorld:
         return True
 
     def _sought(self, plan: LanePlan) -> None:
-        """An operator's plan: what is before its start counts as handled, what is behind is to be handled again."""
+        """An operator's plan: what is before its start counts as handled, what is after is to be handled again."""
         self.seeks += 1
         self.sought_generation = plan.generation
         start = order_of(plan.start)

@@ -477,7 +477,7 @@ class World(OperatedWorld):
         self.handled.add(event.number)
 
     def check_copy_is_due(self, document: Mapping[str, Any]) -> None:
-        """Everything is copied once behind a generation that lost its history. ``document``: a plan to be written."""
+        """Everything is copied once after a generation that lost its history. ``document``: a plan to be written."""
         plan = LanePlan.from_document(document, RESOURCE)
         if plan.copies and plan.generation not in self.lost:
             raise InvariantBrokenError(f"generation {plan.generation} asks for a copy, and has lost nothing")

@@ -95,7 +95,7 @@ class DoesNotWriteItsStartDown(ListenerLogic):
 
 
 class KeepsItsToken(ListenerLogic):
-    """Behind a change that was left out it goes on under the same fencing token."""
+    """After a change that was left out it goes on under the same fencing token."""
 
     def _renew(self, owned: Ownership) -> Steps:
         yield from ()
@@ -142,7 +142,7 @@ class CommitsHalves(ListenerLogic):
 
 
 class GoesOnWhereItIsToStop(ListenerLogic):
-    """The position is written behind the change that the policy stops at."""
+    """The position is written after the change that the policy stops at."""
 
     def _handle(self, owned: Ownership, batch: Sequence[Pulled]) -> Steps:
         first = self._changes(owned, batch)[0]

@@ -81,7 +81,7 @@ class Process:
         self.stream: SimulatedStream | None = None
         self._steps: list[Steps] = []
         self._committed_before = False
-        #: What it goes on behind under a newer token.
+        #: What it goes on after under a newer token.
         self.left_out: Any = None
 
     @property

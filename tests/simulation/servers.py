@@ -47,7 +47,7 @@ class Servers:
         self.targets: dict[str, Target] = {}
         self.handled: dict[int, int] = {}
         self.commits = 0
-        #: The change that each version must handle next: it begins behind the position that it read back.
+        #: The change that each version must handle next: it begins after the position that it read back.
         self.next_change: dict[int, int] = {}
         self.first_after: Callable[[Mapping[str, Any]], int] = lambda position: 0
         self.fenced_writes = 0
@@ -90,7 +90,7 @@ class Servers:
         return self.put(taken, seconds)
 
     def renew(self, lease: Lease, seconds: float, client_time: Clock, change: RecordedEvent) -> Lease | None:
-        """Acquired once more by an owner that goes on behind ``change``."""
+        """Acquired once more by an owner that goes on after ``change``."""
         renewed = self.acquire(lease.resource, str(lease.owner), seconds, client_time)
         if renewed is not None and renewed.version == lease.version + 1:
             self.next_change[renewed.version] = change.number + 1

@@ -70,7 +70,7 @@ def test_processes_that_take_each_other_s_leases_for_ever_are_found(monkeypatch:
 
 
 class GoesOnWhereItIsToStop(ListenerLogic):
-    """The position is written behind the change that the policy stops at."""
+    """The position is written after the change that the policy stops at."""
 
     def _handle(self, owned: Ownership, batch: Sequence[Pulled]) -> Steps:
         first = self._changes(owned, batch)[0]
@@ -116,7 +116,7 @@ class NoBarriers(LaneTurn):
 
 
 class OthersDoNotWait(LaneTurn):
-    """Lane 0 waits for the others, but they go on behind the barrier."""
+    """Lane 0 waits for the others, but they go on after the barrier."""
 
     def _at_barrier(self, barrier: Any) -> Any:
         pulled = super()._at_barrier(barrier)

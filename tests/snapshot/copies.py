@@ -1,4 +1,4 @@
-"""Copying with a consumer that keeps what it gets by ``_id``, and the stream behind the copy."""
+"""Copying with a consumer that keeps what it gets by ``_id``, and the stream after the copy."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Definitions:
 
 
 class Copied:
-    """What a consumer has that carries out a copy and the stream behind it, and goes on from its token now and then."""
+    """What a consumer has that carries out a copy and the stream after it, and goes on from its token now and then."""
 
     def __init__(self, client: Any) -> None:
         self._database = client[DATABASE]

@@ -73,7 +73,7 @@ def watch(watched: Any, **options: Any) -> Any:
 
 
 def copied(watched: Any, token: Any = None, most: int | None = None) -> tuple[list[bytes], Any]:
-    """The events of the copy, ``most`` of them at most, and the token behind them."""
+    """The events of the copy, ``most`` of them at most, and the token after them."""
     said: dict[str, Any] = {"start": "snapshot"} if token is None else {"resume_after": token}
     events: list[bytes] = []
     with watch(watched, **said) as stream:
@@ -138,7 +138,7 @@ def drained(watched: Callable[[], Any], target: Target, until: Callable[[], Any]
 
 
 class Writers:
-    """Threads that write until ``stopped``, which gives a time behind all their writes."""
+    """Threads that write until ``stopped``, which gives a time after all their writes."""
 
     def __init__(self, works: list[Callable[[threading.Event], Any]], now: Callable[[], Any]) -> None:
         self._stop = threading.Event()
@@ -224,7 +224,7 @@ def test_a_copy_of_a_cluster_goes_on_after_any_of_its_events(sharded_cluster: Sh
     assert sorted(keys) == list(range(30))
 
 
-#: Writes each event and the token behind it in one piece; its parent kills it at some moment.
+#: Writes each event and the token after it in one piece; its parent kills it at some moment.
 _FOLLOW = """
 import sys, bson, tailrace
 from bson.raw_bson import RawBSONDocument
@@ -242,7 +242,7 @@ with tailrace.connect(uri) as client, client["snapshots"].watch(
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_process_that_is_killed_goes_on_and_gives_nothing_twice(replica_set: ReplicaSet, db: Any, kills: int) -> None:
-    """SIGKILL at random points of the copy and of the stream behind it."""
+    """SIGKILL at random points of the copy and of the stream after it."""
     fill(db, ["a"])
     chosen = random.Random(kills)
     target = Target()
@@ -468,7 +468,7 @@ def test_the_id_of_a_copied_document_is_no_place_to_go_on_from(db: Any) -> None:
 def test_an_oplog_that_has_lost_the_copys_time_is_noticed_while_it_runs(
     db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is noticed before all was copied in vain, not behind the copy alone."""
+    """It is noticed before all was copied in vain, not after the copy alone."""
     db.a.insert_many([{"_id": number} for number in range(5)])
     monkeypatch.setattr(snapshot_stream, "_LOOK_S", -1.0)
     monkeypatch.setattr(snapshot_stream, "CHUNK_DOCUMENTS", 2)

@@ -16,7 +16,7 @@ from tailrace.spark.lake.sink import LakeSink, LakeStreamWriter
 
 def dying_sink(step: str, times: int, group: int | None = None, *, batch: int | None = None) -> type[LakeSink]:
     """At the ``times``-th ``step`` of a commit, of micro-batch ``batch`` if one is named, it kills the ``group`` of the
-    driver and its JVM, and the process that commits. Without a group the JVM lives on, and nobody tidies up behind the
+    driver and its JVM, and the process that commits. Without a group the JVM lives on, and nobody tidies up after the
     commit. The class goes to Spark's Python processes by value, so nothing of this is in the sink itself."""
     format_ = f"dying-{uuid.uuid4().hex}"  # the session is other tests' too
 

@@ -1,4 +1,4 @@
-"""The option ``archive``: streams, batch reads and lakes that begin behind the oplog's end, on real servers."""
+"""The option ``archive``: streams, batch reads and lakes that begin before the oplog does, on real servers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def work(client: MongoClient[dict[str, Any]], database: str, rounds: int) -> Non
 @dataclass
 class Overtaken:
     """A replica set whose oplog no longer holds ``start``, and the archive that does. ``events``: those of the server
-    behind ``start``, up to ``until``; some of them are in the oplog alone. ``short`` is an archive that ends before the
+    after ``start``, up to ``until``; some of them are in the oplog alone. ``short`` is an archive that ends before the
     oplog begins."""
 
     uri: str

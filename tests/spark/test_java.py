@@ -41,7 +41,7 @@ def java(home: Path, version: str) -> Path:
 @pytest.fixture(autouse=True)
 def _no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     _find.cache_clear()
-    # Set first: what is deleted while it is not there is not restored, and a test had left its Java to all behind it.
+    # Set first: what is deleted while it is not there is not restored, and a test had left its Java to all after it.
     monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", NOTHING)

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 
 
 def change(uri: str, database: str, first: int, count: int, *, pad: int = 60) -> ClusterTime:
-    """Some inserts, updates and a transaction; gives the cluster time behind them."""
+    """Some inserts, updates and a transaction; gives the cluster time after them."""
     with pymongo.MongoClient[dict[str, Any]](uri) as client:
         orders = client[database]["orders"]
         # Fields that a transaction's commit has too: here they are a user's.

@@ -211,7 +211,7 @@ def test_a_lake_goes_on_behind_what_it_cannot_write(
         db.c.insert_many([{"_id": 10, "n": 0}, {"_id": 11, "n": 1}, {"_id": 12, "n": 0}])
         again = write_stream(spark, options, lake, available_now=True, on_error="quarantine")
         assert again.awaitTermination(PATIENCE_S)
-        # A fresh checkpoint begins behind the last event, which was put aside, and gives none of them again.
+        # A fresh checkpoint begins after the last event, which was put aside, and gives none of them again.
         fresh = tmp_path / "fresh"
         last = write_stream(spark, options, lake, checkpoint=fresh, available_now=True, on_error="quarantine")
         assert last.awaitTermination(PATIENCE_S)

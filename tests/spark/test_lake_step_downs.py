@@ -59,7 +59,7 @@ def end_of(cluster: ShardedCluster, namespace: str, mark: str) -> Timestamp:
 
 
 def next_commit_begun(query: StreamingQuery, lake: Path) -> int:
-    """Wait until a task of a micro-batch writes, behind one that this query has committed. Gives the number that its
+    """Wait until a task of a micro-batch writes, after one that this query has committed. Gives the number that its
     commit will have. (The lake is committed by a process of its own, so nothing can be hooked here.)"""
     log = CommitLog(lake)
     known = log.head().number if (lake / "_tailrace" / "lake.json").exists() else 0

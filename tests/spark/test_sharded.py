@@ -123,7 +123,7 @@ def test_a_lake_holds_what_the_shards_give(spark: SparkSession, run: Run, tmp_pa
     union = run.union()
     options = run.options(maxEventsPerTrigger=str(len(union) // 4))
     assert write_stream(spark, options, tmp_path / "lake", available_now=True).awaitTermination(_PATIENCE_S)
-    # What other tests have written since stands behind it.
+    # What other tests have written since stands after it.
     assert list(lake_events(tmp_path / "lake"))[: len(union)] == union
     assert verify(tmp_path / "lake").sound
 

@@ -123,7 +123,7 @@ def test_beside_four_writers_and_through_twenty_crashes_nothing_is_lost_or_twice
     assert query.crashes >= 10
     target = check(query.rows, [db.a, db.b, db.later])
     assert target.snapshots > 500
-    # Behind the copy stands the server's own stream, from the copy's time on.
+    # After the copy stands the server's own stream, from the copy's time on.
     start = Offset.from_json(query.checkpoint.planned[0])
     stage = {"fullDocument": "updateLookup"}
     events = [row["event"] for row in query.rows if kind_of(row) != "snapshot"]

@@ -36,7 +36,7 @@ def database(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterato
 
 
 def at(time_: ClusterTime) -> dict[str, str]:
-    """Options to start right behind a cluster time."""
+    """Options to start right after a cluster time."""
     after = time_.tick()
     return {"startAtOperationTime": f"{after.seconds},{after.increment}"}
 
@@ -233,7 +233,7 @@ def test_a_dropped_collection_ends_the_stream_at_the_right_event_with_partitions
     assert offsets(tmp_path / "first")[-1]["invalidated"] is True
     again = available_now(spark, {**options, **at(start)}, tmp_path / "first")
     assert again.events == [], "an invalidated stream stays where it is"
-    # startAfter goes on behind the invalidation, to the next one.
+    # startAfter goes on after the invalidation, to the next one.
     token = json.dumps(bson.decode(native[-1])["_id"])
     behind = available_now(spark, {**options, "startAfter": token}, tmp_path / "second")
     expected = server_events(
@@ -250,7 +250,7 @@ def test_a_dropped_collection_ends_the_stream_at_the_right_event_with_partitions
 def test_a_stream_that_has_ended_fails_behind_its_last_event_where_that_is_wanted(
     spark: SparkSession, replica_set: ReplicaSet, database: Database[dict[str, Any]], tmp_path: Path
 ) -> None:
-    """No test had waited behind an invalidate without availableNow: the query idles for ever, without a word."""
+    """No test had waited after an invalidate without availableNow: the query idles for ever, without a word."""
     start = newest(replica_set.uri)
     fill(database, 3)
     database.c.drop()

@@ -2,7 +2,7 @@
 runs here.
 
 The test of the program in a query let a batch fail only when all that it had queued was in the topic. So none had seen
-that the producer went on sending the rest of a failed batch, behind what was sent when the batch came again.
+that the producer went on sending the rest of a failed batch, after what was sent when the batch came again.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _flavours() -> Iterator[Any]:
 @pytest.fixture(params=list(_flavours()))
 def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     flavour, _, version = request.param.partition(" @")
-    # Tokens behind a batch are compared with its event's: no no-op may come between.
+    # Tokens after a batch are compared with its event's: no no-op may come between.
     uri = request.getfixturevalue("older")(version) if version else request.getfixturevalue("quiet_replica_set").uri
     with MongoClient[Any](uri) as admin:
         admin.drop_database(_DATABASE)

@@ -52,7 +52,7 @@ def change(number: int, chosen: random.Random, time: int) -> Change:
 @pytest.mark.parametrize("hold", [1, 100])
 @pytest.mark.parametrize("seed", range(6))
 def test_compiled_code_and_the_reference_agree(seed: int, hold: int) -> None:
-    """Before and behind the time up to which changes may be in the copy already."""
+    """Before and after the time up to which changes may be in the copy already."""
     chosen = random.Random(seed)
     works: list[DocumentWork] = []
     expected: list[bytes | None] = []

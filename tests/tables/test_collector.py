@@ -1,4 +1,4 @@
-"""Python's collector is off during a micro-batch, and on again behind it."""
+"""Python's collector is off during a micro-batch, and on again after it."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def test_an_option_of_a_wrong_type_has_the_servers_code(stage: dict[str, Any], c
 
 @pytest.mark.parametrize("name", ["transactions_6.0.27", "ddl_6.0.27", "update_descriptions_6.0.27", "sessions_6.0.27"])
 def test_damaged_bytes_end_in_a_named_error_or_in_events(name: str) -> None:
-    """Every entry of a recording with bytes changed or cut, alone in its batch, behind what stands before it."""
+    """Every entry of a recording with bytes changed or cut, alone in its batch, after what stands before it."""
     source = recording.load(name)
     memory = memory_of(source)
     rng = random.Random(f"damage {name}")

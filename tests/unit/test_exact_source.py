@@ -77,7 +77,7 @@ def exact(directory: Path, shard: _Shard) -> ExactSource:
 
 
 def images_behind(directory: Path, shard: _Shard, after: ClusterTime) -> list[dict[str, Any]]:
-    """The pre-images of a stream that begins behind ``after``."""
+    """The pre-images of a stream that begins after ``after``."""
     source = exact(directory, shard)
     try:
         source.begin(after, cast(Any, None))

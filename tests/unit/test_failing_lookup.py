@@ -150,7 +150,7 @@ class _Forgetful:
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 50, 1000])
 def test_where_look_ups_fail_for_many_events_each_is_asked_for_a_few_times(kept: int) -> None:
-    """Behind each event that was put aside all that came after it were asked for again: of a batch with ten thousand
+    """After each event that was put aside all that came after it were asked for again: of a batch with ten thousand
     lost pre-images, fifty million. No test had more than a few such events in a batch."""
     count = 400
     options = StreamOptions.parse(Scope.of_collection("d", "c"), {"fullDocumentBeforeChange": "required"})

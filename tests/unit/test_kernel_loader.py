@@ -63,7 +63,7 @@ def test_a_large_first_reply_goes_to_the_plain_stages_with_its_beginning_alone(
     assert rest is not None
     assert head.raw + rest.raw == batch.raw
     assert 0 < len(head.raw) <= 1 << 16
-    assert bson.decode_all(head.raw)[-1]["ts"] == head.high_water.to_timestamp()  # no promise for what comes behind it
+    assert bson.decode_all(head.raw)[-1]["ts"] == head.high_water.to_timestamp()  # no promise for what comes after it
     assert rest.high_water == batch.high_water
     assert not kernel_loader.works_on(len(head.raw))
     assert kernel_loader.works_on(len(rest.raw))

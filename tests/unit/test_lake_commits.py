@@ -374,7 +374,7 @@ def test_lake_errors_survive_the_way_between_processes() -> None:
     assert str(error) == "no room. make some"
 
 
-#: Microseconds since 1970: the last moment of the year 9999 and the first behind it, the first moment of the year 1 and
+#: Microseconds since 1970: the last moment of the year 9999 and the first after it, the first moment of the year 1 and
 #: the last before it, and the latest and the earliest that the column holds in whole milliseconds.
 FAR_TIMES = [
     253_402_300_799_999_000,

@@ -86,7 +86,7 @@ def test_a_commit_brings_rows_and_what_was_put_aside(tmp_path: Path) -> None:
     found = verify(root, full=True)
     assert (found.problems, found.quarantined, found.rows) == ([], 2, 4)
     assert lake_status(root).quarantined == 2
-    # The lake has come to the last event, although that was put aside: a fresh checkpoint begins behind it.
+    # The lake has come to the last event, although that was put aside: a fresh checkpoint begins after it.
     assert open_lake(root, tmp_path / "fresh", STREAM, LAKE_COLUMNS).after == token(2_000)
 
 

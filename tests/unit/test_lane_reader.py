@@ -141,7 +141,7 @@ def test_a_lane_that_has_gone_holds_nobody() -> None:
 
 
 def at_one_time(queue: LaneQueue, lane: int, *, begin: int = 0) -> list[tuple[int, bool]]:
-    """What a reader that begins behind event ``begin`` puts into the queue of ``lane`` of two, of a stream in which two
+    """What a reader that begins after event ``begin`` puts into the queue of ``lane`` of two, of a stream in which two
     shards have logged an insert, a drop and an invalidate at one time each: numbers, and whether all lanes wait."""
     shards = [(1, "insert"), (2, "insert"), (2, "insert"), (3, "drop"), (3, "drop"), (4, "insert")]
     shards += [(5, "invalidate"), (5, "invalidate")]

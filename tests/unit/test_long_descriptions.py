@@ -77,7 +77,7 @@ def _code(o: dict[str, Any], *, disambiguated_paths: bool = False) -> int | None
 
 @pytest.mark.parametrize(("path_size", "last"), [(60_000, 1117), (59_997, 1117), (3_000, 22_032)])
 def test_too_many_updated_fields_are_refused_at_the_servers_field(path_size: int, last: int) -> None:
-    """The edges are those of 6.0.27: up to them 10334, from the event's size, behind them 16490."""
+    """The edges are those of 6.0.27: up to them 10334, from the event's size, after them 16490."""
     path = "p" * path_size
     assert _code(_set(last, path)) is None
     assert _code(_set(last + 1, path)) == 16490

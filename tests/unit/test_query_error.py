@@ -102,7 +102,7 @@ def test_what_py4j_logs_of_a_java_that_died_is_dropped(
     hushed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It logs with the root logger when a command meets the end of Java: in one of some hundred runs of the test that
-    kills Java, a second line stood behind the sentence."""
+    kills Java, a second line stood after the sentence."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "filters", [])
     if hushed:

@@ -126,7 +126,7 @@ def test_an_option_that_the_driver_does_not_know_is_told_without_secrets(caplog:
     assert SECRET not in caplog.text
 
 
-# Below: secrets had been tried only as one word behind "user:", in front of an "@host".
+# Below: secrets had been tried only as one word after "user:", in front of an "@host".
 
 _PASSWORDS = [
     SECRET,

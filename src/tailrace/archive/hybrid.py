@@ -1,7 +1,7 @@
 """From the archive over to the live oplog, without a seam: a start that the oplog no longer reaches back to.
 
 What the oplog still holds is read from there. What is older comes from the archive, up to its end; then the live oplog
-must hold the archive's last entries, the same bytes, and goes on behind them. Where it does not reach back to the
+must hold the archive's last entries, the same bytes, and goes on after them. Where it does not reach back to the
 archive's end, the hole between the two is an error that names it.
 """
 
@@ -117,7 +117,7 @@ class HybridSource:
         return self._archive.newest() > position
 
     def is_archived(self, after: ClusterTime) -> bool:
-        """Whether a reader of what comes behind ``after`` has to begin in the archive."""
+        """Whether a reader of what comes after ``after`` has to begin in the archive."""
         return not reaches_back(after, *self._live.oldest())
 
     def archive(self) -> ArchiveSource:
@@ -161,7 +161,7 @@ class HybridSource:
         archived = [entry for entry in self._archive.last_entries() if complete or oldest <= entry_time(entry)]
         if not archived:
             return
-        # The archive may have grown since it was left: its last entries are those of now, behind ``end`` perhaps.
+        # The archive may have grown since it was left: its last entries are those of now, after ``end`` perhaps.
         begin, last = ClusterTime(entry_time(archived[0]) - 1), entry_time(archived[-1])
         place = 0
         for batch in self._live.read(begin, last):

@@ -115,7 +115,7 @@ class Description:
     ``name``    the replica set's; ``None`` for a cluster
     ``shards``  of a cluster, by name: between which cluster times each was one. The start is 0 where it was one before
                 the archive began, the end ``None`` where it is one still
-    ``since``   of a cluster: from this cluster time on it is known who was a shard, so streams begin behind it
+    ``since``   of a cluster: from this cluster time on it is known who was a shard, so streams begin after it
     ``identity``  of the deployment; ``None`` in an archive that an earlier version has written
     """
 

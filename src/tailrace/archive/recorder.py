@@ -151,7 +151,7 @@ class Recorder:
         )
         self._check(known, found)
         if known is None:
-            # The oplogs of shards that went before are not archived: streams begin behind the last such change.
+            # The oplogs of shards that went before are not archived: streams begin after the last such change.
             before = [change.time for change in changes(Connection(cluster.config_client()), ZERO)]
             since = max(before, default=ZERO)
             if since > view.config_after:

@@ -31,7 +31,7 @@ action takes the name of a resource, and is for all its lanes; NAME/2 is its lan
   seek     put the position at a time or after a token, older or newer. An owner at work loses the lease and commits
            nothing more; what is passed over is kept on record as a gap
   skip     the next change, or the one that fails again and again, goes to the dead letters, and the position moves
-           behind it. Waits until a listener has done that; --withdraw takes the order back
+           past it. Waits until a listener has done that; --withdraw takes the order back
   release  take the lease from its owner, at once: what the owner does from then on is refused. With --to OWNER (an
            owner's id, or its part before a hyphen, such as the host's name) nobody else takes it for --within seconds
   delete   remove it for good, with its position. Refused while it is held, without --force

@@ -54,7 +54,7 @@ class ColourTerminal:
         self._console.print(Text(in_a_line(text), style=style))
 
     def say_json(self, text: str) -> None:
-        """JSON with indents, and an empty line behind it."""
+        """JSON with indents, and an empty line after it."""
         from rich.highlighter import JSONHighlighter  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 

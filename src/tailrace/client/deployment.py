@@ -1,4 +1,4 @@
-"""What a client's streams are opened on: the oplog behind connections of their own, or the server's own stream."""
+"""What a client's streams are opened on: the oplog, by connections of their own, or the server's own stream."""
 
 from __future__ import annotations
 

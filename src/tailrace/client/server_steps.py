@@ -69,7 +69,7 @@ class _CursorInSteps(Protocol):
 
 
 class StreamCursor:
-    """What both flavours add to PyMongo's cursor, which stands behind it among a class's bases."""
+    """What both flavours add to PyMongo's cursor, which stands after it among a class's bases."""
 
     #: The wire version of the connection that its last command ran on.
     wire_version: int | None = None

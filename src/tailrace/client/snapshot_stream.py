@@ -82,7 +82,7 @@ class SnapshotChangeStream(ChangeStream):
         self._check_history()
 
     def _check_history(self) -> None:
-        """Raises what opening the stream behind the copy would raise now: 286 where its start is lost."""
+        """Raises what opening the stream after the copy would raise now: 286 where its start is lost."""
         self._open_stream(self._follows).close()
         self._looked = time.monotonic()
 
@@ -112,7 +112,7 @@ class SnapshotChangeStream(ChangeStream):
         return None if self._stream is None else self._stream.try_next()
 
     def _next_of_copy(self) -> bytes | None:
-        """The copy's next event; ``None`` if there is none left, and the stream behind it is open then, or if nothing
+        """The copy's next event; ``None`` if there is none left, and the stream after it is open then, or if nothing
         of what was copied in the time of one look is shown."""
         until = time.monotonic() + self._await_s
         while True:
@@ -187,7 +187,7 @@ def _place_in(request: WatchRequest) -> Mapping[str, Any] | None:
 
 
 def _request_behind(request: WatchRequest, start: ClusterTime) -> WatchRequest:
-    """What is watched behind the copy. What happened at its own time is in it, since every read waits for that."""
+    """What is watched after the copy. What happened at its own time is in it, since every read waits for that."""
     behind = ClusterTime(int(start) + 1).to_timestamp()
     return replace(request, start=None, resume_after=None, start_after=None, start_at_operation_time=behind)
 

@@ -194,7 +194,7 @@ class SideReader:
 
     def _promised(self, token: Mapping[str, Any]) -> ClusterTime:
         """What a look that has found nothing promises. Of one oplog, all that an entry gives comes at once: whoever has
-        looked twice behind an event for nothing has all events of its time. Not behind the event that it is resumed
+        looked twice after an event for nothing has all events of its time. Not after the event that it is resumed
         from, though: there a server may not have begun to read yet."""
         time = time_of(token)
         is_own = self._has_given and token["_data"][_TYPE] == _EVENT

@@ -173,7 +173,7 @@ class Change:
 
     @property
     def is_committed(self) -> bool:
-        """Whether the position behind this change was committed in its own transaction."""
+        """Whether the position after this change was committed in its own transaction."""
         return self._committed
 
     @contextmanager

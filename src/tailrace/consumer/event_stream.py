@@ -1,7 +1,7 @@
 """A listener's stream of whole events, which an event that cannot be given does not end for good.
 
 A stream ends with an error at an event that is too large, whose image is missing, or at which one of the user's stages
-fails. A stream that is resumed behind that event meets it once more (from 6.0 on the user's stages come before the
+fails. A stream that is resumed after that event meets it once more (from 6.0 on the user's stages come before the
 search for the resume token), and so does one whose pipeline no longer gives the event that it is resumed from (280).
 
 So what the stream cannot give is told as a ``Refused``, and where a stream cannot begin at a place, the events are

@@ -83,7 +83,7 @@ class LaneReader(threading.Thread):
                     queue.fail(error, self)
 
     def _read_from(self, begin: StreamPosition) -> StreamPosition:
-        """Read one stream to its end: an invalidation, behind which the next one begins."""
+        """Read one stream to its end: an invalidation, after which the next one begins."""
         with self._open_stream(begin) as stream:
             self._stream = stream
             while stream.alive and self._queues:
@@ -109,7 +109,7 @@ class LaneReader(threading.Thread):
         the server, although there is nothing to read: this was measured as half of the process's time.
         """
         self._wanted.clear()
-        if self._stopping.is_set():  # looked at behind clear(), which may have undone the call of stop()
+        if self._stopping.is_set():  # looked at after clear(), which may have undone the call of stop()
             return
         if not any(queue.is_low for queue in self._queues.values()):
             self._wanted.wait(_REST_S)

@@ -81,7 +81,7 @@ class Lanes:
     ``keys``           what lanes are chosen by, and further keys that are known
     ``watch_options``  those of ``watch()``
     ``make_listener``  makes the listener of a lane, and the one that settles where the first lanes begin
-    ``resumes``        whether lanes go on behind an invalidation
+    ``resumes``        whether lanes go on after an invalidation
     ``note_pause``     called often, with the time since which an operator holds the resource still, or ``None``
     """
 

@@ -196,7 +196,7 @@ class LeaseOperations:
         """Put the position at ``target``; the one before. Whoever is at work loses the lease: nothing of what it does
         is committed. With lanes a new generation begins there.
 
-        ``oldest``, ``newest``  how far the oplog reaches, if that is known: a place before or behind is refused
+        ``oldest``, ``newest``  how far the oplog reaches, if that is known: a place before or after is refused
         """
         if oldest is not None and target.cluster_time < oldest:
             raise UsageError(
@@ -255,7 +255,7 @@ class LeaseOperations:
         self, resource: str, letters: str | None = None, *, all_lanes: bool = False, now: bool = False
     ) -> list[str]:
         """The first change that the next owner comes to is not handled: it goes to the dead letters, and the position
-        moves behind it. A listener that is at work gives its lease back first, so that it is the change that it could
+        moves past it. A listener that is at work gives its lease back first, so that it is the change that it could
         not handle. The leases in question; ``pending`` says whether it is done.
 
         ``letters``    the collection of the dead letters, for a listener without an error policy that keeps them

@@ -53,7 +53,7 @@ def take_snapshot(watchable: Any, before: StreamPosition | None) -> StreamPositi
 
 class Copying:
     """A snapshot that goes on at a position: its events, one by one, and with the last one of each chunk the position
-    behind it. A crash hands the chunk out again.
+    after it. A crash hands the chunk out again.
 
     The stages of the stream's pipeline are applied to the events, whose ``operationType`` is ``snapshot``.
     """

@@ -343,7 +343,7 @@ def _sections(message: bytes, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _document_end(data: bytes, start: int, limit: int) -> int:
-    """Where the document at ``start`` ends. Raises BadFrame if that is behind ``limit``."""
+    """Where the document at ``start`` ends. Raises BadFrame if that is after ``limit``."""
     if start + 5 > limit:
         raise BadFrame(f"a message ends {max(0, limit - start)} bytes into a document")
     length: int = _INT32.unpack_from(data, start)[0]

@@ -67,5 +67,5 @@ def reached(reply: bytes) -> ClusterTime:
     data = None if token is None else raw_bson.find(reply, b"_data", token.value_start)
     if data is None:
         return ClusterTime(0)
-    # The first value of a token is its time, most significant byte first, behind the byte of its type.
+    # The first value of a token is its time, most significant byte first, after the byte of its type.
     return ClusterTime(int(raw_bson.read_string(reply, data.value_start)[2:18], 16))

@@ -236,7 +236,7 @@ class ExactSource:
         return json.dumps({**Witness(self._identity, entries).to_document(), _OF_STREAM: self._stream}).encode()
 
     def _began_empty_behind(self, after: ClusterTime | None) -> bool:
-        """Whether a stream goes back behind the beginning of a shard's state that began with nothing, as that of a
+        """Whether a stream goes back to before the beginning of a shard's state that began with nothing, as that of a
         shard that joined later does. Such a state can as well begin there: it knew nothing at its beginning. What it
         has learned since is read again, so the oplog must still hold all of that."""
         is_asked = self._of_shard and after is not None

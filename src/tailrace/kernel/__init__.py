@@ -5,7 +5,7 @@ case of their work in compiled code and marks every entry that is anything else;
 exactly those, in order. Property tests hold the two equal, byte for byte.
 
 From entries to events
-    ``transform_batch(raw, settings) -> KernelBatch``: ``raw`` is an ``OplogBatch.raw``, BSON entries one behind the
+    ``transform_batch(raw, settings) -> KernelBatch``: ``raw`` is an ``OplogBatch.raw``, BSON entries one after the
     other; ``KernelSettings`` names scope, token version and what is shown. Of ``n`` entries, as numpy arrays:
 
     ``kind``          uint8[n]: ``SKIPPED`` (the stream does not show it), ``EVENT`` (all of its events were made),
@@ -26,7 +26,7 @@ From entries to events
 From a pipeline's batches to events
     ``process_batch(pipeline, batch)`` does the above for a ``ChangeStreamPipeline``: the kernel where it can, the plain
     stages for the entries it leaves (all of them while the stream searches its start). It is a generator of
-    ``EventBlock`` and of requests, which are answered as a pipeline's own. Behind the transform stand block steps:
+    ``EventBlock`` and of requests, which are answered as a pipeline's own. After the transform stand block steps:
     images, the user's stages, the limit of an event's size. Afterwards the pipeline stands where its own ``process``
     leaves it.
 

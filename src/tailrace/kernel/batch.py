@@ -104,7 +104,7 @@ class KernelSettings:
 class KernelBatch:
     """What became of the entries of a batch, and the events that were made of them.
 
-    ``raw``                   the entries' BSON, one behind the other
+    ``raw``                   the entries' BSON, one after the other
     ``kind``                  uint8[n]: what became of each entry, ``SKIPPED``, ``EVENT`` or ``PLAIN``. Straight from
                               ``transform_batch`` also ``MEMBER_ENTRY``: skipped, but a transaction that is committed
                               later may refer to it; and ``CHAIN_ENTRY``: it commits a transaction of which earlier
@@ -145,7 +145,7 @@ class KernelBatch:
 
     @property
     def end(self) -> Offsets:
-        """For each event the place in the buffer behind it."""
+        """For each event the place in the buffer after it."""
         return self.column(event_record.END)
 
     def entry(self, index: int) -> bytes:
@@ -184,7 +184,7 @@ class KernelBatch:
         return replace(self, events=events, records=records)
 
     def block(self, first: int = 0, last: int | None = None) -> EventBlock:
-        """The events [first, last); without a copy of their bytes where they lie one behind the other."""
+        """The events [first, last); without a copy of their bytes where they lie one after the other."""
         records = self.records[first:last]
         columns = np.ascontiguousarray(records[:, _KNOWN].T)
         start, end, times, operations = columns[:4]
@@ -219,7 +219,7 @@ Step: TypeAlias = Callable[[KernelBatch], Generator[Request, Answer, KernelBatch
 
 
 def moved(buffer: Bytes, start: Offsets, end: Offsets, offsets: Offsets) -> Bytes:
-    """The runs [start, end) of ``buffer`` one behind the other; ``offsets`` (int64[m + 1]) says where each goes."""
+    """The runs [start, end) of ``buffer`` one after the other; ``offsets`` (int64[m + 1]) says where each goes."""
     gathered = lend(int(offsets[-1]))
     runs = [np.ascontiguousarray(array, np.int64) for array in (start, end, offsets)]
     starts, ends, places = map(address, runs)

@@ -129,13 +129,13 @@ _LETTER_U = 0x75
 
 @inner
 def put_fragment(out: int, job: int, fragment: tuple[int, int]) -> int:
-    """Copy one of the job's fragments, ``(offset, size)``, to ``out``; gives the place behind it."""
+    """Copy one of the job's fragments, ``(offset, size)``, to ``out``; gives the place after it."""
     return put_constant(out, load64(job + FRAGMENTS), fragment)
 
 
 @inner
 def put_document_value(out: int, document: int) -> int:
-    """Copy the document at ``document`` to ``out``; gives the place behind it."""
+    """Copy the document at ``document`` to ``out``; gives the place after it."""
     size = load32(document)
     copy(out, document, size)
     return out + size

@@ -184,7 +184,7 @@ def _put_renamed(out: int, job: int, document: int, element: int, to: int) -> in
 
 @inner
 def _put_operation_type(out: int, job: int, command: int) -> int:
-    """The element ``operationType``, and behind it the head of ``clusterTime``."""
+    """The element ``operationType``, and after it the head of ``clusterTime``."""
     if command == DROP:
         return put_fragment(out, job, OPERATION_DROP)
     if command == RENAME:

@@ -64,7 +64,7 @@ _LETTER_S = 0x73
 
 @inner
 def put_decimal(target: int, number: int) -> int:
-    """The decimal digits of a number that is not negative, and NUL; gives the address behind them."""
+    """The decimal digits of a number that is not negative, and NUL; gives the address after them."""
     size = 1
     rest = number // 10
     while rest > 0:
@@ -311,7 +311,7 @@ def _diff(delta: int, document: int, end: int) -> int:
     depth = 0
     pos, limit, prefix, rank = document + 4, end - 1, 0, _NO_SECTION
     is_first, ambiguous = True, False
-    # A level's deleted fields are told behind its updated and inserted ones, though they stand before them.
+    # A level's deleted fields are told after its updated and inserted ones, though they stand before them.
     deleted, deleted_end = 0, 0
     while True:
         if deleted != 0 and (pos == limit or load8(pos + 1) == _LETTER_S):
@@ -383,7 +383,7 @@ def _put_array(delta: int, name: tuple[int, int], source: int, end: int) -> int:
 
 @inner
 def put_update_description(delta: int, diff: int, set_: int, unset: int) -> int:
-    """The document of ``updateDescription`` at ``OUT``, which is moved behind it.
+    """The document of ``updateDescription`` at ``OUT``, which is moved after it.
 
     ``diff`` is the address of the ``$v: 2`` diff or 0; then ``set_`` and ``unset`` are those of the old form's
     documents or 0 (all checked for their outer length). Gives 0, ``FALL_BACK`` or ``NO_ROOM``.

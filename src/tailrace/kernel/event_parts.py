@@ -6,7 +6,7 @@ from the event's first byte. So the words stay right wherever the event is copie
 such part. A record without a place of the token says that nobody noted anything; ``locate`` then looks itself.
 
 The places follow from those that the record has anyway and from the constant bytes between them (``fragments``), so
-``note_parts`` notes them all, behind the last byte of an event.
+``note_parts`` notes them all, after the last byte of an event.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ _SLOT = 24  # number of the document, address and size of the name
 TABLE_SIZE = _SLOT * _TABLE_SLOTS
 _NAMES_MAX = 3000
 _DEPTH_MAX = 100
-_FRAME = 24  # limit, number of the document or 0 for an array, position behind it
+_FRAME = 24  # limit, number of the document or 0 for an array, position after it
 FRAMES_SIZE = _FRAME * (_DEPTH_MAX + 1)
 
 #: A row's text has room for so many times its size (a MinKey of two bytes becomes 20), and so many bytes more.
@@ -128,7 +128,7 @@ def _put_escape(out: int, code: int, hexadecimal: int) -> int:
 
 @inner
 def _short_escape(byte: int) -> int:
-    """The letter behind the backslash of a character that has a short escape, or 0."""
+    """The letter after the backslash of a character that has a short escape, or 0."""
     if byte in (0x22, 0x5C):
         return byte
     if byte == 0x0A:
@@ -302,7 +302,7 @@ def _put_decimal(state: int, out: int, value: int) -> int:
 
 @inner
 def _put_scalar(state: int, out: int, type_: int, value: int, end: int) -> int:
-    """A value that holds no other; gives the address behind its text, or -1 for what is left over."""
+    """A value that holds no other; gives the address after its text, or -1 for what is left over."""
     fragments = load64(state + FRAGMENTS)
     if type_ == STRING:
         return _put_text(out, value + 4, end - 1, fragments + LOWER_HEX[0])
@@ -396,7 +396,7 @@ def _begin(state: int, is_object: bool) -> int:
 
 @inner
 def _put_document(state: int, out: int, start: int, is_object: bool) -> int:
-    """A whole document or array; gives the address behind its text, or -1."""
+    """A whole document or array; gives the address after its text, or -1."""
     frames, depth = load64(state + FRAMES), 0
     document = _begin(state, is_object)
     store8(out, 0x7B if is_object else 0x5B)

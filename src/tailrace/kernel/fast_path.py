@@ -118,7 +118,7 @@ def _is_shards_own(pipeline: ChangeStreamPipeline) -> bool:
 
 def _is_under_way(pipeline: ChangeStreamPipeline) -> bool:
     """Whether the stream has neither ended nor is it still looking for the event resumed from. Up to that event's time
-    tokens have the version of the token given, so the kernel comes in behind it."""
+    tokens have the version of the token given, so the kernel comes in after it."""
     token = pipeline.plan.start_token
     if token is not None and not token.is_high_water_mark and pipeline.high_water < token.cluster_time:
         return False

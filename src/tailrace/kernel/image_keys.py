@@ -40,7 +40,7 @@ _SLOTS = 7
 
 @inner
 def _put_value(out: int, key: int, size: int) -> int:
-    """Write the ``_id`` of the document key at ``key``, of ``size`` bytes, to ``out``. Returns the address behind what
+    """Write the ``_id`` of the document key at ``key``, of ``size`` bytes, to ``out``. Returns the address after what
     was written; 0 for an ``_id`` that is not done here."""
     if size < _VALUE + 5 or load32(key + 5) != _ID:
         return 0

@@ -1,7 +1,7 @@
 """Images put into finished events, in compiled code.
 
 ``fullDocument`` goes to the place that the event's record names, ``fullDocumentBeforeChange`` to the event's end; where
-images come last, ``fullDocument`` goes behind that.
+images come last, ``fullDocument`` goes after that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BEFORE_ROOM = FULL_DOCUMENT_BEFORE_CHANGE[1]
 
 @inner
 def _put_image(out: int, fragment: int, fragment_size: int, image: int, size: int) -> int:
-    """The element of an image, null where it is empty; gives the address behind it."""
+    """The element of an image, null where it is empty; gives the address after it."""
     copy(out, fragment, fragment_size)
     if size == 0:
         store8(out, NULL)
@@ -49,7 +49,7 @@ def _put_image(out: int, fragment: int, fragment_size: int, image: int, size: in
 
 @inner
 def _put_after(job: int, slot: int, out: int) -> int:
-    """The element ``fullDocument``, where the event gets one; gives the address behind it."""
+    """The element ``fullDocument``, where the event gets one; gives the address after it."""
     image = load64(load64(job + AFTER_START) + slot)
     if image < 0:
         return out
@@ -65,7 +65,7 @@ def _move(record: int, slot: int, distance: int) -> None:
 
 @inner
 def _event(job: int, index: int, out: int) -> int:
-    """One event with its images at ``out``; gives the address behind it."""
+    """One event with its images at ``out``; gives the address after it."""
     record = load64(job + RECORDS) + record_slots.RECORD_SIZE * index
     events, fragments = load64(job + EVENTS), load64(job + FRAGMENTS)
     start, end = load64(record + record_slots.START), load64(record + record_slots.END)

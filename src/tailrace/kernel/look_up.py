@@ -31,7 +31,7 @@ FIRST = 56  # int64[count]: the key that brought each of these
 OUT = 64  # the elements of the query's array
 TYPES = 72  # int64: bit t is set where an id is of BSON type t
 DIFFERENT = 80  # how many ids there are
-RUN = 88  # the reply's documents, one behind the other
+RUN = 88  # the reply's documents, one after the other
 RUN_END = 96
 WITHIN = 104  # the image is the field ``preImage`` of the document, not the document
 FOUND_START = 112  # int64[different], and FOUND_END: where the images are, offsets from RUN; -1 at first
@@ -39,7 +39,7 @@ FOUND_END = 120
 JOB_SIZE = 128
 
 _FACTOR: Final = -0x61C8864680B583EB
-#: ``_id`` and its NUL, and the place of the value behind a document's length and the element's type.
+#: ``_id`` and its NUL, and the place of the value after a document's length and the element's type.
 _ID: Final = int.from_bytes(b"_id\0", "little")
 _ID_VALUE: Final = 9
 _IMAGE: Final = word_of(b"preImage")
@@ -49,7 +49,7 @@ _TYPE_MAX: Final = 0x13
 
 @inner
 def _id_end(document: int, end: int) -> int:
-    """Behind the value of the ``_id`` that a document (which ends at ``end``) begins with; -1 where there is none."""
+    """After the value of the ``_id`` that a document (which ends at ``end``) begins with; -1 where there is none."""
     if end - document < _ID_VALUE + 1 or load32(document + 5) != _ID or load8(document + 4) > _TYPE_MAX:
         return -1
     return value_end(load8(document + 4), document + _ID_VALUE, end - 1)

@@ -49,7 +49,7 @@ from tailrace.kernel.scan import (
 
 VALUE_SIZE = 24
 
-# What the working memory begins with, behind the memory of comparisons.
+# What the working memory begins with, after the memory of comparisons.
 GATHERED = ORDER_SIZE  # where the next gathered array goes
 GATHERED_END = ORDER_SIZE + 8
 ANSWERS = ORDER_SIZE + 16  # the bytes of false and true, then from ORDERS on those of -1, 0 and 1

@@ -17,7 +17,7 @@ from tailrace.kernel.match_path import found_lookup
 from tailrace.kernel.memory import load64
 
 # A noted field of a program: its look-up's offset in the working memory, the part with which the value begins and the
-# one with which it ends, its type, and how many bytes of the value stand before the one part and behind the other.
+# one with which it ends, its type, and how many bytes of the value stand before the one part and after the other.
 _FIRST: Final = 8
 _LAST: Final = 16
 _TYPE: Final = 24

@@ -234,7 +234,7 @@ class _Writer:
         return decided
 
     def _jump_here(self, rows: Iterable[int]) -> None:
-        """Let jumps lead behind the rows so far."""
+        """Let jumps lead to the row after those so far."""
         for number in rows:
             row = self._rows[number]
             self._rows[number] = replace(row, target=len(self._rows))

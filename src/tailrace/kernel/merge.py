@@ -39,7 +39,7 @@ def _item(row: int, array: int, index: int) -> int:
 
 @inner
 def _digits(row: int) -> int:
-    """Where the hex digits of the next event's token begin: behind the document's length, the field _data, and the
+    """Where the hex digits of the next event's token begin: after the document's length, the field _data, and the
     string's length."""
     return load64(row + _BUFFER) + _item(row, _TOKEN_START, load64(row + _TAKEN)) + 15
 
@@ -100,7 +100,7 @@ def _take(row: int, into: int, target: int) -> int:
 def _make_merge(sources: int) -> Callable[[int, int], int]:
     @entry_point("int64(int64, int64)")
     def merge(table: int, count: int) -> int:
-        """Take all events of the ``count`` rows of the table, in order, into the row behind them, which has room for
+        """Take all events of the ``count`` rows of the table, in order, into the row after them, which has room for
         them; how many there were."""
         if sources == 0:
             return 0

@@ -67,7 +67,7 @@ def digit_count(number: int) -> int:
 
 @inner
 def put_digits(out: int, number: int, count: int, pairs: int) -> int:
-    """``count`` digits of a number that is not negative, with zeros in front; gives the address behind them."""
+    """``count`` digits of a number that is not negative, with zeros in front; gives the address after them."""
     place = out + count
     while place - out >= 2:
         place -= 2
@@ -186,7 +186,7 @@ def _put_decimal(out: int, digits: int, exponent: int, pairs: int) -> int:
 
 @inner
 def _put_point(out: int, digits: int, pairs: int) -> int:
-    """All digits of a number, with a point behind the first one where there are more."""
+    """All digits of a number, with a point after the first one where there are more."""
     count = digit_count(digits)
     # They are written one place too far to the right; the first one then makes room for the point.
     put_digits(out + 1, digits, count, pairs)
@@ -224,7 +224,7 @@ def put_plain_decimal(out: int, coefficient: int, scale: int, pairs: int) -> int
 
 @inner
 def put_scientific_decimal(out: int, coefficient: int, exponent: int, pairs: int) -> int:
-    """All digits of a number that is not negative, the point behind the first, and the exponent of that first digit."""
+    """All digits of a number that is not negative, the point after the first, and the exponent of that first digit."""
     out = _put_point(out, coefficient, pairs)
     store16(out, 0x2D45 if exponent < 0 else 0x2B45)
     size = abs(exponent)

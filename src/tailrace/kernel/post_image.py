@@ -1,6 +1,6 @@
 """Post-images from pre-images and deltas, in compiled code: the counterpart of ``oplog.update_delta.apply_diff``.
 
-A *level* is a document or an array that a diff changes. The parts of its diff stand in a table, one behind the other in
+A *level* is a document or an array that a diff changes. The parts of its diff stand in a table, one after the other in
 the order of the diff; levels nest, and so do their tables. What is rare (a name twice in a diff, a deleted ``_id``, an
 odd diff, an array that grows far) has no post-image here: ``apply_diff`` makes it.
 """
@@ -207,7 +207,7 @@ def _is_array_diff(diff: int, limit: int) -> bool:
 
 @inner
 def _put_rest(out: int, room_end: int, table: int, parts: int) -> int:
-    """Behind a document's own fields: the updated ones that it does not have, then the inserted ones."""
+    """After a document's own fields: the updated ones that it does not have, then the inserted ones."""
     for kind in (_UPDATED, _INSERTED):
         for i in range(parts):
             part = table + _PART * i
@@ -433,7 +433,7 @@ def _array_step(frame: int, out: int, room_end: int) -> int:
 
 @inner
 def _apply(out: int, room_end: int, frame: int, document: int, diff: int, diff_end: int) -> int:  # noqa: PLR0917
-    """The document after its diff; gives the address behind it, or ``FALL_BACK``. ``frame``: scratch memory."""
+    """The document after its diff; gives the address after it, or ``FALL_BACK``. ``frame``: scratch memory."""
     depth = 0
     store64(frame + _PART_TABLE, frame + _FRAME * _DEPTH_MAX)
     store64(frame + _ROOM, _PARTS_MAX)

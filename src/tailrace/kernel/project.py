@@ -9,7 +9,7 @@ specification. An *expression* is a row of instructions that write a value: cons
 of these. Both lie in a pool that the Python side keeps alive; ``project_program`` writes it. Nothing here calls itself,
 since numba cannot cache what does: what nests has frames in the state.
 
-Functions write at an address and give the address behind it, or ``UNKNOWN`` or ``NO_ROOM``, which are negative. Who
+Functions write at an address and give the address after it, or ``UNKNOWN`` or ``NO_ROOM``, which are negative. Who
 writes a value leaves its type in the state; ``MISSING`` where there is none and nothing was written. A field that went
 may keep its place inside a pipeline (``GONE``, as in ``tailrace.expression.values.value``).
 """
@@ -549,7 +549,7 @@ def put_projected(node: int, state: int, out: int, start: int, end: int) -> int:
         child = load64(state + _CHILD)
         if child != 0:
             frame += FRAME_SIZE
-            # The frames of expressions are behind those of the projection.
+            # The frames of expressions are after those of the projection.
             if frame - base > FRAME_SIZE * DEPTH_MAX:
                 return UNKNOWN
             type_, start = load64(state + CHILD_TYPE), load64(state + CHILD_START)

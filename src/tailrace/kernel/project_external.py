@@ -19,7 +19,7 @@ from tailrace.kernel.batch import Bytes, Offsets, address
 from tailrace.kernel.project_look_up import NOT_FOUND_OUT, look_up
 from tailrace.kernel.project_pool import Pool
 
-#: What is computed for one block is kept up to so many bytes; the events behind are left to the plain stages.
+#: What is computed for one block is kept up to so many bytes; the events after those are left to the plain stages.
 _BYTES_MAX: Final = 128 << 20
 
 

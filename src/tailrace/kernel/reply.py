@@ -1,4 +1,4 @@
-"""The documents of a server's reply one behind the other, without their keys, and where the last one lies.
+"""The documents of a server's reply one after the other, without their keys, and where the last one lies.
 
 The plain forms are ``raw_bson.array_documents`` and the walk in ``tailrace.source.batch.cut``, a third of a microsecond
 for each entry; these take a twentieth of that.
@@ -48,7 +48,7 @@ def _make_move(sources: int) -> Callable[[int, int, int], int]:
 def _make_last(sources: int) -> Callable[[int, int], int]:
     @entry_point("int64(int64, int64)")
     def last(start: int, limit: int) -> int:
-        """How far behind ``start`` the last of the documents in [start, limit) begins; -1 where a length leads
+        """How far after ``start`` the last of the documents in [start, limit) begins; -1 where a length leads
         astray."""
         if sources == 0:
             return 0

@@ -1,6 +1,6 @@
 """BSON by address, in compiled code: the same cuts as ``tailrace.raw_bson``, with -1 in place of an exception.
 
-Every function takes the address where its document's final NUL lies (``limit``) and reads nothing at or behind it
+Every function takes the address where its document's final NUL lies (``limit``) and reads nothing at or after it
 before it has compared. -1 means "not as BSON has it"; the caller gives the entry to the plain stages, which raise the
 proper error. Where this module is stricter than ``tailrace.raw_bson``, the plain stages decide in the same way.
 """
@@ -69,7 +69,7 @@ def load_signed32(address: int) -> int:
 
 @inner
 def document_end(start: int, limit: int) -> int:
-    """Behind the final NUL of the document at ``start``, which must end at or before ``limit``; or -1."""
+    """After the final NUL of the document at ``start``, which must end at or before ``limit``; or -1."""
     if limit - start < 5:
         return INVALID
     length = load_signed32(start)
@@ -98,7 +98,7 @@ def fixed_size(type_: int) -> int:
 
 @inner
 def value_end(type_: int, start: int, limit: int) -> int:
-    """Behind the value of type ``type_`` at ``start``, at most ``limit``; or -1."""
+    """After the value of type ``type_`` at ``start``, at most ``limit``; or -1."""
     size = fixed_size(type_)
     if size < 0:
         if type_ == REGEX:

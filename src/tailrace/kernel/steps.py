@@ -1,4 +1,4 @@
-"""The block steps: what a batch of finished events goes through behind the transform, in the order of the stages."""
+"""The block steps: what a batch of finished events goes through after the transform, in the order of the stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STEPS: Final[tuple[Callable[[ChangeStreamPipeline], list[Step] | None], ...]] =
 
 
 def block_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:
-    """The steps behind the transform, in order; ``None`` where a stage of the stream can only be done plain."""
+    """The steps after the transform, in order; ``None`` where a stage of the stream can only be done plain."""
     steps: list[Step] = []
     for build in _STEPS:
         built = build(pipeline)

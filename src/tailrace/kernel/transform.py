@@ -106,7 +106,7 @@ def _entry(job: int, start: int, end: int) -> int:
 def _make_frame(sources: int) -> Callable[[int, int, int, int], int]:
     @entry_point("int64(int64, int64, int64, int64)")
     def frame(start: int, end: int, starts: int, room: int) -> int:
-        """The number of documents in [start, end). Their addresses, and ``end`` behind them, go to ``starts`` as far as
+        """The number of documents in [start, end). Their addresses, and ``end`` after them, go to ``starts`` as far as
         there is room for so many.
 
         Where a length leads astray, the rest of the buffer counts as one document, which is then found corrupt.

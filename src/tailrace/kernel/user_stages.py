@@ -3,7 +3,7 @@
 It is compiled once into a row of block programs: the ``$match`` stages, the projections and the replacements that
 compiled code knows. Where the row ends before the pipeline does, only what has passed goes through the other stages, in
 plain code and event by event; so does an event of which a program does not know. An event on which the plain code fails
-is left to the caller, and so is everything behind it: the plain stages then raise the error at its place.
+is left to the caller, and so is everything after it: the plain stages then raise the error at its place.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class BlockStages:
         self._user, self._steps, self.compiled, self._ahead = user, tuple(steps), compiled, ahead
         self._is_whole = compiled == len(user.stages)
         changes = any(isinstance(step.program, StageProgram) for step in steps)
-        # Behind the last change an event is checked as one that is given to the user.
+        # After the last change an event is checked as one that is given to the user.
         self._checked = steps[-1] if steps and self._is_whole and changes and not user.keeps_places else None
         if self._checked is not None and not isinstance(self._checked.program, StageProgram):
             self._checked = None
@@ -189,7 +189,7 @@ def _set_aside(before: Run, after: Run, verdict: int, step: _Step) -> list[_Wait
 
 
 def _joined(run: Run, numbers: list[int], documents: list[bytes]) -> Run:
-    """The events of a run that pass, and ``documents`` at their ``numbers``, one behind the other."""
+    """The events of a run that pass, and ``documents`` at their ``numbers``, one after the other."""
     passing = run.verdict == PASSES
     data = np.frombuffer(b"".join(documents), np.uint8)
     places = np.cumsum([0] + [len(document) for document in documents])

@@ -2,7 +2,7 @@
 
 What it leaves to the reference (``ok`` false): types other than the usual ones, names that are not ASCII or occur
 twice, text that is not UTF-8, very wide or deep documents. Values are written where they are met; when a container
-closes, they are put into its order behind its header.
+closes, they are put into its order after its header.
 
 A *state* is a block of int64 slots. *Records* are a stack: one for each field or array element whose container is still
 open: name, name size, place and size of the value, sort key, rank.
@@ -191,7 +191,7 @@ def _put_decimal(out: int, value: int) -> int:
 
 @inner
 def _put_scalar(state: int, type_: int, value: int, end: int) -> int:
-    """A value that holds no other; gives the address behind it, or -1 for what is left to the reference."""
+    """A value that holds no other; gives the address after it, or -1 for what is left to the reference."""
     out = load64(state + OUT)
     digits = load64(state + FRAGMENTS) + LOWER_HEX[0]
     if type_ == STRING:
@@ -310,7 +310,7 @@ def _sort(records: int, count: int) -> int:
 
 @inner
 def _close(state: int, records: int, count: int, start: int, is_object: bool) -> int:
-    """Make the ``count`` values from ``start`` on a container; gives the address behind it, or -1."""
+    """Make the ``count`` values from ``start`` on a container; gives the address after it, or -1."""
     total = load64(state + OUT) - start
     largest, moved = 0, 0
     if is_object:
@@ -338,7 +338,7 @@ def _close(state: int, records: int, count: int, start: int, is_object: bool) ->
             copy(out, load64(record + _PLACE), load64(record + _SIZE))
             out += load64(record + _SIZE)
         copy(values, scratch, total)
-    # The header is made behind the values first: its numbers are written four bytes at a time.
+    # The header is made after the values first: its numbers are written four bytes at a time.
     draft = values + total
     if is_object:
         store8(draft, _OBJECT_HEADER | (offset_width - 1) << 2 | (id_width - 1) << 4 | large << 6)
@@ -373,7 +373,7 @@ def _add_record(state: int, record: int, name: int, size: int, place: int, is_ob
 
 @inner
 def _document(state: int, document: int, is_object: bool) -> bool:
-    """A whole document at ``OUT``, which is moved behind it; false: left to the reference."""
+    """A whole document at ``OUT``, which is moved after it; false: left to the reference."""
     frames, records = load64(state + FRAMES), load64(state + RECORDS)
     depth, count = 0, 0
     start = load64(state + OUT)
@@ -429,7 +429,7 @@ def _document(state: int, document: int, is_object: bool) -> bool:
 
 @inner
 def _metadata(state: int, out: int) -> int:
-    """The dictionary of names; gives the address behind it."""
+    """The dictionary of names; gives the address after it."""
     names, count = load64(state + NAMES), load64(state + _NAME_COUNT)
     total = 0
     for i in range(count):

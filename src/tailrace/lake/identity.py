@@ -330,7 +330,7 @@ def _entries(head: Head) -> Mapping[str, EntryMark]:
 
 
 def _write_gap(log: CommitLog, claim: str, known: Mapping[str, Any], gap: Gap) -> None:
-    """The log says what will be missing before anything behind the gap can come. The caller holds the lock."""
+    """The log says what will be missing before anything after the gap can come. The caller holds the lock."""
     head = log.head()
     commit = Commit(head.number + 1, "gap", claim, head.digest, gap=gap, newest=head.newest)
     log.write(commit, metadata_after(known, log.state(), commit))

@@ -85,7 +85,7 @@ PASSED_OVER: Final[Counter[str]] = Counter()
 #: So many unknown kinds are told apart; what comes after is counted together.
 _KINDS_MAX: Final = 100
 OTHER_KINDS: Final = "others"
-#: A name of a kind is cut off behind so many bytes.
+#: A name of a kind is cut off after so many bytes.
 _NAME_BYTES_MAX: Final = 40
 
 

@@ -20,7 +20,7 @@ _NAMESPACE: Final = re.compile(_TO_NAMESPACE)
 _TO_DOCUMENT: Final = re.compile(_TO_NAMESPACE + rb"\x05ui\x00\x10\x00\x00\x00\x04.{16}\x03o\x00")
 _TIME: Final = re.compile(rb"(?s)(?:\x10stmtId\x00.{4})?\x11ts\x00(.{8})")
 _KEY: Final = b"\x03o2\x00"
-#: All fields before the document, and all behind the documents, as 6.0, 5.0 and 4.4 write them. An op time has a fixed
+#: All fields before the document, and all after the documents, as 6.0, 5.0 and 4.4 write them. An op time has a fixed
 #: size.
 _HEAD_FIELDS: Final = re.compile(
     rb"(?s).{4}(?:\x03lsid\x00(\x48\x00\x00\x00.{68})\x12txnNumber\x00(.{8}))?"

@@ -49,7 +49,7 @@ def merge_with(blocks: Sequence[EventBlock], use: KernelUse) -> EventBlock:
 
 def _can_work(pipeline: ChangeStreamPipeline) -> bool:
     """Of a shard's part, blocks hold the user's events alone: not the witnesses of a search, nor an event whose changed
-    ``_id`` the stages behind the merge have to find."""
+    ``_id`` the stages after the merge have to find."""
     return not pipeline.shard_part or not (pipeline.searches_unmatched or pipeline.user_stages.replaces_id)
 
 

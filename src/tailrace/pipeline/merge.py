@@ -3,7 +3,7 @@
 docs/design/sharded-merge.md says why it is as it is. The merged order is the byte order of the resume tokens. Each
 participant has a bound, up to where nothing of it is missing: its promise, or the last of its events that wait. What
 stands at or before the smallest bound leaves, in one run. Equal tokens of two shards (a sharded collection dropped
-everywhere at the same time) both leave, one behind the other.
+everywhere at the same time) both leave, one after the other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MergedStream(Stream):
     ``plan``          the stream as one asks for it, with a start; every shard reads from there
     ``shards``        names of the shards in ``config.shards`` when the stream is opened; of equal tokens the shard that
                       is named first goes first
-    ``config_after``  read the config server's oplog behind this cluster time, known *before* ``shards`` was read;
+    ``config_after``  read the config server's oplog after this cluster time, known *before* ``shards`` was read;
                       feed it as the participant ``CONFIG_SHARDS``. ``None``: no shard is added
     ``mid_stream``    a later slice of a stream whose start another slice has found
     ``kernel``        whether the kernel works on the batches
@@ -102,7 +102,7 @@ class MergedStream(Stream):
 
     @property
     def token(self) -> ResumeToken:
-        """Every participant counts, the config server too: behind a shard that is not known yet nothing is promised."""
+        """Every participant counts, the config server too: past a shard that is not known yet, nothing is promised."""
         return self._token
 
     @property
@@ -151,7 +151,7 @@ class MergedStream(Stream):
 
     @property
     def oplog_filter(self) -> bytes | None:
-        """The shards' one, not the config server's. Whoever leaves entries out still promises what lies behind them."""
+        """The shards' one, not the config server's. Whoever leaves entries out still promises what lies after them."""
         shards = [one for one in self._participants.values() if one.name != CONFIG_SHARDS]
         return shards[0].pipeline.oplog_filter if shards else None
 
@@ -255,7 +255,7 @@ class MergedStream(Stream):
             raise failure
 
     def _next_run(self) -> EventBlock | list[ChangeEvent] | None:
-        """The events that may leave next, as a list where a stage of the router's has to see them. Behind one of the
+        """The events that may leave next, as a list where a stage of the router's has to see them. After one of the
         config server's the run ends: it may add a shard."""
         bound = self._bound()
         parts: list[list[Piece]] = []
@@ -273,7 +273,7 @@ class MergedStream(Stream):
         return merge_with(blocks, self._kernel)
 
     def _bound(self) -> Place:
-        """Up to where nothing is missing of any participant, and not behind the stream's end."""
+        """Up to where nothing is missing of any participant, and not after the stream's end."""
         bounds = [bound for one in self._participants.values() if (bound := one.bound) is not None]
         config = self._participants.get(CONFIG_SHARDS)
         if config is not None and config.events:

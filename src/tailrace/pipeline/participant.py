@@ -1,7 +1,7 @@
 """One oplog of a merged stream: the shard's stages at work, the events that wait for the merge, the shard's promise.
 
 A participant's *promise* is the cluster time up to which nothing more will come from it. An event that waits is a
-promise too: what comes behind it is later.
+promise too: what comes after it is later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Participant:
 
     ``events``          finished but for the router's stages
     ``promised``        nothing at or before this cluster time will come that did not come yet
-    ``failure``         what ended the participant's part; it stands behind the events that wait
+    ``failure``         what ended the participant's part; it stands after the events that wait
     ``closed``          nothing more will come, so the merge does not wait for it
     ``invalidated_by``  the token of the invalidate that ended the part, if one did
     """
@@ -67,7 +67,7 @@ class Participant:
 
     def work(self, bytes_max: int) -> Need | None:
         """Go on with the batch until it is done or enough waits, or until something is needed. Raises nothing: an error
-        is kept behind the events before it."""
+        is kept after the events before it."""
         if self.is_over:
             self.task.drop()
         while self.task.can_go_on and self.events.bytes < bytes_max:

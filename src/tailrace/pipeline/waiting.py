@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
     @classmethod
     def behind(cls, time: ClusterTime) -> Place:
-        """Behind all that has this time: tokens are hexadecimal digits."""
+        """After all that has this time: tokens are hexadecimal digits."""
         return cls(time, b"\xff")
 
 

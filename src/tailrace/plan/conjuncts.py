@@ -67,7 +67,7 @@ class Conjunct:
 
     @property
     def stays(self) -> bool:
-        """Whether it is asked behind all images although it asks for none: the server neither moves it nor asks its
+        """Whether it is asked after all images although it asks for none: the server neither moves it nor asks its
         oplog query for it."""
         return _stays(self.node, self.arrays) and not _is_queried(self.node)
 

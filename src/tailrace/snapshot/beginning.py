@@ -1,6 +1,6 @@
 """The time at which a copy begins, and what the collections are called then.
 
-A copy names a document's collection as it was called at its beginning, and the stream behind it shows every rename
+A copy names a document's collection as it was called at its beginning, and the stream after it shows every rename
 since. Names are looked up a moment later. If a collection got its name in between, the stream would rename what was
 copied under the new name already, and who carries that out would have nothing left: so then another time is taken.
 """

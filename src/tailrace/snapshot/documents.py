@@ -1,4 +1,4 @@
-"""Documents that lie one behind the other in memory."""
+"""Documents that lie one after the other in memory."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 
 OPERATION_TYPE: Final = "snapshot"
 _OPERATION: Final = raw_bson.encode_element(raw_bson.STRING, b"operationType", raw_bson.encode_string(OPERATION_TYPE))
-#: Behind the collection's UUID a token of a copy has an identifier that begins with this operation type.
+#: After the collection's UUID a token of a copy has an identifier that begins with this operation type.
 _COPIED: Final = re.compile(
     "6E5A1004[0-9A-F]{32}463C" + (b"operationType\0" + b"<" + OPERATION_TYPE.encode() + b"\0").hex().upper()
 )

@@ -156,7 +156,7 @@ class SnapshotReader:
         return SnapshotProgress(copied, known, left)
 
     def done(self, chunk: SnapshotChunk) -> SnapshotState:
-        """The chunk has arrived for good: the state behind it."""
+        """The chunk has arrived for good: the state after it."""
         with self._lock:
             collection = self._state.collections[chunk.collection]
             if collection.uuid == chunk.uuid and collection.outcome is None:

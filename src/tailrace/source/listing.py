@@ -1,7 +1,7 @@
 """Which databases and collections there are: all of them that a driver can read, or a refusal.
 
 A server shows a user of few rights the databases that this user may see, and does not say that there are others. What
-is copied of them would be a part that looks like the whole, while the stream behind the copy shows changes of the rest.
+is copied of them would be a part that looks like the whole, while the stream after the copy shows changes of the rest.
 So a list that may be cut is not taken (measured on 6.0.27, 5.0.4 and 4.4.2).
 
 A server takes names that are not UTF-8. They are text here all the same: each byte that is none is a surrogate, as

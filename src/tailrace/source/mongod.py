@@ -171,7 +171,7 @@ class MongodSource:
 
     @property
     def has_pushed_more(self) -> bool:
-        """Whether there was more behind what ``take_pushed`` has taken."""
+        """Whether there was more after what ``take_pushed`` has taken."""
         return self._tailing is not None and self._tailing.has_pushed_more
 
     def await_time(self, until: ClusterTime) -> None:

@@ -96,7 +96,7 @@ class _Counted(NamedTuple):
 
 
 class _Even(NamedTuple):
-    """The even buckets behind ``after`` as far as they were asked for, and those that were not yet."""
+    """The even buckets after ``after`` as far as they were asked for, and those that were not yet."""
 
     after: ClusterTime
     until: ClusterTime
@@ -225,7 +225,7 @@ class OplogOutline:
         """The whole range, matching or not, in ascending buckets of known numbers of entries, found one by one as they
         are asked for. Sizes are by the oplog's average, and an entry counts as one event.
 
-        What was found behind ``after`` is remembered: a micro-batch asks twice, for its end and for its slices.
+        What was found after ``after`` is remembered: a micro-batch asks twice, for its end and for its slices.
         """
         known = self._even
         if known is None or known.after != after or known.until < until:
@@ -266,7 +266,7 @@ class OplogOutline:
             edge, made = last, made + 1
 
     def _last_even(self, after: ClusterTime, until: ClusterTime, average: int) -> Bucket:
-        """What is left of a range behind the last whole bucket. It may have no entry: one is assumed then."""
+        """What is left of a range after the last whole bucket. It may have no entry: one is assumed then."""
         count = self._oplog().count_documents
         entries = max(1, self._connection.retrying(lambda: count(_range(after, until))))
         return Bucket(after.tick(), until, entries, entries, entries * average)

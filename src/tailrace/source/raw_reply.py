@@ -36,7 +36,7 @@ _HEAD: Final = struct.Struct("<iiiiIBi")
 _OP_MSG: Final = 2013
 _MORE_TO_COME: Final = 2
 _BEFORE_DOCUMENT: Final = 21
-#: How a successful reply begins, behind its length. An error's begins otherwise.
+#: How a successful reply begins, after its length. An error's begins otherwise.
 _SUCCESS: Final = b"\x03cursor\x00"
 _NEXT_BATCH: Final = b"\x04nextBatch\x00"
 #: Where the array of such a reply begins.
@@ -49,14 +49,14 @@ _COMPILED_BYTES_MIN: Final = 4_096
 
 
 class RepeatedReply:
-    """What a server's replies to a cursor's getMores have in common behind their documents: all but their times.
+    """What a server's replies to a cursor's getMores have in common after their documents: all but their times.
 
     ``clock``  the ``$clusterTime`` of the last of them
     """
 
     def __init__(self, clock: bytes, between: bytes, rest: int, in_cursor: int) -> None:
         self.clock = clock
-        #: From the end of the batch to the ``$clusterTime``, and how long everything behind the batch is, and the part
+        #: From the end of the batch to the ``$clusterTime``, and how long everything after the batch is, and the part
         #: of it that is in the cursor.
         self._between = between
         self._rest = rest
@@ -101,7 +101,7 @@ class RepeatedReply:
 class RawReplyCursor(RawBatchCursor[Any]):
     """``collection.find_raw_batches(...)``, faster: ``RawReplyCursor(collection, ...)``."""
 
-    #: Whether there was more behind what ``take_pushed`` has taken.
+    #: Whether there was more after what ``take_pushed`` has taken.
     has_pushed_more = False
     #: The last pushed reply; ``None`` where PyMongo has read one since.
     _repeated: RepeatedReply | None = None

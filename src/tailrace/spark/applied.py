@@ -41,7 +41,7 @@ class _Applied(NamedTuple):
 
 
 class AppliedBatches:
-    """What the sink named ``sink`` has, by a row in the database behind ``connection``.
+    """What the sink named ``sink`` has, by a row in the database of ``connection``.
 
     ``connection``  of a driver that follows Python's DB-API (psycopg2, DuckDB, sqlite3), outside a transaction
     ``sink``        letters, digits and ``_.:-``; two sinks of one database have two names
@@ -165,7 +165,7 @@ class AppliedBatches:
 
     def _give_up(self) -> bool:
         """Roll back after an error. Returns whether the driver could: without a connection there is nothing to roll
-        back, nor behind a commit that DuckDB could not write. What it says of that must not hide the error itself."""
+        back, nor is there after a commit that DuckDB could not write. What it says of that must not hide the error itself."""
         try:
             self._connection.rollback()
         except Exception:  # noqa: BLE001  each driver has classes of its own

@@ -23,7 +23,7 @@ class ShardSetup:
     ``user``            the user's pipeline, compiled
     ``before_images``   the parts of its ``$match`` stages that are asked before images are looked up
     ``between_images``  those that are asked between the pre-image and ``fullDocument``
-    ``behind_images``   those that are asked behind the images, before the stages that they were moved past
+    ``behind_images``   those that are asked after the images, before the stages that they were moved past
     ``matches_ahead``   whether asking the first ones ahead of their place makes a difference
     ``order``           how values are compared
     ``looks_up``        the image fields that are looked up
@@ -47,7 +47,7 @@ class ShardSetup:
 
 @dataclass(frozen=True, slots=True)
 class RouterSetup:
-    """A stream behind the merge, or over one oplog.
+    """A stream after the merge, or over one oplog.
 
     ``user``           the user's pipeline, compiled
     ``ensures``        the stream must meet the event that it is resumed from

@@ -22,7 +22,7 @@ DELETE_OF = ord("D")
 #: A change: its letter, the entry's ``o`` (for ``DELETE_OF`` the document key), its cluster time.
 Change = tuple[int, bytes, int]
 
-#: What an ``o`` with a delta begins with, behind its length: ``$v`` 2 and the name of the delta.
+#: What an ``o`` with a delta begins with, after its length: ``$v`` 2 and the name of the delta.
 _DELTA: Final = b"\x10$v\0\x02\0\0\0\x03diff\0"
 #: More updates of one document than this are merged into one first: each needs a round of its own otherwise.
 _ROUNDS: Final = 8

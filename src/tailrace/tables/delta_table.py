@@ -302,7 +302,7 @@ class CollectionTable:
         assert self._delta is not None
         live = self.live_bytes if self._live is not None else None
         self._delta.update_incremental()
-        self._seen = number  # another program may have come behind it already
+        self._seen = number  # another program may have come after it already
         gone = sum(file.size for file in removed)
         self.replaced_bytes += gone
         self._live = None if live is None else live - gone + sum(file.size for file in added)

@@ -243,7 +243,7 @@ class Fold:
         elif code == UPDATE:
             group.setdefault(identifier, []).append(change)
         else:
-            # Behind those of an equal number: all changes of a transaction have one time.
+            # After those of an equal number: all changes of a transaction have one time.
             group.pop(identifier, None)
             group[identifier] = [change]
 

@@ -30,7 +30,7 @@ def typed_columns(
 ) -> Converted:
     """The documents' typed columns, by the schema's policy. Raises SinkError with the policy ``fail``.
 
-    ``buffer``, ``offsets``  the same documents, one behind the other
+    ``buffer``, ``offsets``  the same documents, one after the other
     ``whole``                which of them ``encode_json`` took: valid, without rare types, no name twice
     """
     data = np.frombuffer(buffer, np.uint8)

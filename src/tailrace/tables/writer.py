@@ -249,7 +249,7 @@ class TablesWriter:
         return at_once or self._pace.wait() <= 0
 
     def _fold(self, position: TablesPosition, window: OplogWindow) -> tuple[Folded, bool, bool]:
-        """Bring the state to the end of ``window``, and of those behind it that can be read at once, up to the size of
+        """Bring the state to the end of ``window``, and of those after it that can be read at once, up to the size of
         a micro-batch. Returns also whether anything changed, and whether there is nothing more to read at once."""
         known = {bytes.fromhex(one.uuid): one for one in self._state.collections()}
         fold = Fold(self._selection, known, ignored=self._resyncs.uuids)
@@ -279,7 +279,7 @@ class TablesWriter:
     def _read(
         self, fold: Fold, window: OplogWindow, state: StateTransaction, marks: dict[str, EntryMark]
     ) -> OplogWindow:
-        """Group the changes of ``window`` and of those behind it by document, and note the last entries in ``marks``.
+        """Group the changes of ``window`` and of those after it by document, and note the last entries in ``marks``.
         Returns the last one."""
         size = 0
         while True:
@@ -396,7 +396,7 @@ class TablesWriter:
             collection = current.get(namespace)
             since = position.stated if after is None else min(after, position.stated) if position.stated else after
             if mark.collection == UNKNOWN or namespace not in marks:
-                # Nobody has followed the table since its last version, which says nothing of the time behind its own.
+                # Nobody has followed the table since its last version, which says nothing of the time after its own.
                 since = self._table(namespace).stated or since
             uuid = None if collection is None else collection.uuid
             batch = Batch(position.batch, since or ZERO, position.time, uuid, self._state.name, position.witness)

@@ -50,7 +50,7 @@ class EntryIndex(NamedTuple):
 
 
 def index_entries(raw: bytes, chains: Chains) -> EntryIndex:
-    """The index of a batch. Raises nothing: an entry whose length leads astray stands, with all behind it, as one
+    """The index of a batch. Raises nothing: an entry whose length leads astray stands, with all after it, as one
     entry that is about everyone."""
     alone = namespace_of_write(raw)
     if alone is not None and raw_bson.read_int32(raw, 0) == len(raw):  # as most come at the end of the oplog

@@ -49,7 +49,7 @@ class SharedWindow:
         self._is_open = False
 
     def open(self, after: ClusterTime) -> None:
-        """What comes from now on begins behind ``after``."""
+        """What comes from now on begins after ``after``."""
         self.after = self.high_water = after
         self._is_open = True
 
@@ -69,7 +69,7 @@ class SharedWindow:
         return joined
 
     def join(self, place: TailPlace) -> bool:
-        """The stream reads from here from its position on, if nothing behind it has gone, and it is not so far back
+        """The stream reads from here from its position on, if nothing after it has gone, and it is not so far back
         that it would fall out again at once."""
         if not self._is_open or place.position < max(self.after, self.whole_after):
             return False
@@ -144,7 +144,7 @@ class SharedWindow:
         return place.awaits is not None and place.position < place.awaits <= self.high_water
 
     def take(self, place: TailPlace, bytes_max: int) -> Taken:
-        """What has come for a stream that is joined, of about ``bytes_max`` bytes; its position moves behind it."""
+        """What has come for a stream that is joined, of about ``bytes_max`` bytes; its position moves past it."""
         count = size = 0
         for segment in place.pending:
             count += 1

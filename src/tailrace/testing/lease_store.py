@@ -34,7 +34,7 @@ def _copy(begun: int, documents: int) -> dict[str, Any]:
 
 _AT: Final = [Timestamp(0x65000000 + seconds, 1) for seconds in range(4)]
 _TOKENS: Final = [f"82{at.time:08X}000000012B02" for at in _AT]
-#: A position, and one that is behind it; each first one is ahead of those before.
+#: A position, and one that comes after it; each first one is ahead of those before.
 _PAIRS: Final[tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]] = (
     ({"at": _AT[1]}, {"at": _AT[0]}),
     ({"at": _AT[1]}, {"token": {"_data": _TOKENS[0]}}),

@@ -178,7 +178,7 @@ class LaneGroupLogic:
         yield from self._ask(GiveLease(lease))
 
     def _ask_for_copy(self, lost: int) -> GroupSteps:
-        """Write down that everything is to be copied behind the generation that is ``lost``, unless that is written
+        """Write down that everything is to be copied after the generation that is ``lost``, unless that is written
         down, or done, already."""
         lease = yield from self._ask(TakeLease(self._resource))
         if lease is None:

@@ -78,7 +78,7 @@ class LanePlan:
     It is kept as the position of the resource's own lease, and is the same for every process.
 
     ``beginning``  everything is copied before lanes begin again: the position of that copy, empty while there is none.
-                   No lane runs in such a generation. The copy has its fencing tokens, and the lanes behind it, of the
+                   No lane runs in such a generation. The copy has its fencing tokens, and the lanes after it, of the
                    next one, have newer ones
     ``key``        names the LaneKey that lanes are chosen by; ``next_key`` is that of the next generation
     """
@@ -100,7 +100,7 @@ class LanePlan:
 
     @property
     def floor_end(self) -> bytes:
-        """Behind this place nothing is below a floor."""
+        """After this place nothing is below a floor."""
         return max((order for floor in self.floors for order in floor.orders), default=b"")
 
     def is_done(self, event: PlacedEvent, placed_by: Callable[[str], PlacedEvent] | None = None) -> bool:

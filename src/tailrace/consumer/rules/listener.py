@@ -454,7 +454,7 @@ class ListenerLogic(SkippingLogic):
         self._moved(position)
 
     def _gather(self, owned: Ownership, first: Pulled) -> Steps:
-        """``first``, and with a handler that takes several changes what is at hand behind it; ``None`` when the stream
+        """``first``, and with a handler that takes several changes what is at hand after it; ``None`` when the stream
         had to be opened again, and will give them once more."""
         batch, size, room = [first], first.size, self.settings.batch
         if first.position is None:  # inside a chunk of a snapshot nothing can be committed

@@ -68,7 +68,7 @@ class SkippingLogic:
         try again, leave the change out, or end with the stream's own error."""
         (change,) = self._changes(owned, [pulled])
         if self._position is not None and self._position.token == change.position.token:
-            raise error  # it was left out, and the stream cannot go on behind it either
+            raise error  # it was left out, and the stream cannot go on after it either
         self._refused = (pulled.token, self._refused[1] + 1 if self._refused[0] == pulled.token else 1)
         self.statistics.failures += 1
         decision = yield from self._ask(JudgeError(change, error, self._refused[1]))

@@ -29,7 +29,7 @@ _SHORT: Final = 256
 
 
 def _checked_layout(data: bytes, letters: str) -> str:
-    """The layout that a string's bytes hold. Raises 18535 and 18536 for one with other letters behind a %."""
+    """The layout that a string's bytes hold. Raises 18535 and 18536 for one with other letters after a %."""
     return (_known_layout if len(data) < _SHORT else _read_layout)(data, letters)
 
 
@@ -96,7 +96,7 @@ def _hours_of(offset: int) -> str:
     return f"{'-' if offset < 0 else '+'}{abs(offset) // 60:02d}{abs(offset) % 60:02d}"
 
 
-#: What each letter behind a % writes.
+#: What each letter after a % writes.
 _PARTS: Final[dict[str, Callable[[_Shown], str]]] = {
     "Y": lambda shown: f"{calendar.check_year(shown.civil.year):04d}",
     "m": lambda shown: f"{shown.civil.month:02d}",

@@ -1,7 +1,7 @@
 """A sharded cluster as the driver's side sees it: one common cluster time for all shards, and who takes part.
 
 A micro-batch takes every shard up to one time T: the newest that any of them has reached. For the others that is a time
-that they must not go behind any more, so each whose oplog ends before T is told of T and asked for a no-op
+before which nothing more may come from them, so each whose oplog ends before T is told of T and asked for a no-op
 (``tailrace.source.promise``); when that is majority-committed, everything at or before T can be read. So is the config
 server, since a shard that nobody has heard of may have been added before T. Nobody is asked for anything while nothing
 happens that could give an event.
@@ -65,7 +65,7 @@ class _Member:
         return self.source.newest()
 
     def reach(self, until: ClusterTime, clock_document: Mapping[str, Any]) -> None:
-        """See that the oplog holds a majority-committed entry at or behind ``until``."""
+        """See that the oplog holds a majority-committed entry at or after ``until``."""
         while self.newest() < until:
             self.connection.retrying(partial(self._requester.ask, until, clock_document))
             if self.newest() < until:
@@ -84,7 +84,7 @@ class _Member:
 
 
 class _History(NamedTuple):
-    """What became of the cluster's shards behind a time; read when everything up to ``settled`` was."""
+    """What became of the cluster's shards after a time; read when everything up to ``settled`` was."""
 
     after: ClusterTime
     settled: ClusterTime
@@ -176,7 +176,7 @@ class ClusterDeployment(Deployment):
         return _named(address.name, partial(_Shard, address, client, self._options.watched, self._archive))
 
     def _behind(self, position: ClusterTime) -> _History:
-        """What has become of the cluster's shards behind ``position``, up to what was settled at least."""
+        """What has become of the cluster's shards after ``position``, up to what was settled at least."""
         if self._history is None or self._history[:2] != (position, self._settled):
             found = changes(self._config.connection, position)
             removed = removed_shards(self._config.connection, found)
@@ -184,7 +184,7 @@ class ClusterDeployment(Deployment):
         return self._history
 
     def _member(self, name: str, position: ClusterTime) -> _Shard:
-        """The shard that has a name in an offset, or behind it: the first one that bore it there."""
+        """The shard that has a name in an offset, or after it: the first one that bore it there."""
         removed = self._behind(position).first_removed(name)
         if removed is not None:
             try:
@@ -351,7 +351,7 @@ class ClusterDeployment(Deployment):
 
     @contextmanager
     def _outlining(self, start: Offset, opened: Mapping[str, ClusterTime]) -> Iterator[None]:
-        """What is counted inside is counted of the shards that take part behind ``start``."""
+        """What is counted inside is counted of the shards that take part after ``start``."""
         self._in_range = self._members(self._ranges(start, opened), start.cluster_time)
         try:
             yield
@@ -370,7 +370,7 @@ class ClusterDeployment(Deployment):
         find = partial(outline.first_invalidating, until=until, show_migration_events=self._shows_migrations)
         if start.resume is None or not start.resume.token.from_invalidate:
             return _named(name, partial(find, after))
-        # A stream that starts behind an invalidate leaves out the first one of every shard.
+        # A stream that starts after an invalidate leaves out the first one of every shard.
         first = _named(name, partial(find, max(after, ClusterTime(start.resume.token.cluster_time - 1))))
         return None if first is None else _named(name, partial(find, first))
 
@@ -383,7 +383,7 @@ class ClusterDeployment(Deployment):
         return position.advanced(to, invalidated=invalidated, opened=opened, closed=closed)
 
     def _opened(self, position: Offset, until: ClusterTime) -> dict[str, ClusterTime]:
-        """The shards that take part since a time behind ``position``, and the cluster time behind which they do."""
+        """The shards that take part since a time after ``position``, and the cluster time after which they do."""
         times = added_shards(self._behind(position.cluster_time).changes)
         for name in self._shards:
             times.setdefault(name, position.cluster_time)  # its adding has left the config server's oplog
@@ -391,7 +391,7 @@ class ClusterDeployment(Deployment):
         return {name: times[name] for name in unknown if times[name] < until}
 
     def _ranges(self, start: Offset, opened: Mapping[str, ClusterTime]) -> dict[str, ClusterTime]:
-        """Every shard that takes part behind ``start``, and the time behind which it is read."""
+        """Every shard that takes part after ``start``, and the time after which it is read."""
         ranges = {**dict.fromkeys(start.shard_names, start.cluster_time), **opened}
         return {name: ranges[name] for name in sorted(self._given(ranges, start.cluster_time))}
 

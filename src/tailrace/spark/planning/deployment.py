@@ -102,7 +102,7 @@ class Deployment(ABC):
 
     @abstractmethod
     def look(self, after: ClusterTime) -> Look:
-        """What there is behind ``after``."""
+        """What there is after ``after``."""
 
     @abstractmethod
     def oldest(self) -> ClusterTime:
@@ -131,11 +131,11 @@ class Deployment(ABC):
 
     @abstractmethod
     def require_history(self, position: Offset) -> None:
-        """Raises 286 where entries behind ``position`` may be gone."""
+        """Raises 286 where entries after ``position`` may be gone."""
 
     @abstractmethod
     def _marked_sources(self, position: Offset) -> Mapping[str, MongodSource]:
-        """The oplogs behind ``position`` that marks may be of, by name."""
+        """The oplogs after ``position`` that marks may be of, by name."""
 
     def require_same_history(self, position: Offset) -> None:
         """Raises OtherHistoryError where an oplog does not hold what was read of it: it was restored from an older
@@ -149,7 +149,7 @@ class Deployment(ABC):
             check_witness(witness, DeploymentIdentity(), sources, what="the events so far", hint=_OTHER_HISTORY)
 
     def _marked(self, position: Offset, offset: Offset) -> Offset:
-        """``offset`` with an entry of each oplog at or before it: of one that has none behind ``position``, that of
+        """``offset`` with an entry of each oplog at or before it: of one that has none after ``position``, that of
         ``position``."""
         sources = {name: one for name, one in self._marked_sources(position).items() if name in offset.shard_names}
         ask = partial(MongodSource.mark_between, after=position.cluster_time, until=offset.cluster_time)
@@ -161,7 +161,7 @@ class Deployment(ABC):
         return replace(offset, entries=tuple(sorted((name, max(marks)) for name, marks in known.items() if marks)))
 
     def copying(self, position: Offset, planned: SnapshotPosition) -> Offset:
-        """The offset behind the next chunks of a copy. It knows the newest entries that there are, which are no older
+        """The offset after the next chunks of a copy. It knows the newest entries that there are, which are no older
         than what earlier micro-batches have copied: the entry of the copy's beginning says nothing of that."""
         sources = {name: one for name, one in self._marked_sources(position).items() if name in position.shard_names}
         found = dict(zip(sources, self._asked_all(list(sources.values()), newest_mark), strict=True))
@@ -300,7 +300,7 @@ class Deployment(ABC):
             self._states.server_version = version
 
     def end(self, position: Offset, newest: ClusterTime, limits: Limits | None) -> Offset:
-        """Where the micro-batch behind ``position`` ends: at ``newest``, which was settled, or before, by ``limits``
+        """Where the micro-batch after ``position`` ends: at ``newest``, which was settled, or before, by ``limits``
         or by what ends the stream."""
         self._follow_upgrade()
         end = newest

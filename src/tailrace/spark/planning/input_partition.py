@@ -13,7 +13,7 @@ from tailrace.spark.source.snapshot_position import PlannedChunk
 
 
 class ShardRange(NamedTuple):
-    """A shard's part of a slice: its name and address as in ``config.shards``, and the time behind which it is read."""
+    """A shard's part of a slice: its name and address as in ``config.shards``, and the time after which it is read."""
 
     name: str
     host: str

@@ -128,7 +128,7 @@ class ReplicaSetDeployment(Deployment):
     def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
         after = start.cluster_time
         if start.resume is not None and start.resume.token.from_invalidate:
-            after = start.resume.token.cluster_time  # the stream begins behind this invalidation
+            after = start.resume.token.cluster_time  # the stream begins after this invalidation
         outline = self._oplog.outline
         return outline.first_invalidating(after, until, show_migration_events=self._shows_migrations)
 

@@ -72,7 +72,7 @@ class SnapshotPlanner:
         return SnapshotPosition(begin(self._deployment, self._scope, selection=self._selection))
 
     def next(self, position: SnapshotPosition, limits: Limits | None) -> SnapshotPosition | None:
-        """The position behind the chunks of the next micro-batch; ``None`` if nothing is left to copy. Raises
+        """The position after the chunks of the next micro-batch; ``None`` if nothing is left to copy. Raises
         SourceError and ServerError."""
         state = self._checked(position)
         documents, size = self._budget(limits)

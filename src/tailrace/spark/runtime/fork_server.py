@@ -55,7 +55,7 @@ class _Server:
         self._socket.listen(64)
         unready.rename(path)
         given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-        #: Where Python looks behind the directory that it is started in and what ``PYTHONPATH`` names.
+        #: Where Python looks next, after the directory that it is started in and what ``PYTHONPATH`` names.
         self._search = [entry for entry in sys.path[1:] if entry not in given]
         self._seed = os.environ.get("PYTHONHASHSEED")
         self._launchers: dict[int, socket.socket] = {}

@@ -51,7 +51,7 @@ def local_session(
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A Spark session of this process, on ``cores`` processors (default: all), with ``format("tailrace")``
-    known. ``config`` adds Spark settings or overrides ours; Java options in it stand behind ours. With ``preload``
+    known. ``config`` adds Spark settings or overrides ours; Java options in it stand after ours. With ``preload``
     Spark's Python processes are forked from one that has loaded everything (on Linux), and Java's classes are kept in
     an archive in the cache directory, which the first session writes when it ends. Raises UsageError where there is no
     Java to run it.

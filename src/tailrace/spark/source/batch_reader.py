@@ -59,7 +59,7 @@ class TailraceFilteringReader(TailraceBatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """All filters come back: Spark asks them again, of fewer rows."""
         match = match_of(filters)
-        # An event that a filter hid could not be resumed from; and behind the split stage no stage may stand.
+        # An event that a filter hid could not be resumed from; and after the split stage no stage may stand.
         start = self._options.start
         if match is not None and (start is None or start.token is None) and not self._options.splits_events:
             self._options = replace(self._options, pipeline=(*self._options.pipeline, match))

@@ -6,11 +6,11 @@
 ``clusterTime`` is the time T that the stream has reached on every shard: events up to and with T have been given.
 ``shards`` says how far each shard's oplog was read. ``entries`` marks an entry of each oplog at or before T, by which a
 deployment that was restored from an older backup is told from the one that was read (``tailrace.oplog.witness``).
-``token`` is the high-water token just behind T: any driver can resume after it and gets what comes next. ``stream`` is
+``token`` is the high-water token just after T: any driver can resume after it and gets what comes next. ``stream`` is
 the stream's identity, so that a checkpoint is never read by another stream. ``serverVersion`` is the one whose events
 the micro-batch that ends here holds: they are the same when Spark runs it again after an upgrade. ``resume`` stands
 only where a stream starts by a token that has not been passed yet, ``opened`` only where a shard was added to the
-cluster in the micro-batch that ends here: it is read behind that time. ``snapshot`` says how far the copy before the
+cluster in the micro-batch that ends here: it is read after that time. ``snapshot`` says how far the copy before the
 stream has come (``snapshot_position``), and ``images`` which directory holds the states of its exact images. There are
 no secrets: no URI, and of the user's pipeline a digest only.
 
@@ -172,7 +172,7 @@ class Resume:
 class Offset:
     """A position between micro-batches: everything at or before ``cluster_time`` has been given.
 
-    ``opened`` names the shards that took part for the first time in the micro-batch that ends here, and behind which
+    ``opened`` names the shards that took part for the first time in the micro-batch that ends here, and after which
     cluster time they are read. ``images`` is the id of the directory with the states of exact images. ``entries`` are
     marks of entries at or before ``cluster_time``, by the oplog's name; during a copy, of newer ones.
     ``server_version`` is the one whose events the micro-batch that ends here holds; ``None`` if none ends here, or if
@@ -203,7 +203,7 @@ class Offset:
         opened: Mapping[str, ClusterTime] | None = None,
         closed: Collection[str] = (),
     ) -> Offset:
-        """The same stream at a later cluster time; a token to start by is behind it then. Shards in ``opened`` take
+        """The same stream at a later cluster time; a token to start by is after it then. Shards in ``opened`` take
         part from there, those in ``closed`` no longer."""
         opened = opened or {}
         names = sorted((self.shard_names | set(opened)) - set(closed))

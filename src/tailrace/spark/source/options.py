@@ -130,7 +130,7 @@ class ReadOptions:
     ``archive``     the directory of an archive of the same deployment: what the oplog no longer holds is read from it
     ``images``      the directory for the states that exact images are computed from
     ``snapshot_rate``  how many documents a second are copied at most; ``None``: no limit
-    ``fails_on_invalidate``  whether a stream whose collection or database is gone fails, behind its last event
+    ``fails_on_invalidate``  whether a stream whose collection or database is gone fails, after its last event
     """
 
     uri: str = field(repr=False)

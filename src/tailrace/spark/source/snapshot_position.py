@@ -55,7 +55,7 @@ class PlannedChunk:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPosition:
-    """See the module's description. ``state`` is that behind ``chunks``."""
+    """See the module's description. ``state`` is that after ``chunks``."""
 
     state: SnapshotState
     chunks: tuple[PlannedChunk, ...] = ()
@@ -63,7 +63,7 @@ class SnapshotPosition:
 
     @property
     def start(self) -> ClusterTime:
-        """The snapshot's time: the copy holds what happened up to there, and the stream behind it what came later."""
+        """The snapshot's time: the copy holds what happened up to there, and the stream after it what came later."""
         return self.state.start
 
     @property

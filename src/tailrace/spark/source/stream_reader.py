@@ -43,7 +43,7 @@ _LOOK_S: Final = 0.01
 #: While nothing in the scope happens the position follows the oplog at this pace (cluster time, seconds), so that it
 #: does not fall off its end; in between, others' writes make no empty micro-batches.
 _IDLE_ADVANCE_S: Final = 10
-#: How often a query that is not behind asks for the oplog's length, and how often one in danger is warned of.
+#: How often a query that does not lag asks for the oplog's length, and how often one in danger is warned of.
 _BACKLOG_S: Final = 5.0
 _WARN_S: Final = 60.0
 
