@@ -91,7 +91,7 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         (LEAST + "trigger: {availableNow: maybe}", "trigger.availableNow must be true or false"),
         (LEAST + "compaction: {targetBytes: big}", "compaction.targetBytes must be a number of bytes"),
         (LEAST + "compaction: {every: -1}", "compaction.every must be a whole number, 0 or more"),
-        (LEAST + "compaction: {fanIn: 1}", "compaction.fanIn must be a whole number from 2 on"),
+        (LEAST + "compaction: {fanIn: 1}", "compaction.fanIn must be a whole number, 2 or more"),
         (LEAST + "spark: {cores: 0}", "spark.cores must be a whole number, 1 or more"),
         (
             "source: {uri: x}\nlake: {path: p, partitionBy: [days]}",

@@ -65,7 +65,10 @@ def test_exact_images_are_planned_as_the_server_s_for_any_version() -> None:
             {"images": "/i", "fullDocument": "updateLookup", "fullDocumentBeforeChange": "exact"},
             "fullDocument=updateLookup and fullDocumentBeforeChange=exact do not go together",
         ),
-        ({"images": "/i", "fullDocument": "exact", "collections": "a.b"}, "'collections' and exact images exclude"),
+        (
+            {"images": "/i", "fullDocument": "exact", "collections": "a.b"},
+            "'collections' and exact images cannot be used",
+        ),
         ({"collection": "c"}, "'collection' needs option 'database'"),
         ({"pipeline": "[{"}, "option 'pipeline': not JSON"),
         ({"pipeline": '{"$match": {}}'}, "expected a JSON array"),

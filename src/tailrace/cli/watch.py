@@ -84,7 +84,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--archive",
         metavar="DIR",
-        help="a replica set's archive ('tailrace archive'), for a start that lies before the oplog's beginning",
+        help="the deployment's archive ('tailrace archive'), for a start before the oplog's beginning",
     )
     parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
     parser.add_argument(

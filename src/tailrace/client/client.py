@@ -66,8 +66,8 @@ def connect(  # noqa: PLR0917  PyMongo's order
                         version (docs/reference/server-versions.md)
     ``tail_window_bytes``  how much of an oplog's end is kept in memory for streams that read it together
                         (docs/design/tail.md)
-    ``archive``  engine "oplog", a replica set: the directory of its archive (``tailrace archive``), from which a stream
-                 begins that starts before the oplog does
+    ``archive``  engine "oplog": the directory of the deployment's archive (``tailrace archive``), from which a stream
+                 reads that starts before the oplog does; not with a list of shards
     ``images``   engine "oplog": the directory where streams keep what they compute exact images from
                  (``full_document="exact"``; docs/reference/exact-images.md)
     ``kwargs``   PyMongo's client options (``serverSelectionTimeoutMS``, ``tls``, ``event_listeners``, ...)

@@ -89,7 +89,7 @@ class WatchedDeployment:
             raise refused("a server's own stream is opened at one URI", ConfigurationError, "Give that of the mongos")
         if archive is not None and (arguments.shards or engine == "server"):
             raise refused(
-                "an archive goes with the oplog of one replica set, and with no other engine",
+                "an archive cannot be used with engine='server', nor with a list of shards",
                 ConfigurationError,
                 "Leave it out",
             )

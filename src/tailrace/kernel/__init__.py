@@ -19,9 +19,10 @@ From entries to events
 
     The kernel makes the events of inserts, updates (``$v`` 1 and 2), replacements and deletes, plain ones and those of
     transactions, with document keys of the usual types (ObjectId, numbers but decimals, strings, symbols, dates,
-    timestamps, booleans, null, binary, and documents and arrays of these). It leaves other commands in scope,
-    announcements of the sharding code, writes to ``system.views``, entries without UUID or time and all corrupt bytes.
-    It never reads outside ``raw``.
+    timestamps, booleans, null, binary, and documents and arrays of these). Where nothing ends with them, it also makes
+    those of drop and rename, and with ``showExpandedEvents`` those of create, createIndexes and commitIndexBuild. It
+    leaves other commands in scope, no-ops that could give an event, writes to ``system.views``, entries without UUID
+    or time and all corrupt bytes. It never reads outside ``raw``.
 
 From a pipeline's batches to events
     ``process_batch(pipeline, batch)`` does the above for a ``ChangeStreamPipeline``: the kernel where it can, the plain
@@ -40,13 +41,15 @@ From events to columns
     of an event (``EventBlock.places``), it takes these. ``gather(buffer, start, end)`` makes a part an Arrow binary
     column (data, int32 offsets), ``is_utf8`` says whether that may be called a string column, and
     ``encode_variants(buffer, part)`` makes a document part a VARIANT column, as ``tailrace.spark.reading.variant``
-    would. The column ``event`` needs no copy: its data are ``events`` themselves, its offsets ``offsets``.
+    would; ``encode_json`` makes it a column of relaxed Extended JSON. The column ``event`` needs no copy: its
+    data are ``events`` themselves, its offsets ``offsets``.
 
 Compiling
     Everything needs numba and numpy (the extra ``spark``); ``available`` says whether they are there. Importing this
-    package costs nothing: the compiled code is loaded on first use, from numba's cache where it is there. Compiling it
-    takes some ten seconds once; ``warm_up`` does it at a chosen moment. The cache lies in ``NUMBA_CACHE_DIR`` where a
-    layer above set that before numba is imported, else beside the source or in the user's own cache.
+    package costs nothing: the compiled code is loaded on first use, from numba's cache where it is there. Compiling all
+    of it takes some thirty seconds of CPU once; ``warm_up`` does it at a chosen moment. The cache lies in
+    ``NUMBA_CACHE_DIR`` where a layer above set that before numba is imported, else beside the source or in the user's
+    own cache.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""From parameters to running stages: options, server profiles, plan, and the stages in a row. No I/O."""
+"""From a plan to a running stream: the stages in a row, over one oplog, or over many and merged. No I/O."""

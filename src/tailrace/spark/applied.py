@@ -164,8 +164,9 @@ class AppliedBatches:
         return self._read()
 
     def _give_up(self) -> bool:
-        """Roll back after an error. Returns whether the driver could: without a connection there is nothing to roll
-        back, nor is there after a commit that DuckDB could not write. What it says of that must not hide the error itself."""
+        """Roll back after an error. Returns whether the driver could: without a connection, or after a
+        commit that DuckDB could not write, there is nothing to roll back. What it says of that must not hide the error
+        itself."""
         try:
             self._connection.rollback()
         except Exception:  # noqa: BLE001  each driver has classes of its own
