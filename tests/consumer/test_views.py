@@ -155,7 +155,7 @@ def test_a_view_is_right_again_after_a_collection_is_dropped_renamed_or_replaced
             [{"$project": {"customer_id": {"$subtract": [4, "$customer_id"]}}}, {"$out": "orders"}]
         ),
         "the target is renamed": lambda: shop.orders.rename("old_orders"),
-        "it is written anew": lambda: shop.orders.insert_many([{"_id": n, "customer_id": 1} for n in range(3)]),
+        "it is rewritten": lambda: shop.orders.insert_many([{"_id": n, "customer_id": 1} for n in range(3)]),
         "another takes its place": lambda: shop.db.old_orders.rename("orders", dropTarget=True),
         "the target is dropped": shop.orders.drop,
         "it is written once more": lambda: shop.orders.insert_one({"_id": 1, "customer_id": 2}),

@@ -194,7 +194,7 @@ def test_a_collection_that_gets_such_a_name_while_it_is_copied_ends_the_copy(
     rename_raw(replica_set.uri, b"copies.orders", b"copies.odd\xff")
     with pytest.raises(UnreadableNameError, match=r"'copies\.odd\\xff' is not UTF-8") as raised:
         next(chunks)
-    assert "begin the copy anew" in str(raised.value.hint)
+    assert "begin the copy again" in str(raised.value.hint)
     assert not reader.state.is_complete
     assert begin(client, Scope.of_database("copies")).collections == ()
 

@@ -218,7 +218,7 @@ def test_a_bit_of_the_log_lets_the_table_be_written_anew(
 def test_a_bit_of_a_checkpoint_lets_the_table_be_written_anew(
     replica_set: ReplicaSet, collection: Any, older: tuple[Path, Path, ClusterTime], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The checkpoint that was made when the table was written anew."""
+    """The checkpoint that was made when the table was rewritten."""
     root, folder, _ = older
     keep_removed(folder, 2)
     brought_up(replica_set.uri, root, collection)

@@ -180,7 +180,7 @@ class KernelBatch:
         return self.left_plain(entries)
 
     def rewritten(self, events: Bytes, records: Offsets) -> KernelBatch:
-        """The batch with its events written anew elsewhere."""
+        """The batch with its events rewritten elsewhere."""
         return replace(self, events=events, records=records)
 
     def block(self, first: int = 0, last: int | None = None) -> EventBlock:

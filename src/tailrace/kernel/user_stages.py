@@ -287,7 +287,7 @@ def stages_step(stages: BlockStages) -> Step:
 
 
 def _records(records: Offsets, offsets: Offsets, places: Offsets) -> Offsets:
-    """The records of events that were written anew: of what is in an event, only its token and ``ns`` are known."""
+    """The records of events that were rewritten: of what is in an event, only its token and ``ns`` are known."""
     made = records.copy()
     made[:, event_record.START // 8], made[:, event_record.END // 8] = offsets[:-1], offsets[1:]
     made[:, _PLACES] = places

@@ -288,7 +288,7 @@ class ChangeStreamPipeline:
 
     def _promise(self, high_water: ClusterTime) -> None:
         """Move the post-batch resume token to the end of what was scanned, where that is later than its time. A mark of
-        the same time is written anew: one of version 1 that a version 2 stream was started with becomes version 2."""
+        the same time is rewritten: one of version 1 that a version 2 stream was started with becomes version 2."""
         if self._unparsed is not None:
             if high_water <= self.high_water:
                 return  # an event has come since that was promised

@@ -74,7 +74,7 @@ class Plan:
         """The resume token of a stream that has read nothing yet (semantics 7)."""
         if self.start_token is not None and not self.start_token.is_high_water_mark:
             return self.start_token
-        # A high-water mark is only a time: it is written anew, in the version of the stream's tokens.
+        # A high-water mark is only a time: it is rewritten, in the version of the stream's tokens.
         invariant(self.start is not None, "the first token is asked of a plan without a start")
         return ResumeToken.high_water_mark(self.start or 0, version=self.token_version)
 

@@ -132,6 +132,6 @@ def place_of(document: Any) -> tuple[SnapshotState, int]:
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise UsageError(
             "the resume token holds a snapshot's place that cannot be read: it has no chunk number",
-            hint="Pass the token on as it came from the stream, or begin the snapshot anew",
+            hint="Pass the token on as it came from the stream, or begin the snapshot again",
         )
     return SnapshotState.from_document(document), number

@@ -317,7 +317,7 @@ def by_uuid(connection: Connection, database: str, uuid: bytes) -> Found | None:
         try:
             check_name(one.namespace)
         except UnreadableNameError as error:  # it may come back, and then be without what was not copied
-            hint = "The collection got this name while it was copied: begin the copy anew, which leaves it out"
+            hint = "The collection got this name while it was copied: begin the copy again, which leaves it out"
             raise UnreadableNameError(error.message, hint=hint) from None
         return Found(one.namespace, uuid)
     return None

@@ -309,7 +309,7 @@ def check_origin(client: MongoClient[Any] | Cluster, state: SnapshotState) -> No
             identity_if_allowed(client),
             compared_oplogs(client, entries, oplogs_of(client)) if (entries := state.witness.entries) else {},
             what=f"the documents of the snapshot of {state.start}",
-            hint="Connect to the deployment that the snapshot was begun on, or begin it anew here",
+            hint="Connect to the deployment that the snapshot was begun on, or begin it again here",
         )
 
 

@@ -139,7 +139,7 @@ class SnapshotState:
             return cls(Scope.parse(document["scope"]), ClusterTime.from_timestamp(start), collections, witness)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, TailraceError) as error:
             raise UsageError(
-                f"the state of a snapshot cannot be read: {error}", hint="Remove it, and the copy begins anew"
+                f"the state of a snapshot cannot be read: {error}", hint="Remove it, and the copy begins again"
             ) from None
 
 

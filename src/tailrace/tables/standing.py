@@ -3,7 +3,7 @@
 State and tables are two records of one truth, and each can be set back alone: a folder restored from a backup, a state
 restored from one, the newest file of a log lost, a data file lost. So the state notes of each table which version its
 last commit made, and the digest of that version's file; the log is compared from there back to its last checkpoint
-(``log_chain.py``). What differs is written anew from the state, which has every document. A table that is another one
+(``log_chain.py``). What differs is rewritten from the state, which has every document. A table that is another one
 altogether is refused, since nobody but its owner knows what is to become of it.
 """
 
@@ -22,7 +22,7 @@ from tailrace.tables.state import UNKNOWN, StateTransaction, TableMark
 
 
 class TableFault(NamedTuple):
-    """Why a table is to be written anew. ``reason`` goes on after "the table of NAMESPACE"."""
+    """Why a table is to be rewritten. ``reason`` goes on after "the table of NAMESPACE"."""
 
     mark: TableMark
     reason: str
@@ -99,7 +99,7 @@ def check_log(root: Path, version: Stated, mark: TableMark | None) -> None:
     if harm is not None:
         raise SinkError(
             f"what the table {root} held at {delta_commit.time_text(version.time)} cannot be determined: it {harm}",
-            hint="Ask for a later time: since a table was written anew, its versions do not need the log before",
+            hint="Ask for a later time: since a table was rewritten, its versions do not need the log before",
         )
 
 

@@ -450,7 +450,7 @@ def taken_over(mark: TableMark, batch: int) -> TableMark:
 
 
 def unknown(namespace: str) -> TableMark:
-    """The mark of a table whose rows are not those that the state knows: all of it is written anew."""
+    """The mark of a table whose rows are not those that the state knows: all of it is rewritten."""
     return TableMark(namespace, UNKNOWN, -1, whole=True)
 
 

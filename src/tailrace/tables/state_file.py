@@ -27,7 +27,7 @@ _SEALED: Final = "sealed-"
 #: So many neighbours are compared on either side of a key that is missed. Every document that an application deletes is
 #: missed once.
 NEAR: Final = 2
-MADE_ANEW: Final = "Remove {path}: the next run copies the collections again, and writes the tables anew"
+MADE_ANEW: Final = "Remove {path}: the next run copies the collections again, and rewrites the tables"
 
 
 class Databases(NamedTuple):

@@ -503,7 +503,7 @@ class TablesWriter:
             )
 
     def _compare_all(self) -> None:
-        """Compare every table with its mark. Those that were set back are written anew, and so are those that nobody
+        """Compare every table with its mark. Those that were set back are rewritten, and so are those that nobody
         knows. Raises SinkError where it is not for us to decide."""
         self._tables.clear()
         position, marks, faults = self._position(), self._state.marks(), list[TableFault]()
@@ -533,7 +533,7 @@ class TablesWriter:
 
     def _compare_seen(self) -> TablesPosition:
         """Compare the tables whose newest commit has another file than before: somebody has put back a folder, or has
-        removed a file. Returns the position, which is later if a table has to be written anew."""
+        removed a file. Returns the position, which is later if a table has to be rewritten."""
         faults = []
         for namespace, mark in self._state.marks().items():
             now = seen(self._folder(namespace), mark)
@@ -547,7 +547,7 @@ class TablesWriter:
         return self._anew(faults)
 
     def _anew(self, faults: list[TableFault]) -> TablesPosition:
-        """Let tables be written anew from the state. One that has come to a later time than the state waits for it."""
+        """Let tables be rewritten from the state. One that has come to a later time than the state waits for it."""
         position = self._position()
         if not faults:
             return position
@@ -566,7 +566,7 @@ class TablesWriter:
         return position
 
     def _note_redeclared(self) -> None:
-        """Tables whose declared columns or partitions are others than before are written anew."""
+        """Tables whose declared columns or partitions are others than before are rewritten."""
         marks = [
             mark
             for mark in self._state.marks().values()

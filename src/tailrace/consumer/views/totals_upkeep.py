@@ -163,7 +163,7 @@ class TotalsUpkeep(ViewUpkeep):
 
     def _rebuild_for(self, change: Change) -> None:
         _log.warning(
-            "a part of %r was changed in a document of %s: the totals %s of %s are written anew",
+            "a part of %r was changed in a document of %s: the totals %s of %s are rewritten",
             self.totals.on,
             self.view.source,
             self.view.name,

@@ -164,7 +164,7 @@ class ViewUpkeep:
         if event.get("operationType") != "invalidate":
             return False
         _log.warning(
-            "%s was dropped, renamed or replaced: the view %s of %s is written anew from what is there now",
+            "%s was dropped, renamed or replaced: the view %s of %s is rewritten from what is there now",
             namespace,
             self.view.name,
             self.view.target,

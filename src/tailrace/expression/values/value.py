@@ -306,7 +306,7 @@ def nested_of(document: bytes) -> list[Value]:
 
 
 def numbers_its_arrays(document: bytes) -> bool:
-    """Whether the elements of every array in a document are called 0, 1, 2, as they are when it is written anew."""
+    """Whether the elements of every array in a document are called 0, 1, 2, as they are when it is rewritten."""
     if document.find(ARRAY, 4) < 0:  # at C speed, and most innermost documents end here
         return True
     index = document.index
