@@ -216,7 +216,7 @@ def test_tables_with_their_state_from_a_backup_go_on(
     caplog.clear()
     brought_up(replica_set.uri, root, collection)
     assert in_table(root, collection.full_name) == in_collection(collection)
-    assert "anew" not in caplog.text
+    assert "rewritten" not in caplog.text
     assert "copied again" not in caplog.text
 
 

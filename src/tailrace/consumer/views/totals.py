@@ -30,7 +30,7 @@ class Totals:
                 array
     ``count``   the field of the target for the number of documents: ``"orders.count"``
     ``sums``    the field of the target by the field of the source: ``{"orders.total": "amount"}``. Each is what
-                ``$sum`` makes in a ``$group``: 0 where there is nothing, and what is no number is left out
+                ``$sum`` makes in a ``$group``: 0 where there is nothing, and values that are not numbers are left out
     ``name``    of the view; its version stands in ``_views.<name>`` of each target. By default that of the source
     ``ledger``  the collection that keeps what each source document names: the view's own, in the same deployment. By
                 default ``<target>.<name>.ledger``
