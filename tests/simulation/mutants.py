@@ -174,6 +174,19 @@ class EndsAtAnEarlierDrop(ListenerLogic):
         super()._moved(replace(position, began=None))
 
 
+class CommitsPastAPartialBatch(ListenerLogic):
+    """A handler that has done a part of its batch has done all of it, as far as the position goes."""
+
+    def _run_handler(self, changes: Sequence[HandleChange]) -> Steps:
+        done = yield from super()._run_handler(changes)
+        self._end = changes[-1].position if done.count < len(changes) else None
+        return done
+
+    def _done(self, owned: Ownership, position: StreamPosition, done: Handled) -> None:
+        end, self._end = getattr(self, "_end", None), None
+        super()._done(owned, end or position, done)
+
+
 #: What each mutant is, and the options of a Simulation that plant it.
 MUTANTS: dict[str, dict[str, Any]] = {
     "the fence left out": {"new_servers": without_fence},
@@ -189,6 +202,7 @@ MUTANTS: dict[str, dict[str, Any]] = {
     "a refused change passed over": {"new_logic": PassesOverInSilence},
     "a refused change committed before it is tried again": {"new_logic": CommitsHalves},
     "a change passed over where the policy says stop": {"new_logic": GoesOnWhereItIsToStop},
+    "a commit past a partial batch": {"new_logic": CommitsPastAPartialBatch},
     "gaps that are not kept": {"new_logic": KeepsNoGaps},
     "gaps that push out others": {"new_logic": KeepsTheLastGap},
     "an earlier drop ends it": {"new_logic": EndsAtAnEarlierDrop},

@@ -89,8 +89,8 @@ def _totals(numbers: list[Value]) -> tuple[DoubleSum, Decimal, int]:
         number = v.number_of(value)
         if value[0] == v.DECIMAL:
             decimal_total = CONTEXT.add(decimal_total, v.decimal_of(value))
-        elif isinstance(number, int):
-            total.add_long(number)
+        elif value[0] == v.INT64:
+            total.add_long(int(number))
         else:
             total.add(float(number))
     return total, decimal_total, kind
@@ -157,8 +157,8 @@ def _deviation(sample: bool) -> Callable[[Iterable[Maybe]], Maybe]:
             count += 1
             delta = number - mean
             if delta != 0:
-                mean += delta / count
-                squares += delta * (number - mean)
+                mean = delta / count + mean  # in this order, here and below: of two NaNs the first one stays
+                squares = delta * (number - mean) + squares
         least = count - 1 if sample else count
         if least <= 0:
             return v.NULL

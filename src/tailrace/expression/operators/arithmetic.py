@@ -25,11 +25,13 @@ class DoubleSum:
         self.special = 0.0
 
     def add(self, number: float) -> None:
+        """What was lost before is added to ``number`` first, as the server does it: a sum that comes to zero is zero
+        then, whatever was lost. Of what this loses in turn, it keeps the part that the shorter method sees."""
         self.special += number
-        total = self.sum + number
-        shifted = total - number
-        self.addend += (number - (total - shifted)) + (self.sum - shifted)
-        self.sum = total
+        joined = number + self.addend
+        lost = self.addend - (joined - number)
+        self.sum, self.addend = _two_sum(self.sum, joined)
+        self.addend += lost
 
     def add_long(self, number: int) -> None:
         high = (abs(number) >> 32 << 32) * (1 if number >= 0 else -1)
@@ -39,8 +41,7 @@ class DoubleSum:
     def pair(self) -> tuple[float, float]:
         if self.sum != self.sum or math.isinf(self.sum):
             return (self.special, 0.0)
-        total = self.sum + self.addend
-        return (total, self.addend - (total - self.sum))
+        return (self.sum, self.addend)
 
     def double(self) -> float:
         return self.pair()[0]
@@ -58,6 +59,13 @@ class DoubleSum:
             return None
         total = int(Decimal(high) + Decimal(low))
         return total if v.INT64_MIN <= total <= v.INT64_MAX else None
+
+
+def _two_sum(a: float, b: float) -> tuple[float, float]:
+    """The sum, and what its rounding lost."""
+    total = a + b
+    shifted = total - a
+    return total, (a - (total - shifted)) + (b - shifted)
 
 
 def widest(*kinds: int) -> int:

@@ -58,20 +58,21 @@ def _to_string(operand: Value, bindings: Bindings) -> Expression:
 
     def evaluate(frame: Frame) -> Maybe:
         value = given["date"].evaluate(frame)
-        layout: str | None = None
+        layout: str | None = ISO_FORMAT
         if "format" in given:
             wanted = given["format"].evaluate(frame)
             if wanted is None or wanted[0] in v.NULLISH:
-                return v.NULL
-            if wanted[0] != v.STRING:
+                layout = None
+            elif wanted[0] != v.STRING:
                 raise failure(18533, f"$dateToString requires that 'format' be a string, found: {v.type_name(wanted)}")
-            layout = _checked_layout(wanted[1], "dGHjLmMSuUVwYzZ%")
+            else:
+                layout = _checked_layout(wanted[1], "dGHjLmMSuUVwYzZ%")
         zone = zone_at(given, frame)
         if value is None or value[0] in v.NULLISH:
             return v.NULL if "onNull" not in given else given["onNull"].evaluate(frame)
-        if zone is None:
+        if zone is None or layout is None:
             return v.NULL
-        return v.string(written(moment_of(value), ISO_FORMAT if layout is None else layout, zone))
+        return v.string(written(moment_of(value), layout, zone))
 
     read_beforehand(given, [("timezone", zone_of, False)], bindings)
     return operator_of("$dateToString", list(given.values()), evaluate, bindings)

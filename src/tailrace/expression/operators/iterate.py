@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -371,7 +373,20 @@ def _without_null(items: list[Value]) -> list[Value]:
     return [item for item in items if item[0] not in v.NULLISH]
 
 
+def _largest(items: list[Value], n: int, order: Order) -> list[Value]:
+    """Of equal values the server keeps those that came first, until a greater one pushes out the first of them."""
+    kept: list[Value] = []
+    key = functools.cmp_to_key(order.compare)
+    for item in _without_null(items):
+        if len(kept) == n:
+            if order.compare(item, kept[0]) <= 0:
+                continue
+            del kept[0]
+        bisect.insort_right(kept, item, key=key)
+    return kept[::-1]
+
+
 _some("$firstN", _ARRAY, lambda items, n, order: items[:n])
 _some("$lastN", _ARRAY, lambda items, n, order: items[-n:])
 _some("$minN", _ARRAY, lambda items, n, order: order.sorted(_without_null(items))[:n])
-_some("$maxN", _ARRAY, lambda items, n, order: order.sorted(_without_null(items))[::-1][:n])
+_some("$maxN", _ARRAY, _largest)

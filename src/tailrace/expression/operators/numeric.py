@@ -199,7 +199,10 @@ def _rounded(name: str, value: Value, places: int, rounding: str) -> Value:
     whole = int(quantized(Decimal(v.integer_of(value)), places, rounding))
     if not v.INT64_MIN <= whole <= v.INT64_MAX:
         raise failure(51080, f"invalid conversion from Decimal128 result in {name}")
-    return v.int64(whole) if value[0] == v.INT64 else v.integer(whole)
+    if value[0] == v.INT64:
+        return v.int64(whole)
+    # Below the least int the server's result wraps around; above the greatest one it is a long.
+    return v.int32(whole + (1 << 32)) if whole < v.INT32_MIN else v.integer(whole)
 
 
 def _whole_double(number: float, rounding: str) -> float:

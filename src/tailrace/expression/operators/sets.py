@@ -162,13 +162,14 @@ def _intersection(order: Order) -> Callable[[Iterable[Maybe]], Maybe]:
             if value is None or value[0] in v.NULLISH:
                 return v.NULL
             items = _array(value, 17047, "All operands of $setIntersection must be arrays. One")
+            these: dict[Hashable, Value] = {}
+            for item in items:
+                these.setdefault(identity(item), item)
             if found is None:
-                found = {}
-                for item in items:
-                    found.setdefault(identity(item), item)
-            elif found:
-                held = {identity(item) for item in items}
-                found = {key: item for key, item in found.items() if key in held}
+                found = these
+            elif found:  # of two equal values that of the smaller set stays
+                small, large = (these, found) if len(these) < len(found) else (found, these)
+                found = {key: item for key, item in small.items() if key in large}
         return v.array_of(order.sorted((found or {}).values()))
 
     return apply

@@ -185,8 +185,8 @@ def _find_bytes(source: Value, wanted: Value, start: int, end: int | None) -> in
 
 def _find_points(source: Value, wanted: Value, start: int, end: int | None) -> int:
     text, token = v.text_of(source), v.text_of(wanted)
-    if not text and not token and start == 0 and end is None:
-        return 0
+    if not text and not token and start == 0:
+        return 0  # whatever the end
     stop = len(text) if end is None else min(end, len(text))
     for place in range(start, stop):
         if text.startswith(token, place):
