@@ -88,6 +88,16 @@ def reserve(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
+def make_directory(directory: Path, mode: int = 0o777) -> None:
+    """Make ``directory``, and those above it, where they are missing: each one's name is on the device then. Otherwise
+    a power cut could take the directory away with everything that was synced in it. Raises OSError."""
+    if directory.is_dir():
+        return
+    make_directory(directory.parent)
+    directory.mkdir(mode=mode, exist_ok=True)
+    sync_directory(directory.parent)
+
+
 def make_private(directory: Path) -> None:
     """Make ``directory``, the top of a store of users' data, if it is missing: mode 0700, less what the umask takes.
 
@@ -95,8 +105,7 @@ def make_private(directory: Path) -> None:
     has the usual mode (the umask's), since nobody gets to it past the top; so have missing directories above it.
     Raises OSError, for ``writing`` to turn into a sentence.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    directory.mkdir(mode=PRIVATE, exist_ok=True)
+    make_directory(directory, PRIVATE)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tailrace import raw_bson
+from tailrace import durable, raw_bson
 from tailrace.archive.layout import HEAD, LOCK, Reach, head, oplog_of, segments
 from tailrace.archive.owner import confirm_owner, set_identity
 from tailrace.archive.pre_images import stored_between
@@ -123,7 +123,7 @@ class OplogWriter:
 
     def run(self) -> None:
         with writing(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(self._folder)
         with locked(self._folder / LOCK, wait=False) as alone:
             if not alone:
                 raise SinkError(

@@ -67,7 +67,7 @@ class ImageBucket:
         if begun:
             self._check_there()
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(directory)
             self._lock = os.open(directory / "writer", os.O_CREAT | os.O_RDWR, 0o644)
         except OSError as error:
             raise _os_error(error, directory) from error

@@ -276,7 +276,7 @@ def _create(
     with durable.writing(layout.root):
         durable.make_private(layout.root)
         for directory in (layout.state, layout.log, layout.staging):
-            directory.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(directory)
     check_file_system(layout.state)
     with durable.locked(layout.lock):
         if read_identity(layout.root) is not None:

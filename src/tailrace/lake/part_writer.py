@@ -250,10 +250,7 @@ class PartWriter:
             collection=file.collection,
         )
         place = self._root / name
-        for directory in reversed(place.relative_to(self._root).parents[:-1]):
-            if not (self._root / directory).is_dir():
-                (self._root / directory).mkdir(exist_ok=True)
-                durable.sync_directory((self._root / directory).parent)
+        durable.make_directory(place.parent)
         file.path.rename(place)
         self._done.append(finished)
 

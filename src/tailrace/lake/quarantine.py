@@ -177,7 +177,7 @@ def settle(layout: LakeLayout, commit: Commit | None) -> None:
         return
     folder = layout.root / QUARANTINE
     with durable.writing(folder):
-        folder.mkdir(exist_ok=True)
+        durable.make_directory(folder)
         durable.sync_directory(layout.root)
         for name in names:
             waiting(layout, name).rename(layout.root / name)

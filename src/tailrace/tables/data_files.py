@@ -196,7 +196,7 @@ class _File:
         self._rows = 0
         plain = [name for name in schema.names if name not in (KEY, BSON, JSON)]
         with durable.writing(self._path):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(self.folder)
             self._writer = pq.ParquetWriter(
                 self._path,
                 schema,

@@ -277,7 +277,7 @@ class CollectionTable:
             if self._delta is None:
                 actions.kind = "create"
         with durable.writing(self.root):
-            (self.root / "_delta_log").mkdir(parents=True, exist_ok=True)
+            durable.make_directory(self.root / "_delta_log")
         number = self.version + 1
         previous = log_chain.previous(self.root, number)
         made = delta_commit.publish(self.root, number, self._app, batch, actions, previous=previous)

@@ -53,7 +53,7 @@ def lock(root: Path) -> int:
     path = root / STATE / "lock"
     with durable.writing(path):
         durable.make_private(root)
-        path.parent.mkdir(exist_ok=True)
+        durable.make_directory(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -53,7 +53,7 @@ def leave_request(root: Path, namespace: str) -> None:
     """Leave the file that asks the writer to copy a collection again."""
     folder = root / STATE / _REQUESTS
     with durable.writing(folder):
-        folder.mkdir(exist_ok=True)
+        durable.make_directory(folder)
     durable.write_sealed(folder / f"{folder_of(namespace)}.json", {"namespace": namespace})
 
 

@@ -67,7 +67,7 @@ def open_file(directory: Path, *, readonly: bool) -> tuple[Any, Databases]:
     checksums if they have none. Raises ``lmdb.Error``, and SinkError where there is nothing to read."""
     if not readonly:
         with durable.writing(directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(directory)
             durable.reserve(directory / "lock.mdb", _LOCK_BYTES)
         check_before_opening(directory)
     elif not (directory / "data.mdb").exists():

@@ -1,0 +1,147 @@
+"""The power is cut at each moment at which stores write: what was acknowledged is there and whole, and nothing else
+passes for it.
+
+``fsync`` could be removed everywhere unseen: processes that are killed leave the system's buffers as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import bson
+import pytest
+
+from tailrace import durable, raw_bson
+from tailrace.archive.layout import DESCRIPTION, HEAD, Description, Reach, VersionNote, oplog_folder
+from tailrace.archive.record import write_record
+from tailrace.archive.segment import ImagesWriter, SegmentWriter
+from tailrace.archive.source import ArchiveSource
+from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.compaction import compact
+from tailrace.spark.lake import verify
+from tests.unit.lake_events import begin, make, numbers_in, put, stage
+from tests.unit.power_cut import PowerCuts
+from tests.unit.test_archive import entry, entry_time, time_of
+
+COMMITS = 3
+#: Events of a commit, entries of a segment.
+EACH = 10
+
+
+def write_lake(top: Path, cuts: PowerCuts) -> None:
+    root, checkpoint = top / "lake", top / "checkpoint"
+    claim = make(root, checkpoint).claim
+    begin(checkpoint)
+    for number in range(COMMITS):
+        assert put(root, claim, number, stage(root, range(number * EACH, (number + 1) * EACH), stem=str(number)))
+        cuts.acknowledged += 1
+    compact(root)
+
+
+def check_lake(top: Path, acknowledged: int) -> None:
+    root = top / "lake"
+    if acknowledged == 0 and CommitLog(root).head().newest is None:
+        return
+    numbers = numbers_in(root)
+    assert len(numbers) in (acknowledged * EACH, (acknowledged + 1) * EACH)
+    assert sorted(numbers) == list(range(len(numbers)))
+    assert verify(root).problems == []
+
+
+def write_archive(top: Path, cuts: PowerCuts) -> None:
+    root = top / "archive"
+    durable.make_private(root)
+    write_record(root / DESCRIPTION, Description("rs0", (VersionNote("6.0.27"),), {}).document())
+    folder = oplog_folder(root, "rs0")
+    folder.mkdir()
+    durable.sync_directory(root)
+    durable.sync_directory(top)
+    start = after = time_of(0)
+    previous = ""
+    for number in range(COMMITS):
+        part = [entry(at) for at in range(number * EACH + 1, (number + 1) * EACH + 1)]
+        until = entry_time(part[-1])
+        with SegmentWriter(folder, after) as writer, ImagesWriter(folder, after) as images:
+            writer.add(b"".join(part))
+            previous = writer.publish(until, images, previous).digest
+        after = until
+        write_record(folder / HEAD, Reach(start, until, previous).document())
+        cuts.acknowledged += 1
+
+
+def check_archive(top: Path, acknowledged: int) -> None:
+    if acknowledged == 0:
+        return
+    source = ArchiveSource(top / "archive")
+    newest = source.newest()
+    entries = [one for batch in source.read(time_of(0), newest) for one in raw_bson.split(batch.raw)]
+    assert len(entries) in (acknowledged * EACH, (acknowledged + 1) * EACH)
+    assert [bson.decode(one)["o"]["_id"] for one in entries] == list(range(1, len(entries) + 1))
+
+
+def write_records(top: Path, cuts: PowerCuts) -> None:
+    """As leases' files, marks, positions and reports are written."""
+    for number in range(1, COMMITS + 1):
+        durable.write_sealed(top / "mark.json", {"number": number})
+        durable.publish(top / f"{number}.json", b"%d" % number * 100, top)
+        cuts.acknowledged += 1
+
+
+def check_records(top: Path, acknowledged: int) -> None:
+    mark = durable.read_sealed(top / "mark.json", ["number"])
+    assert (0 if mark is None else mark["number"]) in (acknowledged, acknowledged + 1)
+    for number in range(1, COMMITS + 1):
+        path = top / f"{number}.json"
+        if number <= acknowledged or path.exists():
+            assert path.read_bytes() == b"%d" % number * 100
+
+
+Write, Check = Callable[[Path, PowerCuts], None], Callable[[Path, int], None]
+STORES: dict[str, tuple[Write, Check]] = {
+    "a lake": (write_lake, check_lake),
+    "an archive": (write_archive, check_archive),
+    "records": (write_records, check_records),
+}
+
+
+def harm(store: str, below: Path) -> list[str]:
+    """Write the store, cut the power at each moment, and say what is wrong afterwards."""
+    write, check = STORES[store]
+    top = below / "top"
+    top.mkdir(parents=True)
+    cuts = PowerCuts(top)
+    with cuts.recorded():
+        write(top, cuts)
+    assert cuts.acknowledged == COMMITS
+    assert len(cuts.moments) > COMMITS * 3
+    found = []
+    for disk, moment, kind in cuts.played(below / "disks"):
+        try:
+            check(disk, moment.acknowledged)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is told with its moment
+            found.append(f"{kind} after {moment.call.replace(str(top), '')}: {type(error).__name__} {error}"[:400])
+    return found
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_what_was_acknowledged_outlives_a_power_cut_at_any_moment(store: str, tmp_path: Path) -> None:
+    assert harm(store, tmp_path) == []
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_stores_that_do_not_sync_would_be_found(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PowerCuts, "_sync", _nothing)  # as if no call of fsync did anything
+    assert harm(store, tmp_path) != []
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_directory_that_is_not_synced_would_be_found(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "sync_directory", _nothing)
+    assert harm(store, tmp_path) != []
