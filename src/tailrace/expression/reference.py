@@ -77,7 +77,7 @@ _KNOWN = """\
 * Before 6.0, `$add` of a wrong type is 16554 and we say 14; on 4.4 so are `$multiply` (16555), `$subtract` (16556,
   16613) and `$divide` (16609; by zero 16608, and we say 2).
 * Before 6.0, `$add` and `$subtract` write other trailing zeros of decimals, `$mod` by a decimal zero is 16610, and
-  `$toDate` refuses timestamps; 4.4 also differs in `$subtract` of a long that overflows, in the codes of `$multiply` and
+  `$toDate` refuses timestamps; 4.4 also differs in `$subtract` of a long that overflows, in codes of `$multiply` and
   `$substr`, and in `$meta`. 7.0 does not look at the options of `$regexFind`, `$regexFindAll` and `$regexMatch` where
   the pattern is null. `tests/golden/test_operators.py` counts these.
 * A mongod for Windows has another C library: the last digit of its logarithms, powers, exponentials and trigonometry,
