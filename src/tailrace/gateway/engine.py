@@ -54,7 +54,7 @@ from tailrace.gateway.stage_workers import (
     StageStoppedError,
     StageWorkers,
 )
-from tailrace.gateway.stream_limits import StreamLimits, Turn
+from tailrace.gateway.stream_limits import OpeningTurn, StreamLimits
 from tailrace.gateway.upstream import APP_NAME
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.profile import profile_for
@@ -208,7 +208,7 @@ class Engine:
     ) -> bytes | None:
         """Open a stream for a client at this address; ``scope``: what it is over, if that is known. Returns the reply
         without the server's times; ``None``: the server is to answer."""
-        tenant, turn = owner.tenant(client_host), Turn(time.monotonic_ns(), next(self._ids))
+        tenant, turn = owner.tenant(client_host), OpeningTurn(time.monotonic_ns(), next(self._ids))
         with self.limits.asking(turn, tenant):
             if (full := await self.limits.full(owner, tenant, turn)) is not None:
                 return self.refused(ServerError(f"this gateway has {full}", code=_TOO_MANY))

@@ -10,7 +10,7 @@ from tailrace.gateway.opening import StreamOpening
 from tailrace.gateway.served import Owner, ServedStream
 
 
-class Turn(NamedTuple):
+class OpeningTurn(NamedTuple):
     """When a stream was asked for, by the clock that all processes of a machine share, and its number."""
 
     asked_ns: int
@@ -24,7 +24,7 @@ class StreamLimits:
 
     #: How many streams are open in other processes of this gateway, or were asked for before this turn, and how many of
     #: them are a tenant's.
-    others_open: Callable[[Hashable, Turn], Awaitable[tuple[int, int]]]
+    others_open: Callable[[Hashable, OpeningTurn], Awaitable[tuple[int, int]]]
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class StreamLimits:
         self._streams = streams
         self._openings = openings
         #: Of which it is not decided yet whether there is room for them, and whose they are.
-        self._asked_for: dict[Turn, Hashable] = {}
+        self._asked_for: dict[OpeningTurn, Hashable] = {}
         self.others_open = _none_elsewhere
 
     @contextmanager
-    def asking(self, turn: Turn, tenant: Hashable) -> Iterator[None]:
+    def asking(self, turn: OpeningTurn, tenant: Hashable) -> Iterator[None]:
         """Until it is decided, and the stream is among the openings if there is room for it."""
         self._asked_for[turn] = tenant
         try:
@@ -50,20 +50,20 @@ class StreamLimits:
         finally:
             del self._asked_for[turn]
 
-    def open_of(self, tenant: Hashable, turn: Turn) -> tuple[int, int]:
+    def open_of(self, tenant: Hashable, turn: OpeningTurn) -> tuple[int, int]:
         """How many streams are open or being opened in this process, or were asked for before this turn, and how many
         of them are this tenant's. So of those that are asked for at the same moment, in whatever processes, each counts
         the earlier ones, and no more are opened than the limit says."""
         return self._opened(turn), self._opened_of(tenant, turn)
 
-    def _opened(self, turn: Turn) -> int:
+    def _opened(self, turn: OpeningTurn) -> int:
         return len(self._streams) + len(self._openings) + sum(other < turn for other in self._asked_for)
 
-    def _opened_of(self, tenant: Hashable, turn: Turn) -> int:
+    def _opened_of(self, tenant: Hashable, turn: OpeningTurn) -> int:
         opened = sum(one.tenant == tenant for each in (self._streams, self._openings) for one in each.values())
         return opened + sum(whose == tenant and other < turn for other, whose in self._asked_for.items())
 
-    async def full(self, owner: Owner, tenant: Hashable, turn: Turn) -> str | None:
+    async def full(self, owner: Owner, tenant: Hashable, turn: OpeningTurn) -> str | None:
         """Which limit forbids another stream, in words; ``None``: none."""
         others, of_tenant = await self.others_open(tenant, turn)
         opened = self._opened(turn) + others
@@ -79,5 +79,5 @@ class StreamLimits:
         return f"{limit} change streams of this {whose} open, which is the limit for one {whose}"
 
 
-async def _none_elsewhere(tenant: Hashable, turn: Turn) -> tuple[int, int]:
+async def _none_elsewhere(tenant: Hashable, turn: OpeningTurn) -> tuple[int, int]:
     return 0, 0

@@ -28,7 +28,7 @@ from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.peers import Peers, Relay, Relayed, RelayedConnection
 from tailrace.gateway.process import raise_file_limit, settle
 from tailrace.gateway.server import Gateway
-from tailrace.gateway.stream_limits import Turn
+from tailrace.gateway.stream_limits import OpeningTurn
 from tailrace.gateway.tls import server_context
 from tailrace.gateway.upstream import Address
 from tailrace.oplog.entry_kinds import PASSED_OVER
@@ -172,7 +172,7 @@ class WorkerProcess:
         finally:
             self._lines.discard(line)
 
-    async def _others_open(self, tenant: Hashable, turn: Turn) -> tuple[int, int]:
+    async def _others_open(self, tenant: Hashable, turn: OpeningTurn) -> tuple[int, int]:
         assert self._peers is not None
         found = await self._peers.ask_all("open_of", tenant, turn)
         return sum(each[0] for each in found), sum(each[1] for each in found)
