@@ -272,6 +272,35 @@ def test_poison_goes_to_the_dead_letters_and_the_listener_goes_on(commands: Comm
     assert (letter["tries"], letter["reason"], letter["documentKey"]) == (2, "poison", '{"_id": 2}')
 
 
+@pytest.mark.parametrize("has_letters", [True, False])
+def test_what_a_target_does_not_take_goes_to_the_dead_letters_of_a_view_or_ends_it(
+    commands: Commands, has_letters: bool
+) -> None:
+    """One document that the server refused ended ``tailrace view run`` for good: it had no ``--dead-letters``."""
+    name, errors = commands.database.name, commands.directory / "errors-view"
+    commands.database.customers.insert_many([{"_id": 1, "name": "Ann"}, {"_id": 2, "name": "poison"}])
+    commands.database.create_collection("orders", validator={"buyer": {"$ne": "poison"}})
+    commands.database.orders.insert_many([{"_id": number, "customer": number % 2 + 1} for number in range(4)])
+    arguments = ["view", "run", "--target", f"{name}.orders", "--source", f"{name}.customers", "--on", "customer"]
+    arguments += ["--field", "buyer=name", "--leases", f"{name}.leases", "--retries", "1"]
+    arguments += ["--dead-letters", f"{name}.deadLetters"] if has_letters else []
+    process = Forked("tailrace", arguments, cwd=commands.directory, env=commands.environment, errors=errors)
+    commands.said[process.pid] = errors
+    commands.running.append(process)
+    if not has_letters:
+        assert process.wait(300) == 1
+        assert "does not take the fields of the view for the document with _id 1" in errors.read_text()
+        return
+    orders, letters = commands.database.orders, commands.database.deadLetters
+    commands.until(lambda: orders.count_documents({"buyer": "Ann"}) == 2, process)
+    commands.until(lambda: letters.count_documents({}) == 2, process)
+    assert {letter["documentKey"] for letter in letters.find()} == {'{"_id": 1}', '{"_id": 3}'}
+    orders.insert_one({"_id": 4, "customer": 1})
+    commands.until(lambda: orders.count_documents({"buyer": "Ann"}) == 3, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(300) == 0
+
+
 def test_leases_are_listed_and_one_is_taken_away(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
     uri, where = commands.environment["TAILRACE_URI"], f"{commands.database.name}.leases"
     assert main(["leases", uri, "--store", where]) == 0

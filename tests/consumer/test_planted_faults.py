@@ -7,6 +7,7 @@ Those of a listener's rules are planted in the simulation (``tests/simulation/mu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import bson
@@ -16,12 +17,18 @@ from bson.raw_bson import RawBSONDocument
 
 import tailrace
 from tailrace import raw_bson as rb
+from tailrace.consumer import Change, Listener, MongoLeaseStore, dead_letters
+from tailrace.consumer.dead_letters import DeadLetter
+from tailrace.consumer.event_stream import WholeEventStream
 from tailrace.consumer.messages import ChangeMessages, Outbox, making
 from tailrace.consumer.rules.lane_key import BY_ID
 from tailrace.consumer.rules.large_events import Fragments, operation_and_token
 from tailrace.consumer.views import ViewUpkeep, upkeep
 from tailrace.embedded import ReplicaSet
+from tailrace.errors import TailraceError
 from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.consumer.shops import begin_now
 from tests.consumer.test_views import Handed, Shop
 from tests.unit.test_messages import change, not_utf8
 
@@ -51,6 +58,13 @@ def strings_need_not_be_utf8() -> bool:
     return ChangeMessages("orders")(made) is not None  # type: ignore[arg-type]
 
 
+def a_resource_may_be_called_as_a_lane() -> bool:
+    letter = DeadLetter(
+        "x/1", "m", {}, ClusterTime(5), "shop.orders", "insert", b"", "error", "reason", 1, 3, datetime.now(UTC)
+    )
+    return letter.whole_resource == "x/1" and list(letter.fence._tokens) == ["x/1"]
+
+
 def _given(self: Fragments, event: bytes) -> bytes:
     return event
 
@@ -62,6 +76,10 @@ FAULTS: dict[str, tuple[Any, str, Any, Callable[[], bool]]] = {
         messages_of_a_key_are_in_one_lane,
     ),
     "fragments that are handed on": (Fragments, "add", _given, fragments_are_one_event),
+    "a resource that is taken for a lane": (
+        *(dead_letters, "generation_token", lambda version: version),
+        a_resource_may_be_called_as_a_lane,
+    ),
     "messages of UTF-8 alone": (making, "_ANY_DATE", STRICT, strings_need_not_be_utf8),
 }
 
@@ -139,8 +157,40 @@ def a_name_is_not_utf8(shop: Shop) -> bool:
     return shop.differences() == []
 
 
+def a_pipeline_changes(shop: Shop) -> bool:
+    """It no longer gives the change that was handled last."""
+    store, orders = MongoLeaseStore(shop.db.leases), shop.db.orders
+    begin_now(store, shop.db.client)
+    orders.insert_many([{"_id": number} for number in range(3)])
+
+    def handled(until: int, **options: Any) -> list[Any]:
+        seen: list[Any] = []
+
+        def handle(change: Change) -> None:
+            seen.append((change.document_key or {})["_id"])
+            if seen[-1] == until:
+                listener.stop()
+
+        listener = Listener(orders, handle, resource="orders", store=store, **options)
+        listener.start()
+        try:
+            assert listener.join(300)
+        except TailraceError as error:
+            seen.append(error.code)
+        return seen
+
+    even = [{"$match": {"documentKey._id": {"$in": [0, 2]}}}]
+    return [handled(1), handled(2, pipeline=even)] == [[0, 1], [2]]
+
+
+def _ends(self: WholeEventStream, error: TailraceError) -> None:
+    self._alive = False
+    raise error
+
+
 VIEW_FAULTS: dict[str, tuple[Any, str, Any, Callable[[Shop], bool]]] = {
     "a collection that ends is no change": (ViewUpkeep, "_is_replaced", lambda *_: False, a_source_is_replaced),
+    "a changed pipeline has no place to go on": (WholeEventStream, "_judge", _ends, a_pipeline_changes),
     "views of UTF-8 alone": (upkeep, "SHOWN", STRICT, a_name_is_not_utf8),
 }
 
@@ -148,7 +198,7 @@ VIEW_FAULTS: dict[str, tuple[Any, str, Any, Callable[[Shop], bool]]] = {
 @pytest.mark.mongod
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("fault", VIEW_FAULTS)
-def test_a_planted_fault_of_views_is_found(
+def test_a_planted_fault_of_views_and_listeners_is_found(
     shop: Shop, fault: str, is_planted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder, name, planted, check = VIEW_FAULTS[fault]

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pymongo
 import pytest
 
-from tailrace.embedded import ReplicaSet, ShardedCluster
-from tests.gateway.running import GatewayProcess
+from tailrace.embedded import Mongod, ReplicaSet, ShardedCluster, find_mongod
+from tests.gateway.running import GatewayProcess, eventually
 from tests.gateway.side_by_side import OLDER_ARE_SLOW, VERSIONS
 
 
@@ -72,3 +75,39 @@ def start_gateway(tmp_path: Path) -> Iterator[Callable[..., GatewayProcess]]:
             )
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``ca.pem``, and ``server.pem`` for the loopback address, which it has signed; ``other.pem`` is another's."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make certificates with")
+    folder = tmp_path_factory.mktemp("tls")
+
+    def run(*arguments: str) -> None:
+        subprocess.run([openssl, *arguments], cwd=folder, check=True, capture_output=True)
+
+    key = ("-newkey", "rsa:2048", "-nodes")
+    for name in ("ca", "other"):
+        run("req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2", "-subj", f"/CN={name}")
+    run("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=127.0.0.1")
+    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "extensions")
+    run("x509", "-req", "-in", "server.csr", "-out", "server.crt", *signing)
+    (folder / "server.pem").write_text((folder / "server.key").read_text() + (folder / "server.crt").read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encrypted(certificates: Path, server_version: str) -> Iterator[str]:
+    """The URI of a replica set of one that speaks TLS alone."""
+    arguments = ("--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(certificates / "server.pem"))
+    arguments += ("--tlsCAFile", str(certificates / "ca.pem"), "--tlsAllowConnectionsWithoutCertificates")
+    with Mongod(replica_set="encrypted", binary=find_mongod(server_version), arguments=arguments) as mongod:
+        uri = f"mongodb://{mongod.host}/?tls=true&tlsCAFile={certificates / 'ca.pem'}"
+        with pymongo.MongoClient[dict[str, Any]](uri, directConnection=True) as client:
+            member = {"_id": 0, "host": mongod.host}
+            client.admin.command("replSetInitiate", {"_id": "encrypted", "members": [member]})
+            eventually(lambda: client.admin.command("hello")["isWritablePrimary"], "it did not become primary")
+        yield uri

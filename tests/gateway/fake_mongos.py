@@ -1,6 +1,7 @@
 """A config server that says of itself that it is a mongos: there is no wheel with a real one.
 
 Drivers, and the gateway, then treat it as one: no replica set, no members, the shards found by ``getShardMap``.
+``listensAt`` in a hello tells one from another.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _frame(sock: socket.socket) -> bytes:
     return head + _receive(sock, _HEADER.unpack(head)[0] - _HEADER.size)
 
 
-def _as_mongos(frame: bytes) -> bytes:
+def _as_mongos(frame: bytes, port: int) -> bytes:
     parsed = OpMsg.parse(frame) if _HEADER.unpack_from(frame)[3] == OP_MSG else OpReply.parse(frame)
     document = parsed.document if isinstance(parsed, OpMsg) else parsed.documents[0]
     reply = bson.decode(document)
@@ -51,14 +52,15 @@ def _as_mongos(frame: bytes) -> bytes:
         "topologyVersion",
     ):
         reply.pop(name, None)
-    return with_document(parsed, bson.encode({**reply, "msg": "isdbgrid"}))
+    return with_document(parsed, bson.encode({**reply, "msg": "isdbgrid", "listensAt": port}))
 
 
 def _serve(client: socket.socket, upstream: tuple[str, int]) -> None:
+    port = client.getsockname()[1]
     with suppress(OSError), client, socket.create_connection(upstream) as server:
         while True:
             server.sendall(_frame(client))
-            client.sendall(_as_mongos(_frame(server)))
+            client.sendall(_as_mongos(_frame(server), port))
 
 
 @contextmanager

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import ssl
 import struct
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import pytest
 from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
 
 from tailrace.cli.stream_arguments import address_of
-from tailrace.embedded import Mongod, ReplicaSet, find_mongod
+from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, UsageError
 from tailrace.gateway import connection, memory
 from tailrace.gateway.frame import MESSAGE_SIZE_MAX, op_msg
@@ -208,42 +206,6 @@ def test_addresses() -> None:
 
 
 # -- TLS ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``ca.pem``, and ``server.pem`` for the loopback address, which it has signed; ``other.pem`` is another's."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl to make certificates with")
-    folder = tmp_path_factory.mktemp("tls")
-
-    def run(*arguments: str) -> None:
-        subprocess.run([openssl, *arguments], cwd=folder, check=True, capture_output=True)
-
-    key = ("-newkey", "rsa:2048", "-nodes")
-    for name in ("ca", "other"):
-        run("req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2", "-subj", f"/CN={name}")
-    run("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=127.0.0.1")
-    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "extensions")
-    run("x509", "-req", "-in", "server.csr", "-out", "server.crt", *signing)
-    (folder / "server.pem").write_text((folder / "server.key").read_text() + (folder / "server.crt").read_text())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def encrypted(certificates: Path, server_version: str) -> Iterator[str]:
-    """The URI of a replica set of one that speaks TLS alone."""
-    arguments = ("--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(certificates / "server.pem"))
-    arguments += ("--tlsCAFile", str(certificates / "ca.pem"), "--tlsAllowConnectionsWithoutCertificates")
-    with Mongod(replica_set="encrypted", binary=find_mongod(server_version), arguments=arguments) as mongod:
-        uri = f"mongodb://{mongod.host}/?tls=true&tlsCAFile={certificates / 'ca.pem'}"
-        with pymongo.MongoClient[dict[str, Any]](uri, directConnection=True) as client:
-            member = {"_id": 0, "host": mongod.host}
-            client.admin.command("replSetInitiate", {"_id": "encrypted", "members": [member]})
-            until(lambda: client.admin.command("hello")["isWritablePrimary"])
-        yield uri
 
 
 def assert_refused(uri: str) -> None:

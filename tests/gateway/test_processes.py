@@ -19,7 +19,7 @@ from pymongo.errors import OperationFailure
 from tailrace.embedded import ReplicaSet
 from tailrace.gateway.cursor_ids import ProcessIds, new_ids
 from tests import commands
-from tests.differential.wire import Wire
+from tests.gateway.connected import Connected
 from tests.gateway.running import GatewayProcess, eventually
 
 Client = pymongo.MongoClient[dict[str, Any]]
@@ -48,33 +48,10 @@ def gateway(replica_set: ReplicaSet, tmp_path: Path) -> Iterator[GatewayProcess]
         yield running
 
 
-class Connected:
-    """One connection, and so at one process: each that is made goes to the process with the fewest."""
-
-    def __init__(self, gateway: GatewayProcess) -> None:
-        self._wire = Wire.to(f"mongodb://{gateway.address}/")
-
-    def command(self, command: dict[str, Any], database: str = "processes") -> dict[str, Any]:
-        return bson.decode(self._wire.exchange(bson.encode({**command, "$db": database})))
-
-    def opened(self, *stages: dict[str, Any], collection: str = "notes", **options: Any) -> Int64:
-        """A stream's cursor."""
-        pipeline = [{"$changeStream": options}, *stages]
-        reply = self.command({"aggregate": collection, "pipeline": pipeline, "cursor": {}})
-        assert reply["ok"], reply
-        return Int64(reply["cursor"]["id"])
-
-    def more(self, cursor: Int64, **options: Any) -> dict[str, Any]:
-        return self.command({"getMore": cursor, "collection": "notes", **options})
-
-    def close(self) -> None:
-        self._wire.close()
-
-
 @pytest.fixture
 def two(gateway: GatewayProcess) -> Iterator[list[Connected]]:
     """Connections at different processes."""
-    both = [Connected(gateway) for _ in range(2)]
+    both = [Connected(gateway.address) for _ in range(2)]
     yield both
     for each in both:
         each.close()
@@ -148,7 +125,7 @@ def test_cursors_and_sessions_are_ended_from_every_connection(
 ) -> None:
     cursors = [each.opened() for each in two]
     waiting: list[dict[str, Any]] = []
-    third = Connected(gateway)
+    third = Connected(gateway.address)
     thread = threading.Thread(target=lambda: waiting.append(third.more(cursors[1], maxTimeMS=60_000)))
     thread.start()
     listed = lambda: two[0].command({"tailraceStreams": 1}, "admin")["streams"]  # noqa: E731
@@ -175,13 +152,13 @@ def test_limits_hold_for_all_processes_together(
     replica_set: ReplicaSet, start_gateway: Callable[..., GatewayProcess]
 ) -> None:
     gateway = start_gateway(replica_set.uri, "--processes", "2", "--cursors-max", "3", "--connections-max", "4")
-    connections = [Connected(gateway) for _ in range(4)]
+    connections = [Connected(gateway.address) for _ in range(4)]
     opened = [connections[number].opened() for number in range(3)]
     reply = connections[3].command({"aggregate": "notes", "pipeline": [{"$changeStream": {}}], "cursor": {}})
     assert reply["code"] == 146
     assert "3 change streams open" in reply["errmsg"]
     with pytest.raises((OSError, AssertionError, EOFError)):
-        Connected(gateway).command({"ping": 1}, "admin")
+        Connected(gateway.address).command({"ping": 1}, "admin")
     assert connections[3].command({"killCursors": "notes", "cursors": opened[:1]})["ok"]
     connections[3].opened()
     for each in connections:
@@ -191,7 +168,7 @@ def test_limits_hold_for_all_processes_together(
 
 def _answers(gateway: GatewayProcess) -> bool:
     try:
-        connection = Connected(gateway)
+        connection = Connected(gateway.address)
         try:
             return bool(connection.command({"ping": 1}, "admin")["ok"])
         finally:

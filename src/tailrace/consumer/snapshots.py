@@ -101,7 +101,13 @@ class Copying:
         yield Pulled(None, None, position=replace(self._position, snapshot=None, entries=entries))
 
     def _of(self, event: RawBSONDocument) -> Pulled:
-        return Pulled(event, event["_id"], position=self._position, size=len(raw_bson.bytes_of(event)))
+        data = raw_bson.bytes_of(event)
+        found = raw_bson.find(data, b"_id")
+        # The event is not decoded for it. A stage may have removed it, or made it something else.
+        if found is None or found.type != raw_bson.OBJECT:
+            return Pulled(event, event["_id"], position=self._position, size=len(data))
+        token = RawBSONDocument(raw_bson.value(data, found))
+        return Pulled(event, token, position=self._position, size=len(data))
 
     def _refuse_lost_history(self) -> None:
         oldest, start = oldest_time(self._client), self._position.at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -54,6 +54,7 @@ from tailrace.gateway.stage_workers import (
     StageStoppedError,
     StageWorkers,
 )
+from tailrace.gateway.stream_limits import OpeningTurn, StreamLimits
 from tailrace.gateway.upstream import APP_NAME
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.profile import profile_for
@@ -93,9 +94,6 @@ class Engine:
     ``make_reader``   see ``SharedTail``
     """
 
-    #: How many streams are open in other processes of this gateway, and how many of them are a tenant's.
-    others_open: Callable[[Hashable], Awaitable[tuple[int, int]]]
-
     def __init__(
         self,
         client: MongoClient[Any],
@@ -112,8 +110,6 @@ class Engine:
         self._client = client
         self._uri = uri
         self.metrics = metrics
-        self._cursors_max = cursors_max
-        self._cursors_per_user = cursors_per_user
         #: Streams that are being opened, by the numbers that they are killed by.
         self.openings: dict[int, StreamOpening] = {}
         #: Of cursors and of openings.
@@ -152,7 +148,7 @@ class Engine:
         self._asked_of: frozenset[PresentMember | None] = frozenset()
         self._asked_s = 0.0
         self.streams: dict[int, ServedStream] = {}
-        self.others_open = _none_elsewhere
+        self.limits = StreamLimits(cursors_max, cursors_per_user, self.streams, self.openings)
         self.workers = StageWorkers(stage_limits or StageLimits())
         self._offenders = Offenders()
         self.clock = ServerClock()
@@ -212,24 +208,37 @@ class Engine:
     ) -> bytes | None:
         """Open a stream for a client at this address; ``scope``: what it is over, if that is known. Returns the reply
         without the server's times; ``None``: the server is to answer."""
-        tenant = owner.tenant(client_host)
-        if (full := self._full(owner, tenant, *await self.others_open(tenant))) is not None:
-            return self.refused(ServerError(f"this gateway has {full}", code=_TOO_MANY))
-        if self.stopping is not None:
-            return self.refused(self.stopping)
-        self._idle_since = None
-        cost = await aside(len(command), cost_of, command)
-        offender = owner.users, database, _target(command), cost.digest
-        refusal = self._offenders.refusal(offender, self.version)
-        if refusal is not None:
-            self.metrics.errors[50] += 1
-            return refusal
-        worker = None if cost.is_plain else self.workers.of(tenant)
-        opening = StreamOpening(
-            next(self._ids), owner, tenant, scope=scope, worker=worker, open_reading=self.open_reading
-        )
-        self.openings[opening.number] = opening
-        reply: bytes | None = None
+        tenant, turn = owner.tenant(client_host), OpeningTurn(time.monotonic_ns(), next(self._ids))
+        with self.limits.asking(turn, tenant):
+            if (full := await self.limits.full(owner, tenant, turn)) is not None:
+                return self.refused(ServerError(f"this gateway has {full}", code=_TOO_MANY))
+            if self.stopping is not None:
+                return self.refused(self.stopping)
+            self._idle_since = None
+            cost = await aside(len(command), cost_of, command)
+            offender = owner.users, database, _target(command), cost.digest
+            refusal = self._offenders.refusal(offender, self.version)
+            if refusal is not None:
+                self.metrics.errors[50] += 1
+                return refusal
+            worker = None if cost.is_plain else self.workers.of(tenant)
+            opening = self.openings[turn.number] = StreamOpening(
+                turn.number, owner, tenant, scope=scope, worker=worker, open_reading=self.open_reading
+            )
+        return await self._opening(opening, database, command, client_host, cost=cost, offender=offender)
+
+    async def _opening(
+        self,
+        opening: StreamOpening,
+        database: str,
+        command: bytes,
+        client_host: str,
+        *,
+        cost: StageCost,
+        offender: Hashable,
+    ) -> bytes | None:
+        """As ``aggregate``, once there is room for the stream."""
+        owner, reply = opening.owner, None
         try:
             with suppress(TailraceError):  # whoever opens a stream on what cannot be read is told so
                 await self._follow_upgrade()
@@ -237,7 +246,7 @@ class Engine:
             reply = await opening.run(self._carried_out(acting, opening, len(command)))
         except StageStoppedError as error:
             opening.close()
-            stopped = self._stopped(error, offender, tenant, ns=opening.namespace, users=owner.shown)
+            stopped = self._stopped(error, offender, opening.tenant, ns=opening.namespace, users=owner.shown)
             if not error.made_way or self.stopping is not None:
                 return stopped
         except ServerError as error:
@@ -250,7 +259,7 @@ class Engine:
         finally:
             del self.openings[opening.number]
         if reply is None:  # drivers do not repeat a first aggregate: it is opened again where nobody makes way
-            return await self.aggregate(owner, database, command, client_host, scope)
+            return await self.aggregate(owner, database, command, client_host, opening.asked)
         return self._opened(command, opening, cost, offender, reply)
 
     def _opened(
@@ -319,27 +328,6 @@ class Engine:
             self.workers.made_way(tenant)
         note("computation ended", **noted, reason=error.message)
         return self.refused(error)
-
-    def open_of(self, tenant: Hashable) -> tuple[int, int]:
-        """How many streams are open or being opened here, and how many of them are this tenant's."""
-        return len(self.streams) + len(self.openings), sum(one.tenant == tenant for one in self.all_streams)
-
-    def _full(self, owner: Owner, tenant: Hashable, others: int, of_tenant: int) -> str | None:
-        """Which limit forbids another stream, in words; ``None``: none. ``others`` are open in other processes, and
-        ``of_tenant`` among them."""
-        opened = len(self.streams) + len(self.openings) + others
-        if opened >= self._cursors_max:
-            return f"{self._cursors_max} change streams open, which is its limit"
-        limit = self._cursors_per_user
-        if limit is None:
-            # Whoever opens streams without end leaves room for others; an address may be that of many.
-            limit = max(1, self._cursors_max * 4 // 5) if owner.users else self._cursors_max
-        if opened < limit:
-            return None
-        if self.open_of(tenant)[1] + of_tenant < limit:
-            return None
-        whose = "user" if owner.users else "address"
-        return f"{limit} change streams of this {whose} open, which is the limit for one {whose}"
 
     async def get_more(
         self, stream: ServedStream, database: str, command: bytes, wanted: GetMoreCommand | None = None
@@ -573,10 +561,6 @@ class Engine:
             self._idle_since = seconds
         elif seconds - self._idle_since > _LINGER_S:
             self._let_go()
-
-
-async def _none_elsewhere(tenant: Hashable) -> tuple[int, int]:
-    return 0, 0
 
 
 def _is_left(code: int | None) -> bool:

@@ -38,6 +38,7 @@ class StreamOpening:
         self.number = number
         self.owner = owner
         self.tenant = tenant
+        self.asked = scope
         self.scope = scope or Scope.cluster()
         self.worker = worker
         self.begun = time.time()

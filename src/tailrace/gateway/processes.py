@@ -29,10 +29,9 @@ from tailrace.gateway.metrics import GatewayMetrics, together
 from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.pulse import DEAD_AFTER_S
 from tailrace.gateway.server import BACKLOG, not_listening
-from tailrace.gateway.upstream import APP_NAME, Address
+from tailrace.gateway.upstream import Address, Upstream
 from tailrace.gateway.worker_process import Report, WorkerSettings, feed_path
 from tailrace.oplog.entry_kinds import PASSED_OVER
-from tailrace.source.connection import open_client
 from tailrace.source.uri import ConnectionString
 from tailrace.tail.feed import OplogFeed
 from tailrace.tail.shared_tail import TailStatistics
@@ -94,7 +93,8 @@ class GatewayProcesses:
             )
             for number in range(count)
         ]
-        self._client: Any = None
+        self._upstream: Upstream | None = None
+        self._telling: set[asyncio.Task[None]] = set()
         self._feed: OplogFeed | None = None
         self._attendant = LoopAttendant(asyncio.get_running_loop(), lambda: True)
         self._socket: socket.socket | None = None
@@ -106,13 +106,16 @@ class GatewayProcesses:
         """As ``Gateway.start``."""
         loop = asyncio.get_running_loop()
         try:
-            self._client = open_client(self._uri, appname=APP_NAME)
-            self._feed = OplogFeed(self._client, feed_path(self._directory), self._attendant)
+            self._upstream = Upstream(self._uri, self._upstream_changed)
+            self._feed = OplogFeed(self._upstream.client, feed_path(self._directory), self._attendant)
             await self._feed.start()
             self._listen()
             for outcome in await asyncio.gather(*(one.start() for one in self.processes), return_exceptions=True):
                 if outcome is not None:
                     raise outcome
+            with suppress(SourceError):
+                await self._upstream.chosen()
+            await asyncio.gather(*(process.tell_preferred() for process in self.processes))
             self._keeping = [asyncio.create_task(self._keep(process)) for process in self.processes]
             assert self._socket is not None
             loop.add_reader(self._socket.fileno(), self._accept)
@@ -136,6 +139,14 @@ class GatewayProcesses:
         assert self._socket is not None
         name: Any = self._socket.getsockname()
         return Address(str(name[0]), int(name[1]))
+
+    def _upstream_changed(self, address: Address | None) -> None:
+        """The processes follow the deployment for themselves, but where there are several mongos, all take the same."""
+        for process in self.processes:
+            process.preferred = address
+            task = asyncio.get_running_loop().create_task(process.tell_preferred())
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
 
     # -- clients ----------------------------------------------------------------------------------------------------
 
@@ -217,13 +228,6 @@ class GatewayProcesses:
             troubles[feed.trouble] = None
         if not any(process.is_ready for process in self.processes):
             troubles["no process of the gateway serves clients at the moment"] = None
-        found = dataclasses.replace(
-            total,
-            reads=0 if feed is None else feed.reads,
-            entries=0 if feed is None else feed.entries,
-            bytes=0 if feed is None else feed.bytes,
-            trouble="; ".join(troubles) or None,
-        )
         ended = self.metrics.processes_ended
         summed = together([process.metrics for process in self.processes])
         for field in dataclasses.fields(summed):
@@ -231,11 +235,20 @@ class GatewayProcesses:
         self.metrics.processes_ended = ended
         self.metrics.processes = sum(process.is_ready for process in self.processes)
         self.metrics.connections_refused += self._refused
-        self.metrics.tails = 0 if feed is None else int(feed.is_read)
-        self.metrics.upstream_reads, self.metrics.upstream_bytes = found.reads, found.bytes
-        self.metrics.upstream_entries = found.entries
-        self.metrics.trouble = 0 if found.trouble is None else 1
-        return found
+        # In front of a cluster the processes read the shards themselves.
+        if feed is not None:
+            self.metrics.tails = max(self.metrics.tails, int(feed.is_read))
+            self.metrics.upstream_reads += feed.reads
+            self.metrics.upstream_bytes += feed.bytes
+            self.metrics.upstream_entries += feed.entries
+        self.metrics.trouble = 1 if troubles else 0
+        return dataclasses.replace(
+            total,
+            reads=self.metrics.upstream_reads,
+            entries=self.metrics.upstream_entries,
+            bytes=self.metrics.upstream_bytes,
+            trouble="; ".join(troubles) or None,
+        )
 
     async def stop(self) -> None:
         """As ``Gateway.stop``."""
@@ -252,8 +265,8 @@ class GatewayProcesses:
         if self._feed is not None:
             self._feed.close()
         self._attendant.close()
-        if self._client is not None:
-            await asyncio.to_thread(self._client.close)
+        if self._upstream is not None:
+            await asyncio.to_thread(self._upstream.close)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -266,6 +279,8 @@ class _Process:
         self.begun = 0.0
         self.report: Report | None = None
         self.is_ready = False
+        #: See ``Upstream.prefer``.
+        self.preferred: Address | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Line | None = None
         self._sockets: socket.socket | None = None
@@ -306,7 +321,7 @@ class _Process:
         self.begun, self._handed = time.monotonic(), 0
         self._line = Line(*await asyncio.open_unix_connection(sock=ours), _answers_nothing)
         try:
-            await self._line.ask("start", self.settings)
+            await self._line.ask("start", self.settings, self.preferred)
             self._take(await self._line.ask("report"))
         except LineClosedError:
             status = await self._ended()
@@ -315,6 +330,12 @@ class _Process:
             await self._ended()
             raise
         self.is_ready = True
+
+    async def tell_preferred(self) -> None:
+        """Of several mongos, all take the same from now on."""
+        if self._line is not None:
+            with suppress(TailraceError):  # it has ended, and is told when it is started again
+                await self._line.ask("prefer", self.preferred)
 
     def take(self, client: socket.socket) -> bool:
         """Hand a client over; whether it took it."""

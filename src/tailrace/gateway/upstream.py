@@ -65,7 +65,10 @@ class Upstream(monitoring.TopologyListener):
         self.address: Address | None = None
         #: The last one that did.
         self._last: Address | None = None
+        self._writable: list[Address] = []
         self._others: list[Address] = []
+        #: Which of several that take writes is to be taken.
+        self._preferred: Address | None = None
         self._description: TopologyDescription | None = None
         # It looks at the URI first, because it says what is wrong with a URI and hides its secrets.
         self.client: MongoClient[Any] = open_client(uri, event_listeners=[self], appname=APP_NAME)
@@ -105,8 +108,10 @@ class Upstream(monitoring.TopologyListener):
         return unmatched(self._description, command)
 
     def _take_over(self, writable: list[Address], readable: list[Address]) -> None:
-        self._others = readable
-        if self.address not in writable:
+        self._writable, self._others = writable, readable
+        if self._preferred in writable:
+            self.address = self._preferred
+        elif self.address not in writable:
             self.address = writable[0] if writable else None
         if self.address is not None and self.address != self._last:
             _log.info("the server behind the gateway is %s", self.address)
@@ -120,13 +125,20 @@ class Upstream(monitoring.TopologyListener):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    def prefer(self, address: Address | None) -> None:
+        """Of several mongos, take this one, as the other processes of a gateway do: a cursor or a transaction that one
+        of a client's connections begins must be found from the others."""
+        if address != self._preferred:
+            self._preferred = address
+            self._take_over(self._writable, self._others)
+
     # -- what clients' connections need -----------------------------------------------------------------------------
 
     async def connect(self) -> tuple[Address, Channel]:
         """A new connection to the member that takes writes; if there is none for a while, to one that can be read.
         Raises SourceError."""
         while True:
-            address = await self._chosen()
+            address = await self.chosen()
             channel = await self._connected(address)
             if self.address in (None, address):
                 return address, channel
@@ -145,7 +157,8 @@ class Upstream(monitoring.TopologyListener):
         keep_alive(writer)
         return Channel(reader, writer)
 
-    async def _chosen(self) -> Address:
+    async def chosen(self) -> Address:
+        """Where the next connection is made to. Raises SourceError if there is no member for a while."""
         deadline = self._loop.time() + _PRIMARY_S
         while self.address is None:
             changed = self._changed

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from tailrace.errors import InternalError
@@ -28,7 +28,9 @@ from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.peers import Peers, Relay, Relayed, RelayedConnection
 from tailrace.gateway.process import raise_file_limit, settle
 from tailrace.gateway.server import Gateway
+from tailrace.gateway.stream_limits import OpeningTurn
 from tailrace.gateway.tls import server_context
+from tailrace.gateway.upstream import Address
 from tailrace.oplog.entry_kinds import PASSED_OVER
 from tailrace.source.uri import hide
 from tailrace.tail.feed import FedReader
@@ -46,7 +48,7 @@ class WorkerSettings:
     ``log``        as of ``log_to_standard_error``; ``None``: warnings
     """
 
-    uri: str
+    uri: str = field(repr=False)
     options: GatewayOptions
     certificate: str | None
     authority: str | None
@@ -98,12 +100,15 @@ class WorkerProcess:
                 return await self._start(*args)
             case "report":
                 return self._report()
+            case "prefer":
+                # It may be about to start, and then knows already.
+                return None if self._gateway is None else self._gateway.upstream.prefer(*args)
             case "stop":
                 self.stopped.set()
                 return None
         raise InternalError(f"a process of the gateway is asked for {name}")
 
-    async def _start(self, settings: WorkerSettings) -> None:
+    async def _start(self, settings: WorkerSettings, preferred: Address | None) -> None:
         if settings.log is not None:
             log_to_standard_error(settings.log)
         options, loop, ids = settings.options, asyncio.get_running_loop(), settings.ids
@@ -118,8 +123,9 @@ class WorkerProcess:
             peers=self._peers,
             make_reader=lambda receiver, on_read: FedReader(feed, loop, receiver, on_read),
         )
+        self._gateway.upstream.prefer(preferred)
         await self._gateway.start()
-        self._gateway.engine.others_open = self._others_open
+        self._gateway.engine.limits.others_open = self._others_open
         own = paths[ids.number]
         if os.path.exists(own):  # of the process that this one replaces
             os.unlink(own)
@@ -130,7 +136,7 @@ class WorkerProcess:
     def _report(self) -> Report:
         gateway = self._running
         tail = gateway.engine.tail_statistics()
-        return Report(self._adopted, gateway.connected, gateway.metrics, tail, PASSED_OVER.copy())
+        return Report(self._adopted, gateway.connected + len(self._adopting), gateway.metrics, tail, PASSED_OVER.copy())
 
     def _take_clients(self) -> None:
         for _ in range(_AT_ONCE):
@@ -166,9 +172,9 @@ class WorkerProcess:
         finally:
             self._lines.discard(line)
 
-    async def _others_open(self, tenant: Hashable) -> tuple[int, int]:
+    async def _others_open(self, tenant: Hashable, turn: OpeningTurn) -> tuple[int, int]:
         assert self._peers is not None
-        found = await self._peers.ask_all("open_of", tenant)
+        found = await self._peers.ask_all("open_of", tenant, turn)
         return sum(each[0] for each in found), sum(each[1] for each in found)
 
     async def close(self) -> None:
@@ -199,7 +205,7 @@ class _Answering:
             return await self._command(*args)
         engine, commands = self._gateway.engine, self._gateway.commands
         plain: dict[str, Callable[..., Any]] = {
-            "open_of": engine.open_of,
+            "open_of": engine.limits.open_of,
             "found": self._found,
             "kill": lambda numbers: engine.kill([one for one in map(engine.found, numbers) if one is not None]),
             "has_sessions": commands.has_sessions,

@@ -341,9 +341,10 @@ class SharedTail:
         with self._lock:
             if not self._is_wanted(reader):
                 return False
-            self._reads += 1
-            self._entries += segment.entries
-            self._bytes += len(segment.raw)
+            if self._make_reader is None:  # else it was read for others too, and is counted there
+                self._reads += 1
+                self._entries += segment.entries
+                self._bytes += len(segment.raw)
             self._unused_bytes = 0 if self._window.joined else self._unused_bytes + len(segment.raw)
             ready = self._told(self._window.add(segment))
             if self._filters:

@@ -42,6 +42,8 @@ _RETRY_S: Final = 120.0
 #: A mongos has an old routing table, and has tried in vain: chunks are moving (StaleShardVersion, StaleEpoch,
 #: StaleConfig).
 _STALE: Final = frozenset({63, 150, 13388})
+#: What ``operationType`` of a document that was there before the first change is.
+_OF_COPY: Final = RawValue.of("snapshot")
 #: Documents are read and written as the bytes that they are.
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     document_class=RawBSONDocument, unicode_decode_error_handler="backslashreplace"
@@ -256,11 +258,16 @@ class ViewUpkeep:
             return len(changes)
         newest = max(version for _, _, version in wanted)
         writes = []
+        # The targets of a copy have one version, and many of them one source.
+        updates: dict[tuple[bytes | None, Timestamp], list[dict[str, Any]]] = {}
         found_sources = self._with_sources([document for _, document, _ in wanted], newest)
         for (identity, _, version), (document, source) in zip(wanted, found_sources, strict=True):
             key = self.view.key_of(document)
             if key is not None or any(self.view.differences(document, None)):
-                writes.append(UpdateOne(self._one(identity, key, version), self.view.update(source, version)))
+                update = updates.get((source, version))
+                if update is None:
+                    update = updates[source, version] = self.view.update(source, version)
+                writes.append(UpdateOne(self._one(identity, key, version), update))
         changes[0].check()
         try:
             if writes:
@@ -281,14 +288,16 @@ class ViewUpkeep:
 
     def _target_of(self, change: Change) -> tuple[bytes, bytes, Timestamp] | None:
         """The document key, the document and the version for a change of a target that asks for its fields."""
-        event = bson.decode(change.raw, SHOWN)
-        if self._is_replaced(change, event, self.view.target) or not self.view.concerns_target(event):
-            return None
-        whole, identity = value_at(change.raw, "fullDocument"), value_at(change.raw, "documentKey")
-        if whole is None or whole.is_null or identity is None:
+        raw, version = change.raw, value_at(change.raw, "clusterTime")
+        if value_at(raw, "operationType") != _OF_COPY:  # else all of it, and it need not be decoded
+            event = bson.decode(raw, SHOWN)
+            if self._is_replaced(change, event, self.view.target) or not self.view.concerns_target(event):
+                return None
+        whole, identity = value_at(raw, "fullDocument"), value_at(raw, "documentKey")
+        if whole is None or whole.is_null or identity is None or version is None:
             return None  # it is gone, and its deletion needs nothing
         self._tell_array(whole.data)
-        return identity.data, whole.data, event["clusterTime"]
+        return identity.data, whole.data, version.shown
 
     def _one(
         self, document_key: bytes, key: RawValue | None, version: Timestamp, ahead: Timestamp | None = None
