@@ -171,6 +171,38 @@ def test_an_archive_keeps_the_setting_over_time_and_replays_by_it(tmp_path: Path
     assert ["wallTime" in bson.decode(event) for event in given] == [False] * 5 + [True] * 5
 
 
+def archived(client: MongoClient[Any], folder: Path) -> None:
+    """Archive what there is, and look at the version all the time meanwhile."""
+    recorder = Recorder(client, None, folder, ArchivePolicy(images=False, once=True))
+    recorder.run(lambda _: None, every_s=0.005)
+
+
+def test_changes_that_an_archive_was_away_at_are_noted_where_their_entries_are(tmp_path: Path) -> None:
+    """Two changes that cancel each other were not noted, and one that lay batches ahead of what was read was noted
+    where the reading went on: the test of the archive had been running at its only change."""
+    with ReplicaSet(version="6.0.27", oplog_size_mb=400) as deployment, ExitStack() as stack:
+        client = stack.enter_context(MongoClient[Any](deployment.uri))
+        client.shop.create_collection("orders")
+        archived(client, tmp_path)
+        begin = MongodSource(deployment.uri).newest()
+        server = stack.enter_context(tailrace.connect(deployment.uri, engine="server"))
+        stream = stack.enter_context(server.shop.get_collection("orders", codec_options=RAW).watch())
+        for _ in range(6):
+            client.shop.large.insert_many([{"text": "x" * 1_000_000} for _ in range(10)])
+        expected = taken(stream, write(client, 0))
+        for number, setting in enumerate(("5.0", "6.0", "5.0"), 1):
+            deployment.set_compatibility(setting)
+            expected += taken(stream, write(client, 10 * number))
+        archived(client, tmp_path)
+        set_by = list(client.local["oplog.rs"].find({"ns": "admin.system.version"}).sort("ts", 1))
+    notes = existing(tmp_path).versions
+    assert [note.version for note in notes] == ["6.0.27", "6.0.27-fcv5.0", "6.0.27", "6.0.27-fcv5.0"]
+    times = {ClusterTime.from_timestamp(entry["ts"]): entry["o"]["version"] for entry in set_by}
+    assert [times[note.since] for note in notes[1:]] == ["5.0", "6.0", "5.0"]
+    options = StreamOptions.parse(Scope.parse("shop.orders"), {"startAtOperationTime": begin.tick().to_timestamp()})
+    assert [bytes(event) for block in ArchiveReplay(tmp_path, options).blocks() for event in block.events()] == expected
+
+
 def test_a_user_who_may_not_ask_is_given_the_versions_own_events_and_doctor_says_so() -> None:
     with ReplicaSet(version="6.0.27", root_password="secret") as deployment, MongoClient[Any](deployment.uri) as root:
         deployment.set_compatibility("5.0")

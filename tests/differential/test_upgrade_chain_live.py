@@ -5,8 +5,6 @@ lake and on data that no earlier version had written."""
 from __future__ import annotations
 
 import random
-import signal
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,45 +23,14 @@ from tailrace.lake.verification import verify
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.mongod import MongodSource
 from tests.differential.test_upgrades_live import LAST, Everything, check_archive, check_streams, steps, upgrade
-from tests.differential.upgrading import END_S, RAW, Writer, key_of
+from tests.differential.upgrading import RAW, Writer, key_of
 from tests.gateway.gateways import running_gateway
-from tests.spark.commands import finished
-from tests.spark.commands import tailrace as tailrace_process
+from tests.spark.running_lake import RunningLake
 from tests.tables.equality import assert_equal, in_collection
 
 pytestmark = [pytest.mark.mongod, pytest.mark.spark, pytest.mark.slow]
 
 VERSIONS = ["5.0.4", "6.0.27", "7.0.28"]
-PIPELINE = """\
-source: {uri: '${TEST_URI}', database: shop, collection: orders, startingFrom: oldest}
-lake: {path: lake, columns: [event, token]}
-spark: {cores: 2, config: {spark.sql.shuffle.partitions: 2}}
-"""
-
-
-class RunningLake:
-    """``tailrace run`` in a process of its own."""
-
-    def __init__(self, uri: str, folder: Path) -> None:
-        self.path = folder / "lake"
-        (folder / "pipeline.yaml").write_text(PIPELINE)
-        self._process = tailrace_process("run", str(folder / "pipeline.yaml"), "--progress", "none", TEST_URI=uri)
-
-    def reaches(self, time_: ClusterTime) -> bool:
-        assert self._process.poll() is None, self._process.communicate()
-        found = lake_status(self.path).last_time if (self.path / "_tailrace").is_dir() else None
-        return found is not None and found >= time_
-
-    def wait_for(self, time_: ClusterTime) -> None:
-        deadline = time.monotonic() + END_S
-        while not self.reaches(time_):
-            assert time.monotonic() < deadline, "the lake stays behind"
-            time.sleep(0.2)
-
-    def end(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        code, _, err = finished(self._process)
-        assert code == 0, err
 
 
 def test_from_5_0_over_6_0_to_7_0_nothing_is_lost_or_given_twice(tmp_path: Path) -> None:

@@ -303,8 +303,11 @@ def test_the_stages_of_a_copy_are_in_the_language_of_its_stream(replica_set: Rep
     db.c.insert_many([{"_id": number} for number in range(8)])
     second_bit = {"$eq": [{"$bitAnd": ["$fullDocument._id", 2]}, 2]}
     pipeline = [{"$match": {"$expr": second_bit}}]
-    with pytest.raises(OperationFailure, match="bitAnd"):
-        db.c.watch(pipeline, start="snapshot")
+    with (
+        tailrace.connect(replica_set.uri, server_version="6.0") as client,
+        pytest.raises(OperationFailure, match="bitAnd"),
+    ):
+        client[db.name].c.watch(pipeline, start="snapshot")
     with tailrace.connect(replica_set.uri, server_version="7.0") as client:
         collection = client[db.name].c
         with collection.watch(pipeline, start="snapshot") as stream:

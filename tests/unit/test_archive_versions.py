@@ -9,19 +9,33 @@ from typing import Any
 
 import bson
 import pytest
+from pymongo import MongoClient
 
-from tailrace.archive.layout import DESCRIPTION, HEAD, Description, Reach, VersionNote, describe, oplog_folder
+from tailrace.archive.layout import (
+    DESCRIPTION,
+    HEAD,
+    Description,
+    Membership,
+    Reach,
+    VersionNote,
+    describe,
+    oplog_folder,
+)
 from tailrace.archive.record import write_record
+from tailrace.archive.recorder import Recorder
 from tailrace.archive.replay import ArchiveReplay
 from tailrace.archive.segment import ImagesWriter, SegmentWriter
+from tailrace.archive.writer import OplogWriter, VersionMet
 from tailrace.cli.main import main
 from tailrace.durable import write_json
 from tailrace.errors import ChangeStreamFatal, UsageError
 from tailrace.event.resume_token import EVENT, ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.profile import profile_for
+from tailrace.source.member_version import MemberVersion
+from tailrace.source.mongod import MongodSource
 from tests.golden import recording
 from tests.golden.replay import as_written_by
 
@@ -213,3 +227,21 @@ def test_the_explanation_of_a_dump_is_of_its_own_version(tmp_path: Path, capsys:
     assert told(capsys, str(tmp_path)).startswith("tailrace: the events are those of MongoDB 7.0.28: ")
     missing = told(capsys, str(tmp_path / "none"))
     assert missing == "tailrace: the events are assumed to be those of MongoDB 6.0: no dump was examined\n"
+
+
+def test_a_shard_that_was_removed_does_not_hold_an_upgrade_back(tmp_path: Path) -> None:
+    """Its writer has ended with the version of before: a recorder that went on noted no later one until it was started
+    again. No test had removed a shard from a cluster that was upgraded afterwards."""
+    with MongoClient[Any]("localhost:1", connect=False) as client:
+        recorder = Recorder(client, None, tmp_path)
+        for name, version, seconds in (("kept", "6.0.27", 20), ("gone", "5.0.4", 5)):
+            writer = OplogWriter(MongodSource(client), tmp_path / name, images=False)
+            writer.met = VersionMet(MemberVersion.whole(version), ClusterTime.of(seconds, 0))
+            recorder._writers[name] = writer
+        both = {"kept": Membership(ZERO), "gone": Membership(ZERO)}
+        removed = both | {"gone": Membership(ZERO, ClusterTime.of(10, 0))}
+        found = [
+            recorder._since(Description(None, (VersionNote("5.0.4"),), shards), "6.0.27", ClusterTime.of(30, 0))
+            for shards in (both, removed)
+        ]
+    assert found == [None, ClusterTime.of(20, 0).tick()]

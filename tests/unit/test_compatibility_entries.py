@@ -6,8 +6,10 @@ from typing import Any
 
 import bson
 
+from tailrace.archive.compatibility import set_since
+from tailrace.archive.layout import VersionNote
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.compatibility import last_setting
+from tailrace.oplog.compatibility import last_setting, settings_in
 from tailrace.source.member_version import MemberVersion
 
 SETTING = "featureCompatibilityVersion"
@@ -44,6 +46,32 @@ def test_other_entries_that_hold_the_word_set_nothing() -> None:
         bson.encode({**bson.decode(entry(4)), "o": {"_id": SETTING, "version": 5}}),
     ]
     assert last_setting(others) is None
+
+
+def noted(before: str, *shards: list[bytes], since: int = 0) -> list[tuple[str, int]]:
+    read = {f"s{number}": list(settings_in(entries)) for number, entries in enumerate(shards)}
+    return [
+        (note.version, note.since.seconds) for note in set_since(VersionNote(before, ClusterTime.of(since, 0)), read)
+    ]
+
+
+def test_an_archive_notes_each_change_at_the_entry_that_makes_it() -> None:
+    own, below = "6.0.27", "6.0.27-fcv5.0"
+    assert noted(own, []) == []
+    assert noted(own, DOWN) == [(below, 10)]
+    assert noted(below, DOWN) == []
+    assert noted(own, DOWN + UP) == [(below, 10), (own, 21)]
+    assert noted(below, DOWN + UP, since=10) == [(own, 21)], "what was noted before is not noted again"
+    assert noted(own, DOWN + UP, since=21) == []
+
+
+def test_of_a_cluster_the_lowest_setting_counts() -> None:
+    own, below = "6.0.27", "6.0.27-fcv5.0"
+    assert noted(own, DOWN, []) == [(below, 10)]
+    assert noted(below, UP, []) == [], "the other shard is still below"
+    later = [entry(30, version="5.0", targetVersion="6.0"), entry(31, version="6.0")]
+    assert noted(below, UP, later) == [(own, 31)]
+    assert noted(own, DOWN + UP, DOWN + later) == [(below, 10), (own, 31)]
 
 
 def test_a_member_is_known_by_its_series_until_it_says_what_it_is_set_to() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pymongo import MongoClient
 
+from tailrace.archive.compatibility import set_since
 from tailrace.archive.layout import (
     CONFIG_OPLOG,
     DESCRIPTION,
@@ -28,14 +29,15 @@ from tailrace.archive.layout import (
 from tailrace.archive.owner import confirm_owner, set_identity
 from tailrace.archive.record import write_record
 from tailrace.archive.retention import Retention
-from tailrace.archive.writer import ArchiveProgress, OplogWriter, SegmentLimits
+from tailrace.archive.writer import ArchiveProgress, OplogWriter, SegmentLimits, VersionMet
 from tailrace.durable import make_private, writing
 from tailrace.errors import OtherHistoryError, SourceError, TailraceError, UsageError, on_shard
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.compatibility import SettingRead
 from tailrace.oplog.witness import DeploymentIdentity
-from tailrace.plan.profile import ServerProfile, for_people, profile_for, with_compatibility, without_compatibility
+from tailrace.plan.profile import ServerProfile, for_people, profile_for, without_compatibility
 from tailrace.source.connection import Connection
-from tailrace.source.member_version import MemberVersion, PresentMember, present_member
+from tailrace.source.member_version import MemberVersion, present_member
 from tailrace.source.membership import changes, remembered_host
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster, ShardAddress
@@ -86,8 +88,12 @@ class Recorder:
         self._threads: dict[str, CheckedThread] = {}
         self._failure: TailraceError | None = None
         self._cluster_id = ""
-        #: The members' processes that were known when the version was noted last, and the versions that were met.
-        self._noted: frozenset[PresentMember | MemberVersion | None] = frozenset()
+        #: The members' processes that were known when the version was noted last, and what was met.
+        self._noted: frozenset[object] = frozenset()
+        #: Of a new archive: when its first version was noted, which is that of all older entries too.
+        self._begun = ZERO
+        #: What is to be read before the entry that has set the present feature compatibility version counts as missing.
+        self._awaited: ClusterTime | None = None
         self._running = 0
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -127,6 +133,7 @@ class Recorder:
         if self._cluster is None:
             source = MongodSource(self._client)
             identity = set_identity(source.name, self._client)
+            self._begun = source.newest() if known is None else ZERO
             found = Description(source.name, (VersionNote(source.server_version),), {}, identity=identity)
             self._check(known, found)
             description = self._adopt(known, found, {source.name: self._client})
@@ -143,6 +150,7 @@ class Recorder:
                 hint="Give the URI of the config server or of the mongos",
             )
         self._cluster_id = cluster_id(Connection(cluster.config_client()))
+        self._begun = view.time if known is None else ZERO
         found = Description(
             None,
             (VersionNote(cluster.server_version()),),
@@ -242,60 +250,71 @@ class Recorder:
 
     def _note_version(self, description: Description) -> Description:
         """Note from when on the servers have another version: the one that a stream read that began and ended with the
-        archive's own reads. Looked at when the recorder begins, and where PyMongo hears of another process or a writer
-        of another feature compatibility version."""
+        archive's own reads; another feature compatibility version from the entry on that has set it. Looked at when the
+        recorder begins, and where PyMongo hears of another process, or a writer of another feature compatibility
+        version or of an entry that sets one."""
         cluster = self._cluster
         clients = [self._client] if cluster is None else cluster.clients
-        present = frozenset([*map(present_member, clients), *self._versions_met()])
+        settings = self._settings(description)
+        present: frozenset[object] = frozenset(
+            [*map(present_member, clients), *self._versions_met(), *settings.items()]
+        )
         if present == self._noted:
             return description
         try:
             source = MongodSource(self._client, retry_seconds=0)
             version = source.server_version if cluster is None else cluster.server_version()
-            profile = profile_for(version)
-            if profile != profile_for(description.versions[-1].version):
-                since = self._met(profile)
-                if since is not None:
-                    since = self._set_at(description.versions[-1], version) or since
-            else:
-                since = source.newest() if cluster is None else cluster.open_view().time
+            newest = source.newest() if cluster is None else cluster.open_view().time
         except SourceError as error:
             _log.debug("the servers' version could not be read, and is asked for again later: %s", error)
             return description
-        if since is None:
-            return description
-        noted = description.with_version(version, since)
-        self._noted = present
+        noted = description
+        if without_compatibility(version) == without_compatibility(description.versions[-1].version):
+            for note in set_since(description.versions[-1], settings):
+                noted = noted.with_version(*note)
+        since = self._since(noted, version, newest)
+        if since is not None:
+            noted = noted.with_version(version, since)
+            self._noted, self._awaited = present, None
+        for note in noted.versions[len(description.versions) :]:
+            _log.info("the servers run MongoDB %s from %s on", for_people(note.version), note.since)
         if noted is not description:
-            _log.info("the servers run MongoDB %s from %s on", for_people(version), since)
             self._save(noted)
         return noted
 
-    def _set_at(self, before: VersionNote, version: str) -> ClusterTime | None:
-        """When the last shard was set to the feature compatibility version of ``version``, if this alone is another
-        than ``before`` and the entries were read."""
-        if without_compatibility(before.version) != without_compatibility(version):
-            return None
+    def _since(self, description: Description, version: str, newest: ClusterTime) -> ClusterTime | None:
+        """From when on the servers have ``version``, which they have now, and not that of the last note; ``None`` where
+        it cannot be told yet."""
+        before, profile = description.versions[-1], profile_for(version)
+        if profile == profile_for(before.version):
+            return newest
+        writers = self._counting(description)
+        if without_compatibility(version) == without_compatibility(before.version):
+            # The entry that has set it is still to come, unless an earlier run has archived it without a note.
+            self._awaited = self._awaited or newest
+            if not all(writer.has_read(self._awaited) for writer in writers.values()):
+                return None
+        met = _met(profile, [writer.met for writer in writers.values()])
+        return None if met is None else max(met, before.since.tick())
+
+    def _counting(self, description: Description) -> dict[str, OplogWriter]:
+        """The writers of the oplogs whose servers decide the version: not that of a shard that was removed."""
+        gone = {name for name, shard in description.shards.items() if shard.until is not None}
         with self._lock:
-            found = [writer.setting for name, writer in self._writers.items() if name != CONFIG_OPLOG]
-        times = [one.time for one in found if one is not None and with_compatibility(version, one.version) == version]
-        return max(times) if len(times) == len(found) and max(times) > before.since else None
+            return {name: one for name, one in self._writers.items() if name not in {CONFIG_OPLOG, *gone}}
+
+    def _settings(self, description: Description) -> dict[str, tuple[SettingRead, ...]]:
+        """What the entries that were read have set the feature compatibility version to, by oplog: those later than the
+        archive's first note, and a shard's since it is one."""
+        after = {name: max(self._begun, shard.after) for name, shard in description.shards.items()}
+        return {
+            name: tuple(one for one in writer.settings if one.time > after.get(name, self._begun))
+            for name, writer in self._counting(description).items()
+        }
 
     def _versions_met(self) -> list[MemberVersion]:
         with self._lock:
             return [writer.met.version for writer in self._writers.values() if writer.met is not None]
-
-    def _met(self, profile: ServerProfile) -> ClusterTime | None:
-        """The first cluster time at which all oplogs are read from members whose events are those of ``profile``, or of
-        a later one; ``None`` where it is not so yet."""
-        with self._lock:
-            found = [writer.met for name, writer in self._writers.items() if name != CONFIG_OPLOG]
-        met = [one for one in found if one is not None]
-        if len(met) < len(found) or not any(profile in one.version.profiles for one in met):
-            return None
-        if any(max(each.rank for each in one.version.profiles) < profile.rank for one in met):
-            return None
-        return max(one.after for one in met).tick()
 
     def _follow_members(self, description: Description, until: ClusterTime | None = None) -> Description:
         """Begin to archive shards that were added, up to ``until`` if it is given; note those that were removed, whose
@@ -372,6 +391,17 @@ class Recorder:
             writer.stop()
         for thread in self._threads.values():
             thread.join()
+
+
+def _met(profile: ServerProfile, found: list[VersionMet | None]) -> ClusterTime | None:
+    """The first cluster time at which all oplogs are read from members whose events are those of ``profile``, or of a
+    later one; ``None`` where it is not so yet. ``found``: where each oplog's version was met."""
+    met = [one for one in found if one is not None]
+    if len(met) < len(found) or not any(profile in one.version.profiles for one in met):
+        return None
+    if any(max(each.rank for each in one.version.profiles) < profile.rank for one in met):
+        return None
+    return max(one.after for one in met).tick()
 
 
 def _warn_of_others(folder: Path) -> None:

@@ -20,7 +20,7 @@ from tailrace.archive.unknown import UnknownEntries
 from tailrace.durable import locked, writing
 from tailrace.errors import SinkError, SourceError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.oplog.compatibility import SETTING, SettingRead, last_setting
+from tailrace.oplog.compatibility import SETTING, SettingRead, settings_in
 from tailrace.plan.request import OplogBatch
 from tailrace.source.connection import Connection
 from tailrace.source.member_version import MemberVersion
@@ -105,8 +105,8 @@ class OplogWriter:
         self.written = ArchiveProgress()
         #: ``None`` until the first reply has come.
         self.met: VersionMet | None = None
-        #: The last entry that has set another feature compatibility version.
-        self.setting: SettingRead | None = None
+        #: What the entries have set the feature compatibility version to, oldest first.
+        self.settings: tuple[SettingRead, ...] = ()
 
     def stop(self) -> None:
         """Publish what was read and end, also where no member can be reached. From any thread."""
@@ -116,6 +116,10 @@ class OplogWriter:
     @property
     def reads_images(self) -> bool:
         return self._connection is not None
+
+    def has_read(self, time_: ClusterTime) -> bool:
+        """Whether everything up to ``time_`` was read, or all that there is to be read."""
+        return self.written.read >= (time_ if self._last is None else min(time_, self._last))
 
     def end_at(self, until: ClusterTime) -> None:
         """End when everything up to ``until`` is archived: the shard is one no longer. From any thread."""
@@ -184,7 +188,7 @@ class OplogWriter:
                     self.met = VersionMet(version, after)
                 after = batch.high_water
                 if SETTING in batch.raw:
-                    self.setting = last_setting(raw_bson.split(batch.raw), self.setting)
+                    self.settings += tuple(settings_in(raw_bson.split(batch.raw)))
                 self._queue.put(batch)
                 if self._failure is not None or self._stopped.is_set():
                     return

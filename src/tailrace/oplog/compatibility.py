@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from tailrace import raw_bson
@@ -36,10 +36,8 @@ def _text(document: bytes, name: bytes) -> bytes | None:
     return raw_bson.read_string(document, found.value_start) if found is not None and is_text else None
 
 
-def last_setting(entries: Iterable[bytes], before: SettingRead | None = None) -> SettingRead | None:
-    """What is set after these entries; ``before`` where none of them sets another. Every server writes the whole
-    document."""
-    found = before
+def settings_in(entries: Iterable[bytes]) -> Iterator[SettingRead]:
+    """What these entries set it to, one after the other. Every server writes the whole document."""
     for raw in entries:
         if SETTING not in raw:
             continue
@@ -47,6 +45,14 @@ def last_setting(entries: Iterable[bytes], before: SettingRead | None = None) ->
         if entry.operation not in ("i", "u") or entry.namespace != _NAMESPACE:
             continue
         version = None if entry.o is None else setting_of(entry.o)
-        if version is not None and (found is None or found.version != version):
-            found = SettingRead(version, entry.cluster_time)
+        if version is not None:
+            yield SettingRead(version, entry.cluster_time)
+
+
+def last_setting(entries: Iterable[bytes], before: SettingRead | None = None) -> SettingRead | None:
+    """What is set after these entries; ``before`` where none of them sets another."""
+    found = before
+    for one in settings_in(entries):
+        if found is None or found.version != one.version:
+            found = one
     return found
