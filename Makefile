@@ -82,6 +82,7 @@ lint: style ## ruff (format and lint) and mypy --strict, without changing anythi
 style: $(INSTALLED)
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
+	cd src && ../$(BIN)/lint-imports ../pyproject.toml --no-cache --quiet
 
 format: $(INSTALLED) ## format the code and fix what ruff can fix by itself
 	$(BIN)/ruff format .

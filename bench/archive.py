@@ -19,20 +19,20 @@ from typing import Any
 
 from pymongo import MongoClient
 
-import tailrace.kernel.reply  # noqa: F401  compiled before anything is timed
-from tailrace.archive.recorder import ArchivePolicy, Recorder
-from tailrace.archive.source import ArchiveSource
-from tailrace.archive.writer import SegmentLimits
+import tailrace.core.kernel.reply  # noqa: F401  compiled before anything is timed
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.stream import ONE_OPLOG, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.source.base import OplogSource
-from tailrace.source.drive import answers_of, drive
-from tailrace.source.mongod import MongodSource
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.writer import SegmentLimits
+from tailrace.read.source.base import OplogSource
+from tailrace.read.source.drive import answers_of, drive
+from tailrace.read.source.mongod import MongodSource
 
 
 def timed(work: Callable[[], int]) -> tuple[int, float, float]:

@@ -258,9 +258,9 @@ def cpu_seconds() -> float:
 
 
 def run_spark(args: argparse.Namespace) -> int:
-    from tailrace.lake.commit_log import CommitLog
-    from tailrace.spark.lake.stream import write_stream
-    from tailrace.spark.runtime.session import local_session
+    from tailrace.lake.spark.runtime.session import local_session
+    from tailrace.lake.spark.store.stream import write_stream
+    from tailrace.lake.store.commit_log import CommitLog
 
     spark = local_session(cores=2, fast_start=True)  # as the pages say for a lake
     source = {
@@ -280,7 +280,7 @@ def run_spark(args: argparse.Namespace) -> int:
 
 
 def run_native(args: argparse.Namespace) -> int:
-    from tailrace.lake.part_writer import PartWriter
+    from tailrace.lake.store.part_writer import PartWriter
 
     seconds, increment = (int(part) for part in args.since.split(","))
     with ExitStack() as stack:

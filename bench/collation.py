@@ -19,9 +19,9 @@ import bson
 import icu
 import pymongo
 
+from tailrace.core.expression import compile_stages, parse_collation
+from tailrace.core.expression.values.collation import LOCALES
 from tailrace.embedded import ReplicaSet
-from tailrace.expression import compile_stages, parse_collation
-from tailrace.expression.values.collation import LOCALES
 
 _EVERYWHERE = "aAbBcCzZ019 -_.,!$éèêäöüßñøåÆ"
 _STAGE = {"$project": {"_id": 0, "order": {"$cmp": ["$left", "$right"]}}}

@@ -136,7 +136,7 @@ def loop_of(case: Case) -> str:
 def load_kernel() -> None:
     """As a listener has it that has read for some seconds. It is compiled once for an installation, which takes half a
     minute: children live too short for it, and each would begin it anew beside its work."""
-    from tailrace.client import kernel_loader  # noqa: PLC0415  the loop must not pay for it
+    from tailrace.watch.client import kernel_loader  # noqa: PLC0415  the loop must not pay for it
 
     kernel_loader.is_ready(kernel_loader.BYTES_MIN)
     while not kernel_loader.is_ready(1) and not kernel_loader.is_missing():
@@ -377,10 +377,10 @@ def run_reading(uri: str) -> dict[str, float]:
     import tailrace  # noqa: PLC0415
 
     load_kernel()
-    from tailrace.consumer.lane_queue import LaneQueue  # noqa: PLC0415
-    from tailrace.consumer.lane_reader import LaneReader  # noqa: PLC0415
-    from tailrace.consumer.rules.lanes import LanePlan  # noqa: PLC0415
-    from tailrace.consumer.rules.position import StreamPosition  # noqa: PLC0415
+    from tailrace.act.consumer.lane_queue import LaneQueue  # noqa: PLC0415
+    from tailrace.act.consumer.lane_reader import LaneReader  # noqa: PLC0415
+    from tailrace.act.consumer.rules.lanes import LanePlan  # noqa: PLC0415
+    from tailrace.act.consumer.rules.position import StreamPosition  # noqa: PLC0415
 
     with tailrace.connect(uri) as client:
         first = client["local"]["oplog.rs"].find_one({"ns": "shop.many"})

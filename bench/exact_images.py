@@ -28,18 +28,18 @@ from bson import ObjectId
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
-from tailrace.images.fold import ImageFolder
-from tailrace.images.key import is_in_share, state_key
-from tailrace.images.state import ImageState
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.profile import SERVER_6_0
-from tailrace.plan.request import OplogBatch
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.profile import SERVER_6_0
+from tailrace.core.plan.request import OplogBatch
+from tailrace.read.images.fold import ImageFolder
+from tailrace.read.images.key import is_in_share, state_key
+from tailrace.read.images.state import ImageState
 
 UUID = bytes(range(16))
 SCOPE = Scope.of_collection("shop", "orders")
 BATCH = 20_000
-#: As in a stream (``tailrace.images.source``).
+#: As in a stream (``tailrace.read.images.source``).
 MEMORY_BYTES = 64 << 20
 _HEADER = struct.Struct("<qQ")
 

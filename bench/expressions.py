@@ -26,12 +26,12 @@ import bson
 import numpy as np
 from pymongo import MongoClient
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.expression import compile_stages
+from tailrace.core.kernel.project_program import PASSES
+from tailrace.core.kernel.user_stages import BlockStages, StagedEvents, compile_user_stages
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.expression import compile_stages
-from tailrace.kernel.project_program import PASSES
-from tailrace.kernel.user_stages import BlockStages, StagedEvents, compile_user_stages
 
 LINE_TOTALS = {
     "$map": {

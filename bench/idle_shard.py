@@ -30,11 +30,11 @@ from typing import Any
 import pymongo
 
 import tailrace
-from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.embedded import ShardedCluster
-from tailrace.source import sharded
-from tailrace.source.promise import PromiseRequester
-from tailrace.source.sharded import PROMISE_INTERVAL_S
+from tailrace.read.source import sharded
+from tailrace.read.source.promise import PromiseRequester
+from tailrace.read.source.sharded import PROMISE_INTERVAL_S
+from tailrace.watch.client.sharded_stream import ShardedChangeStream
 
 DATABASE, COLLECTION = "bench", "orders"
 NAMESPACE = f"{DATABASE}.{COLLECTION}"

@@ -19,18 +19,18 @@ from typing import Any
 
 from pymongo import MongoClient
 
-import tailrace.kernel.reply  # noqa: F401  replies are taken apart in compiled code, as in watch() and on Spark
+import tailrace.core.kernel.reply  # noqa: F401  replies are taken apart in compiled code, as in watch() and on Spark
 from sides import BATCH_BYTES, COLLECTION, DATABASE, HEADER, SCOPE, Row, fill, measure, mongod_cpu_s, split
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.stream.kernel_choice import KernelUse
+from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.kernel import KernelUse
-from tailrace.pipeline.stream import ONE_OPLOG, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.source.drive import answers_of, drive
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.drive import answers_of, drive
+from tailrace.read.source.mongod import MongodSource
 
 Options = dict[str, Any]
 BOTH: Options = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}

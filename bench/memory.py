@@ -121,8 +121,8 @@ def watched(task: Mapping[str, Any]) -> Iterator[int]:
 
 def worker(task: Mapping[str, Any]) -> Iterator[int]:
     """The rows of each record batch."""
-    from tailrace.spark.source.batch_reader import TailraceBatchReader  # noqa: PLC0415
-    from tailrace.spark.source.options import parse  # noqa: PLC0415
+    from tailrace.lake.spark.query.options import parse  # noqa: PLC0415
+    from tailrace.lake.spark.source.batch_reader import TailraceBatchReader  # noqa: PLC0415
 
     seconds, increment = task["start"]
     options = {

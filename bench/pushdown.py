@@ -26,14 +26,14 @@ import pymongo
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
-from tailrace.client.change_stream import OplogChangeStream
-from tailrace.client.request import WatchRequest
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.mongod import MongodSource
+from tailrace.watch.client.change_stream import OplogChangeStream
+from tailrace.watch.client.request import WatchRequest
 
 DATABASE = "bench"
 RAW: CodecOptions[Any] = CodecOptions(document_class=RawBSONDocument)

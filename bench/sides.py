@@ -17,7 +17,7 @@ from typing import NamedTuple
 import bson
 from pymongo import InsertOne, MongoClient, UpdateOne
 
-from tailrace.oplog.namespace import Scope
+from tailrace.core.oplog.namespace import Scope
 
 DATABASE, COLLECTION = "shop", "orders"
 SCOPE = Scope.of_collection(DATABASE, COLLECTION)

@@ -20,9 +20,9 @@ import pymongo
 from pyspark.sql import SparkSession
 
 from tailrace.embedded import ReplicaSet
-from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.spark.store.stream import write_stream
+from tailrace.lake.store.commit_log import CommitLog
 from tailrace.spark import local_session
-from tailrace.spark.lake.stream import write_stream
 
 
 def write(client: pymongo.MongoClient[Any], count: int) -> None:

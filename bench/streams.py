@@ -205,7 +205,7 @@ def connect(task: dict[str, Any]) -> Any:
     if task["side"] == "native":
         return pymongo.MongoClient[Any](task["uri"], maxPoolSize=None)
     import tailrace  # noqa: PLC0415  the native reader must not pay for it
-    from tailrace.client import kernel_loader  # noqa: PLC0415
+    from tailrace.watch.client import kernel_loader  # noqa: PLC0415
 
     # Compiled for this installation and loaded before anything is measured: both happen once in a program's life.
     patience = time.monotonic() + 120

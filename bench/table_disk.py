@@ -20,8 +20,8 @@ from deltalake import DeltaTable
 from pymongo import MongoClient, UpdateOne
 
 from tailrace.embedded import ReplicaSet
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 
 _NAMES = ("orders", "items")
 

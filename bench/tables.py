@@ -24,8 +24,8 @@ from pymongo import DeleteOne, InsertOne, MongoClient, UpdateOne
 from pymongo.write_concern import WriteConcern
 
 from tailrace.embedded import ReplicaSet
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 
 _BATCH = 20_000
 #: Unordered writes are sent by kind, inserts first and deletes last: few commands, and not a wait for the journal each.

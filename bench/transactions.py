@@ -31,20 +31,20 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import InsertOne, MongoClient, UpdateOne
 
 from sides import BATCH_BYTES, COLLECTION, DATABASE, HEADER, Row, document, measure, mongod_cpu_s, split, text
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import Plan, build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import OplogBatch
+from tailrace.core.stream.kernel_choice import KernelUse
+from tailrace.core.stream.merge import MergedStream
+from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.kernel import KernelUse
-from tailrace.pipeline.merge import MergedStream
-from tailrace.pipeline.stream import ONE_OPLOG, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import OplogBatch
-from tailrace.source.drive import answers_of, drive
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.drive import answers_of, drive
+from tailrace.read.source.mongod import MongodSource
 
 Options: TypeAlias = Mapping[str, Any]
 

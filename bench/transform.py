@@ -35,18 +35,18 @@ from pymongo import MongoClient
 
 from images import image_rows
 from sides import BATCH_BYTES, COLLECTION, DATABASE, HEADER, SCOPE, Row, fill, measure, split
+from tailrace.core.kernel import KernelSettings, Part, encode_json, encode_variants, gather, locate, transform_batch
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import Plan, build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.stream.kernel_choice import KernelUse
+from tailrace.core.stream.merge import MergedStream
+from tailrace.core.stream.stream import ONE_OPLOG, Stream, open_stream
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.kernel import KernelSettings, Part, encode_json, encode_variants, gather, locate, transform_batch
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.kernel import KernelUse
-from tailrace.pipeline.merge import MergedStream
-from tailrace.pipeline.stream import ONE_OPLOG, Stream, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.source.drive import answers_of, drive
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.drive import answers_of, drive
+from tailrace.read.source.mongod import MongodSource
 from transactions import transaction_rows
 
 Stage: TypeAlias = Mapping[str, Any]
@@ -207,7 +207,7 @@ def measure_line(sides: Sides, line: Line, pid: int, rounds: int) -> Row:
 
 def load_s(cache: str) -> float:
     """CPU seconds until the kernel is ready in a fresh process, numba's own import included."""
-    code = "import time; import tailrace.kernel; tailrace.kernel.warm_up(); print(time.process_time())"
+    code = "import time; import tailrace.core.kernel; tailrace.core.kernel.warm_up(); print(time.process_time())"
     environment = os.environ | {"NUMBA_CACHE_DIR": cache}
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     return float(done.stdout)

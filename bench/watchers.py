@@ -100,7 +100,7 @@ def compile_kernel() -> None:
     """Compile the kernel of this installation, which takes up to minutes once. A gateway that starts before that makes
     events in plain Python, reads in a thread, and loads the compiled code beside its work."""
     loading = (
-        "import time; from tailrace.client import kernel_loader as loader; loader.prepare()\n"
+        "import time; from tailrace.watch.client import kernel_loader as loader; loader.prepare()\n"
         "while not (loader.is_ready(1) or loader.is_missing()): time.sleep(0.1)"
     )
     subprocess.run([sys.executable, "-c", loading], check=True)

@@ -15,8 +15,8 @@ from typing import Any
 
 import bson
 
-from tailrace.gateway import frame
-from tailrace.raw_bson import elements, find, read_int64
+from tailrace.core.raw_bson import elements, find, read_int64
+from tailrace.watch.gateway import frame
 
 #: How long a quiet stream's getMore waits.
 AWAIT_MS = 60_000

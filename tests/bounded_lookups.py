@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from tailrace.plan.request import AnswerTooLargeError
-from tailrace.source import lookup
+from tailrace.core.plan.request import AnswerTooLargeError
+from tailrace.read.source import lookup
 
 
 def bounded_lookups(monkeypatch: pytest.MonkeyPatch, bytes_max: int) -> list[int | None]:

@@ -23,11 +23,16 @@ from types import ModuleType
 from typing import Any
 
 from tailrace.cli.main import main
-from tailrace.client import kernel_loader
+from tailrace.watch.client import kernel_loader
 
 _COMMANDS = ("archive", "doctor", "explanation", "gateway", "replay", "streams", "token", "watch")
 #: Of the gateway, which imports its server when it starts.
-_MORE = ("tailrace.gateway.process", "tailrace.gateway.server", "tailrace.source.mongod", "tailrace.archive")
+_MORE = (
+    "tailrace.watch.gateway.process",
+    "tailrace.watch.gateway.server",
+    "tailrace.read.source.mongod",
+    "tailrace.read.archive",
+)
 MESSAGE_BYTES_MAX = 1 << 17
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tailrace.core.stream import kernel_choice as pipeline_kernel
 from tailrace.embedded import VERSIONS, ReplicaSet, ShardedCluster, wine
-from tailrace.pipeline import kernel as pipeline_kernel
 from tests import shared_clock
 from tests.amounts import QUICK
 from tests.quiet import without_noops

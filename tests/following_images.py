@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import bson
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
 from tests.snapshot.copies import id_of
 
 #: What each document was at last, by collection and ``_id``; ``None`` where it is gone.

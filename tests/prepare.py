@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 _KERNEL = (
-    "from tailrace import kernel; from tailrace.client.kernel_loader import _loader;"
+    "from tailrace.core import kernel; from tailrace.watch.client.kernel_loader import _loader;"
     "_loader.prepare(); _loader.join(); kernel.warm_up()"
 )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pymongo
 
-from tailrace.cache import cached_directory
+from tailrace.base.cache import cached_directory
 
 _LOCK = Path(__file__).parents[1] / "requirements.lock"
 

@@ -16,8 +16,7 @@ from zlib import crc32
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from tailrace.spark import MicroBatch, foreach_batch, local_session
-from tailrace.spark.batch import document_of
+from tailrace.spark import MicroBatch, document_of, foreach_batch, local_session
 
 WAIT_S = 60.0
 TOKEN = "tailrace-token"

@@ -4,6 +4,6 @@ Spark imports it in every Python process that it starts, so ``format("tailrace")
 wheel is installed.
 """
 
-from tailrace.spark.source.data_source import TailraceDataSource as DefaultSource
+from tailrace.lake.spark.source.data_source import TailraceDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

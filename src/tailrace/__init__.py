@@ -9,15 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailrace.client import (
-        AsyncChangeStream,
-        AsyncClient,
-        AsyncMongoClient,
-        ChangeStream,
-        Client,
-        MongoClient,
-        connect,
-    )
     from tailrace.errors import (
         ChangeStreamFatal,
         ChangeStreamHistoryLost,
@@ -29,6 +20,15 @@ if TYPE_CHECKING:
         SourceError,
         TailraceError,
         UsageError,
+    )
+    from tailrace.watch.client import (
+        AsyncChangeStream,
+        AsyncClient,
+        AsyncMongoClient,
+        ChangeStream,
+        Client,
+        MongoClient,
+        connect,
     )
 
     __version__: str
@@ -68,4 +68,4 @@ def __getattr__(name: str) -> Any:
         return import_module("tailrace.version").version()
     if name not in __all__:
         raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
-    return getattr(import_module("tailrace.client" if name in _CLIENT else "tailrace.errors"), name)
+    return getattr(import_module("tailrace.watch.client" if name in _CLIENT else "tailrace.errors"), name)

@@ -14,8 +14,8 @@ from typing import Any
 
 from bson.json_util import dumps
 
-from tailrace.compare.comparison import Compared, ComparisonLimits
 from tailrace.embedded import ReplicaSet
+from tailrace.watch.compare.comparison import Compared, ComparisonLimits
 from tests.compare import live
 from tests.differential.execute import Executed, clear, note, run_operation
 from tests.differential.fuzz import PARAMETERS

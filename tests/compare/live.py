@@ -8,12 +8,12 @@ from typing import Any
 
 import pymongo
 
-from tailrace.client import operation_time
 from tailrace.compare import ComparisonLimits, DeploymentComparison, Streams
-from tailrace.compare.comparison import Compared, StreamComparison
-from tailrace.compare.evidence import Evidence
-from tailrace.compare.reading import Opener
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.watch.client import operation_time
+from tailrace.watch.compare.comparison import Compared, StreamComparison
+from tailrace.watch.compare.evidence import Evidence
+from tailrace.watch.compare.reading import Opener
 
 Altered = Callable[[Opener], Opener]
 

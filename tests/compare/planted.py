@@ -10,7 +10,7 @@ import bson
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
-from tailrace.compare.reading import EventStream, Opener
+from tailrace.watch.compare.reading import EventStream, Opener
 
 Event = dict[str, Any]
 _CODEC: CodecOptions[Event] = CodecOptions(document_class=dict)

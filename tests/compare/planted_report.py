@@ -16,8 +16,8 @@ import pymongo
 from bson.codec_options import CodecOptions
 
 from tailrace.compare import ComparisonLimits
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.compare import live
 from tests.compare.planted import altered
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailrace.compare.report import read_report
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.watch.compare.report import read_report
 from tests.differential.first_difference import first_difference
 from tests.golden.recording import entry_time
 from tests.golden.replay import MemoryOplog, OurStream

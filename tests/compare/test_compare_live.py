@@ -8,9 +8,10 @@ from typing import Any
 import pymongo
 import pytest
 
-from tailrace.compare import ComparisonLimits, comparison, deployment, read_report
+from tailrace.compare import ComparisonLimits, read_report
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.watch.compare import comparison, deployment
 from tests.compare import live
 from tests.compare.honest import compare_workload
 from tests.compare.planted import BEFORE_6, FAULTS, altered

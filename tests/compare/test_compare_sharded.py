@@ -16,14 +16,15 @@ import pytest
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from tailrace.client.statistics import StreamStatistics
-from tailrace.compare import ComparisonLimits, DeploymentComparison, Streams, comparison
-from tailrace.compare.comparison import Compared, StreamComparison
-from tailrace.compare.evidence import Evidence
+from tailrace.compare import ComparisonLimits, DeploymentComparison, Streams
+from tailrace.core.event.resume_token import encode_high_water_mark
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import SourceError, UsageError
-from tailrace.event.resume_token import encode_high_water_mark
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.watch.client.statistics import StreamStatistics
+from tailrace.watch.compare import comparison
+from tailrace.watch.compare.comparison import Compared, StreamComparison
+from tailrace.watch.compare.evidence import Evidence
 from tests.compare.planted import altered
 from tests.compare.replay import cases
 from tests.differential.beside import wait_until

@@ -11,17 +11,17 @@ import pytest
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect
 
-from tailrace.client.statistics import StreamStatistics
-from tailrace.compare import comparison as comparison_module
-from tailrace.compare.comparison import Compared, ComparisonLimits, FoundDifference, StreamComparison
-from tailrace.compare.mask import Mask
-from tailrace.compare.reading import ReadingPace, SideReader
-from tailrace.compare.report import report_of
+from tailrace.core.event.resume_token import encode_high_water_mark
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
 from tailrace.errors import ChangeStreamHistoryLost, ServerError, SourceError, TailraceError
-from tailrace.event.resume_token import encode_high_water_mark
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.source.driver_error import as_driver_error
+from tailrace.read.source.driver_error import as_driver_error
+from tailrace.watch.client.statistics import StreamStatistics
+from tailrace.watch.compare import comparison as comparison_module
+from tailrace.watch.compare.comparison import Compared, ComparisonLimits, FoundDifference, StreamComparison
+from tailrace.watch.compare.mask import Mask
+from tailrace.watch.compare.reading import ReadingPace, SideReader
+from tailrace.watch.compare.report import report_of
 from tests.compare.test_pairing import EVENTS, event
 from tests.patience import PATIENCE_S
 

@@ -17,10 +17,10 @@ from bson.raw_bson import RawBSONDocument
 from bson.regex import Regex
 from bson.timestamp import Timestamp
 
-from tailrace import raw_bson
-from tailrace.compare.mask import Mask
-from tailrace.compare.mask_values import Values
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.watch.compare.mask import Mask
+from tailrace.watch.compare.mask_values import Values
 from tests.differential.first_difference import first_difference
 from tests.differential.wire import ANY_VALUE
 from tests.golden import recording

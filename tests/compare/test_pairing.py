@@ -8,9 +8,9 @@ from typing import Any
 import bson
 import pytest
 
-from tailrace.compare.pairing import OURS, SERVER, EventDifference, Pair, Pairing, differing_place
-from tailrace.event.resume_token import encode_event_token
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.event.resume_token import encode_event_token
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.watch.compare.pairing import OURS, SERVER, EventDifference, Pair, Pairing, differing_place
 
 _UUID = bytes(range(16))
 _FAR = ClusterTime.of(1_000_000, 0)

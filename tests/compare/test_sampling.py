@@ -20,16 +20,17 @@ import pymongo
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tailrace.base.metrics_server import serve_metrics
 from tailrace.cli import run as run_command
 from tailrace.cli.main import main
 from tailrace.cli.sampled import sampled
-from tailrace.compare import SampledComparison, Streams, comparison, deployment, read_report, sampling
-from tailrace.compare.metrics import ComparisonCollector
-from tailrace.compare.sampling import SAMPLE_S, SamplingPace, comparable, parse_share
+from tailrace.compare import SampledComparison, Streams, read_report
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ServerError, UsageError
-from tailrace.metrics_server import serve_metrics
-from tailrace.spark.lake.pipeline_file import load
+from tailrace.lake.spark.store.pipeline_file import load
+from tailrace.watch.compare import comparison, deployment, sampling
+from tailrace.watch.compare.metrics import ComparisonCollector
+from tailrace.watch.compare.sampling import SAMPLE_S, SamplingPace, comparable, parse_share
 from tests import commands
 from tests.compare.planted import FAULTS, altered
 from tests.compare.replay import replay_report

@@ -1,4 +1,4 @@
-"""What ``tailrace.source.base`` promises, asked of every source over the same oplog."""
+"""What ``tailrace.read.source.base`` promises, asked of every source over the same oplog."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pymongo
 import pytest
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson
-from tailrace.archive.hybrid import HybridSource
-from tailrace.archive.recorder import ArchivePolicy, Recorder
-from tailrace.archive.source import ArchiveSource
-from tailrace.archive.writer import SegmentLimits
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, ServerError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
-from tailrace.source.base import OplogSource
-from tailrace.source.batch import entry_time
-from tailrace.source.dump import DumpSource
-from tailrace.source.mongod import MongodSource
+from tailrace.read.archive.hybrid import HybridSource
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.writer import SegmentLimits
+from tailrace.read.source.base import OplogSource
+from tailrace.read.source.batch import entry_time
+from tailrace.read.source.dump import DumpSource
+from tailrace.read.source.mongod import MongodSource
 
 DATABASE = "conformance"
 NOWHERE = bytes(16)

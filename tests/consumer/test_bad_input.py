@@ -15,6 +15,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 import tailrace
+from tailrace.act.consumer.rules.lanes import LanePlan
 from tailrace.consumer import (
     Change,
     Fence,
@@ -28,10 +29,9 @@ from tailrace.consumer import (
     MongoLeaseStore,
     OwnerNotUnique,
 )
-from tailrace.consumer.rules.lanes import LanePlan
+from tailrace.core.event.resume_token import ResumeToken
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, StreamInvalidated, TailraceError, UsageError
-from tailrace.event.resume_token import ResumeToken
 from tests.consumer.shops import until
 
 pytestmark = pytest.mark.mongod
@@ -464,8 +464,8 @@ def is_high_water(record: Lease | None) -> bool:
 
 def test_a_quiet_stream_s_position_moves_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before an event and after it: the test took a position before it for one after it."""
-    monkeypatch.setattr("tailrace.consumer.rules.commit_policy.CommitPolicy.is_due_when_quiet", lambda *_: True)
-    monkeypatch.setattr("tailrace.consumer.rules.listener.ListenerLogic._may_mark", True)  # else once a minute
+    monkeypatch.setattr("tailrace.act.consumer.rules.commit_policy.CommitPolicy.is_due_when_quiet", lambda *_: True)
+    monkeypatch.setattr("tailrace.act.consumer.rules.listener.ListenerLogic._may_mark", True)  # else once a minute
     seen: list[str] = []
 
     def handle(change: Change) -> None:

@@ -13,9 +13,9 @@ import tailrace
 from tailrace.consumer import Change, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.consumer.dead_letters import DeadLetters
 from tailrace.consumer.messages import ChangeMessages, MemoryPublisher, Message, MessageRelay, Outbox
+from tailrace.core.event.resume_token import ResumeToken
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
-from tailrace.event.resume_token import ResumeToken
 from tests.consumer.shops import WAIT_S, until
 
 pytestmark = pytest.mark.mongod

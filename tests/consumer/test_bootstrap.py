@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tailrace.act.consumer.snapshots import oldest_time
 from tailrace.consumer import Change, Listener, MongoLeaseStore
-from tailrace.consumer.snapshots import oldest_time
 from tailrace.embedded import ReplicaSet
 from tests.consumer.shops import new_shop, until
 from tests.forked import Forked

@@ -14,12 +14,13 @@ import pytest
 from bson.raw_bson import RawBSONDocument
 
 import tailrace
-from tailrace import raw_bson
+from tailrace.act.consumer import newer_changes
+from tailrace.act.consumer.newer_changes import NewerChanges
 from tailrace.cli.main import main
-from tailrace.consumer import Change, Fenced, HandlerFailed, Listener, MongoLeaseStore, newer_changes
+from tailrace.consumer import Change, Fenced, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.consumer.dead_letters import DeadLetters
 from tailrace.consumer.messages import ChangeMessages, MemoryPublisher, MessageRelay, Outbox
-from tailrace.consumer.newer_changes import NewerChanges
+from tailrace.core import raw_bson
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
 

@@ -21,12 +21,12 @@ from bson.regex import Regex
 from bson.timestamp import Timestamp
 
 import tailrace
-from tailrace.client.client import operation_time
+from tailrace.act.consumer.views.raw_value import RawValue
 from tailrace.consumer import MemoryLeaseStore
 from tailrace.consumer.views import View, ViewKeeper, ViewUpkeep
-from tailrace.consumer.views.raw_value import RawValue
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, UsageError
+from tailrace.watch.client.client import operation_time
 from tests.consumer.shops import until
 from tests.consumer.test_views import Handed, Shop, Updates
 from tests.server_in_use import SERVER_VERSION

@@ -13,8 +13,9 @@ import pytest
 
 import tailrace
 from tailrace import consumer
-from tailrace.consumer import Change, Fence, Fenced, HandlerFailed, Listener, MongoLeaseStore, lane_queue
-from tailrace.consumer.rules.lanes import LanePlan
+from tailrace.act.consumer import lane_queue
+from tailrace.act.consumer.rules.lanes import LanePlan
+from tailrace.consumer import Change, Fence, Fenced, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import StreamInvalidated
 from tests.consumer.shops import begin_now

@@ -19,14 +19,14 @@ import pytest
 from bson.timestamp import Timestamp
 
 import tailrace
+from tailrace.act.consumer.lease_operations import StillHeldError
+from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.cli.main import main
 from tailrace.consumer import AsyncListener, Change, HandlerFailed, LeaseOperations, Listener, MongoLeaseStore
 from tailrace.consumer.dead_letters import DeadLetters
-from tailrace.consumer.lease_operations import StillHeldError
-from tailrace.consumer.rules.position import StreamPosition
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ServerError, UsageError
-from tailrace.oplog.cluster_time import ClusterTime
 
 pytestmark = pytest.mark.mongod
 

@@ -11,8 +11,8 @@ import pytest
 from bson.int64 import Int64
 from pymongo import MongoClient, WriteConcern, monitoring
 
+from tailrace.act.consumer.lease import LeaseCommit
 from tailrace.consumer import Lease, LeaseDocumentError, LeaseLost, LeaseStoreUnavailable, MongoLeaseStore
-from tailrace.consumer.lease import LeaseCommit
 from tailrace.embedded import Mongod, ReplicaSet
 from tailrace.errors import UsageError
 from tailrace.testing import check_lease_store

@@ -14,9 +14,10 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pymongo import MongoClient
 
+from tailrace.act.consumer.messages.kafka import ID_HEADER
+from tailrace.act.consumer.rules.errors import HandlerNotRun
 from tailrace.consumer import SeenChanges
-from tailrace.consumer.messages.kafka import ID_HEADER, SeenRecords
-from tailrace.consumer.rules.errors import HandlerNotRun
+from tailrace.consumer.messages.kafka import SeenRecords
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
 from tests.consumer.brokers import KafkaBrokers

@@ -16,18 +16,21 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
 import tailrace
-from tailrace import raw_bson as rb
-from tailrace.consumer import Change, Listener, MongoLeaseStore, dead_letters
+from tailrace.act.consumer import dead_letters
+from tailrace.act.consumer.event_stream import WholeEventStream
+from tailrace.act.consumer.messages import making
+from tailrace.act.consumer.rules.lane_key import BY_ID
+from tailrace.act.consumer.rules.large_events import Fragments, operation_and_token
+from tailrace.act.consumer.views import upkeep
+from tailrace.consumer import Change, Listener, MongoLeaseStore
 from tailrace.consumer.dead_letters import DeadLetter
-from tailrace.consumer.event_stream import WholeEventStream
-from tailrace.consumer.messages import ChangeMessages, Outbox, making
-from tailrace.consumer.rules.lane_key import BY_ID
-from tailrace.consumer.rules.large_events import Fragments, operation_and_token
-from tailrace.consumer.views import ViewUpkeep, upkeep
+from tailrace.consumer.messages import ChangeMessages, Outbox
+from tailrace.consumer.views import ViewUpkeep
+from tailrace.core import raw_bson as rb
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.consumer.shops import begin_now
 from tests.consumer.test_views import Handed, Shop
 from tests.unit.test_messages import change, not_utf8

@@ -15,9 +15,9 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
 import tailrace
-from tailrace import raw_bson as rb
 from tailrace.consumer import MongoLeaseStore
 from tailrace.consumer.views import View, ViewKeeper
+from tailrace.core import raw_bson as rb
 from tailrace.embedded import ReplicaSet
 from tests.consumer.shops import until
 

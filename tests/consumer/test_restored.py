@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace.consumer import Change, Listener, MongoLeaseStore, listener
+from tailrace.act.consumer import listener
+from tailrace.consumer import Change, Listener, MongoLeaseStore
+from tailrace.core.event.resume_token import ResumeToken
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import OtherHistoryError
-from tailrace.event.resume_token import ResumeToken
 from tests.consumer.test_lanes import eventually
 from tests.server_in_use import SERVER_VERSION
 

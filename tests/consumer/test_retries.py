@@ -8,8 +8,8 @@ import pytest
 from pymongo.errors import OperationFailure
 
 import tailrace
+from tailrace.act.consumer.rules.need import Pause
 from tailrace.consumer import HandlerFailed, Listener, MemoryLeaseStore, RetrySchedule
-from tailrace.consumer.rules.need import Pause
 from tailrace.embedded import ReplicaSet
 
 pytestmark = pytest.mark.mongod

@@ -10,10 +10,10 @@ import pytest
 from bson.timestamp import Timestamp
 
 import tailrace
+from tailrace.act.consumer.rules.lanes import LanePlan
+from tailrace.act.consumer.rules.position import StreamPosition
+from tailrace.act.consumer.standing import Standing
 from tailrace.consumer import Change, Listener, MemoryLeaseStore, MongoLeaseStore
-from tailrace.consumer.rules.lanes import LanePlan
-from tailrace.consumer.rules.position import StreamPosition
-from tailrace.consumer.standing import Standing
 from tailrace.embedded import ReplicaSet
 
 pytestmark = pytest.mark.mongod
@@ -70,7 +70,9 @@ def test_a_position_that_is_older_than_the_oplog_is_told_by_who_stands_by(
         seconds, holds = standing.lag(listener)
         assert seconds is not None
         assert (seconds > 1_000_000, holds) == (True, False)
-        monkeypatch.setattr("tailrace.source.mongod.MongodSource.oldest", lambda self: (self.operation_time(), False))
+        monkeypatch.setattr(
+            "tailrace.read.source.mongod.MongodSource.oldest", lambda self: (self.operation_time(), False)
+        )
         standing.look()
         assert "older than the oldest entry of the oplog" in str(standing.health().unready)
 

@@ -19,11 +19,12 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 import tailrace
-from tailrace.consumer.views import Totals, TotalsUpkeep, totals_upkeep
-from tailrace.consumer.views import ledger as ledger_module
-from tailrace.consumer.views.ledger import Ledger, Naming
-from tailrace.consumer.views.raw_value import RawValue, value_at
-from tailrace.consumer.views.view import View
+from tailrace.act.consumer.views import ledger as ledger_module
+from tailrace.act.consumer.views import totals_upkeep
+from tailrace.act.consumer.views.ledger import Ledger, Naming
+from tailrace.act.consumer.views.raw_value import RawValue, value_at
+from tailrace.act.consumer.views.view import View
+from tailrace.consumer.views import Totals, TotalsUpkeep
 from tailrace.embedded import ReplicaSet
 from tests.amounts import amount
 from tests.consumer.test_views import Handed, Shop
@@ -245,7 +246,7 @@ def stand_still(shop: CountingShop, changes: list[Handed]) -> Callable[[], None]
         return ledger[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tailrace.consumer.views.totals_upkeep.Ledger", late_ledger)
+        patch.setattr("tailrace.act.consumer.views.totals_upkeep.Ledger", late_ledger)
         stood.__init__(shop, changes)  # type: ignore[misc]
 
     def go_on() -> None:

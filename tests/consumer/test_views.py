@@ -18,13 +18,13 @@ from bson.timestamp import Timestamp
 from pymongo.monitoring import CommandListener
 
 import tailrace
+from tailrace.act.consumer.views.raw_value import RawValue
 from tailrace.cli.main import main
-from tailrace.client.client import operation_time
 from tailrace.consumer import MongoLeaseStore
 from tailrace.consumer.views import MISSING, View, ViewKeeper, ViewUpkeep
-from tailrace.consumer.views.raw_value import RawValue
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
+from tailrace.watch.client.client import operation_time
 from tests.consumer.shops import until
 
 pytestmark = pytest.mark.mongod
@@ -89,7 +89,7 @@ class Shop:
 
 
 def tailrace_time(token: Any) -> Any:
-    from tailrace.event.resume_token import ResumeToken
+    from tailrace.core.event.resume_token import ResumeToken
 
     return ResumeToken.parse(token).cluster_time.to_timestamp()
 

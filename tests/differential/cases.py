@@ -12,8 +12,8 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
+from tailrace.core.expression import compile_stages
 from tailrace.errors import UsageError
-from tailrace.expression import compile_stages
 from tests.differential.compare import Case, Compared
 from tests.differential.event_predicates import EventPredicates
 from tests.differential.wire import ANY_VALUE

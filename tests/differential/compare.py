@@ -8,7 +8,7 @@ from typing import Any
 
 import bson
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.differential.first_difference import first_difference
 from tests.differential.native import NativeStream, aggregate, open_only, read
 from tests.differential.wire import ANY_VALUE, Wire

@@ -11,7 +11,7 @@ import bson
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from tailrace.cursor import (
+from tailrace.core.cursor import (
     Action,
     CursorRegistry,
     NeedOldest,
@@ -21,12 +21,12 @@ from tailrace.cursor import (
     ReadOplog,
     StreamStart,
 )
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.stream import Need
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import NeedDocuments, NeedEntries, NeedPreImages, OplogBatch
-from tailrace.raw_bson import elements, encode_document
-from tailrace.source.mongod import MongodSource
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import NeedDocuments, NeedEntries, NeedPreImages, OplogBatch
+from tailrace.core.raw_bson import elements, encode_document
+from tailrace.core.stream.stream import Need
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.golden.cursors import batch_of, carry_out
 from tests.golden.recording import error_of, same_error

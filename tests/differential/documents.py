@@ -10,7 +10,7 @@ import random
 import struct
 from collections.abc import Callable
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 
 #: Names that a path could be confused by; each of them is a name that the server stores.
 ODD_NAMES = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from tailrace.expression.match.traverse import values_at
-from tailrace.expression.values import value as v
-from tailrace.expression.values.value import Value
+from tailrace.core.expression.match.traverse import values_at
+from tailrace.core.expression.values import value as v
+from tailrace.core.expression.values.value import Value
 from tests.differential import expression_values as values
 
 #: Paths that the rewrite rules speak of, and some that they must leave alone.

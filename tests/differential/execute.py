@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.differential.wire import CommandError, Wire
 from tests.differential.workload import PREPARE_TIMESTAMP, Command, Operation, Workload
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tailrace.expression.values import value as v
-from tailrace.expression.values.value import Value
+from tailrace.core.expression.values import value as v
+from tailrace.core.expression.values.value import Value
 from tests.differential.date_texts import date_text, text_and_format
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Container, Iterator
 
-from tailrace.expression.language.registry import OPERATORS
-from tailrace.expression.values import value as v
-from tailrace.expression.values.value import Value
+from tailrace.core.expression.language.registry import OPERATORS
+from tailrace.core.expression.values import value as v
+from tailrace.core.expression.values.value import Value
 from tests.differential import expression_limits as limits
 from tests.differential import expression_patterns as patterns
 from tests.differential import expression_values as values

@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from decimal import Decimal
 
-from tailrace.expression.values import value as v
-from tailrace.expression.values.value import Value
+from tailrace.core.expression.values import value as v
+from tailrace.core.expression.values.value import Value
 from tests.differential import expression_values as values
 
 #: How often an expression of the grammar is one of these.

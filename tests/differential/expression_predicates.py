@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tailrace.expression.values import value as v
-from tailrace.expression.values.value import Value
+from tailrace.core.expression.values import value as v
+from tailrace.core.expression.values.value import Value
 from tests.differential import expression_patterns as patterns
 from tests.differential import expression_values as values
 

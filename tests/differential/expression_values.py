@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from decimal import Decimal
 
-from tailrace.expression.values import value as v
-from tailrace.expression.values.value import Value
+from tailrace.core.expression.values import value as v
+from tailrace.core.expression.values.value import Value
 
 NAMES = (b"a", b"b", b"c", b"d", b"e", b"0", b"1", b"x")
 TEXTS = (

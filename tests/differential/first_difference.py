@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bson
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 from tests.differential.wire import ANY_VALUE
 
 _SHOWN_MAX = 400

@@ -27,7 +27,7 @@ from pathlib import Path
 import bson
 
 from tailrace.embedded import ReplicaSet
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.mongod import MongodSource
 from tests.differential import cases
 from tests.differential.compare import Bench, Case, Compared, Difference
 from tests.differential.execute import Executed, clear, execute

@@ -32,17 +32,17 @@ import pymongo
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
+from tailrace.core.expression import Collation, CompiledPipeline, compile_stages, parse_collation
+from tailrace.core.expression.language.registry import OPERATORS
+from tailrace.core.expression.language.version import knows
+from tailrace.core.expression.stages.pipeline import Compiler
+from tailrace.core.expression.values import value as v
+from tailrace.core.expression.values.collation import order_of
+from tailrace.core.kernel.match import UNKNOWN
+from tailrace.core.kernel.match_program import match_program
+from tailrace.core.kernel.project_program import NOT_KNOWN, PASSES
+from tailrace.core.kernel.user_stages import BlockStages, compile_user_stages
 from tailrace.errors import TailraceError
-from tailrace.expression import Collation, CompiledPipeline, compile_stages, parse_collation
-from tailrace.expression.language.registry import OPERATORS
-from tailrace.expression.language.version import knows
-from tailrace.expression.stages.pipeline import Compiler
-from tailrace.expression.values import value as v
-from tailrace.expression.values.collation import order_of
-from tailrace.kernel.match import UNKNOWN
-from tailrace.kernel.match_program import match_program
-from tailrace.kernel.project_program import NOT_KNOWN, PASSES
-from tailrace.kernel.user_stages import BlockStages, compile_user_stages
 from tests.differential import expression_grammar as grammar
 from tests.differential.expression_values import Collated, whole_document
 from tests.server_in_use import SERVER_VERSION

@@ -27,10 +27,10 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.images.delta import apply_entry
+from tailrace.read.images.delta import apply_entry
 from tests import pymongo_source
 from tests.differential import documents as docs
 from tests.differential import updates

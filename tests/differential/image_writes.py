@@ -10,7 +10,7 @@ import bson
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import OperationFailure
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 from tests.differential import documents as docs
 from tests.differential import named_fields, updates
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from tailrace import kernel
-from tailrace.client import kernel_loader
-from tailrace.pipeline import kernel as pipeline_kernel
+from tailrace.core import kernel
+from tailrace.core.stream import kernel_choice as pipeline_kernel
+from tailrace.watch.client import kernel_loader
 
 CHOICES: Final = ("auto", "on", "off")
 
@@ -37,11 +37,11 @@ def kernel_use(choice: str) -> Iterator[Worked]:
 
     def counted(*arguments: Any) -> Any:
         worked.batches += 1
-        return import_module("tailrace.kernel.fast_path").process_batch(*arguments)
+        return import_module("tailrace.core.kernel.fast_path").process_batch(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         if choice == "off":
-            if "tailrace.kernel.compiled" in sys.modules:
+            if "tailrace.core.kernel.compiled" in sys.modules:
                 raise RuntimeError("The kernel is loaded already. Start a new process.")
             patch.setitem(sys.modules, "numba", None)
         else:

@@ -15,7 +15,7 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 from tests.differential.wire import Wire
 
 OF_ENTRIES: Final = (

@@ -9,8 +9,8 @@ from typing import Any
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.differential.wire import CommandError, Wire
 from tests.golden.recording import StreamError, error_of, token_time
 

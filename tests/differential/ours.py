@@ -7,13 +7,13 @@ from pathlib import Path
 
 from bson.int64 import Int64
 
-from tailrace import raw_bson
-from tailrace.archive.recorder import ArchivePolicy, Recorder
-from tailrace.archive.source import ArchiveSource
-from tailrace.archive.writer import SegmentLimits
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.request import Answer, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch, Request
-from tailrace.source.mongod import MongodSource
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.request import Answer, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch, Request
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.writer import SegmentLimits
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.wire import Wire
 from tests.golden.replay import Documents, MemoryOplog
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from tailrace import raw_bson
-from tailrace.archive.hybrid import HybridSource
-from tailrace.archive.source import ArchiveSource
-from tailrace.archive.verification import verify
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.history import history_lost, reaches_back
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.history import history_lost, reaches_back
-from tailrace.source.mongod import MongodSource
+from tailrace.read.archive.hybrid import HybridSource
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.verification import verify
+from tailrace.read.source.mongod import MongodSource
 from tests import commands
 from tests.differential.test_archive_live import archive_now, archiving, entries_of, wait_for
 

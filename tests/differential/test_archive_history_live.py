@@ -21,14 +21,14 @@ import pytest
 from pymongo import MongoClient
 
 import tailrace
-from tailrace.archive.layout import DESCRIPTION, HEAD, Reach, describe, head, listed
-from tailrace.archive.record import read_record, write_record
-from tailrace.archive.source import ArchiveSource
-from tailrace.archive.verification import verify
-from tailrace.durable import write_json
+from tailrace.base.durable import write_json
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import OtherHistoryError, SinkError
-from tailrace.source.mongod import MongodSource
+from tailrace.read.archive.layout import DESCRIPTION, HEAD, Reach, describe, head, listed
+from tailrace.read.archive.record import read_record, write_record
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.verification import verify
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.test_archive_live import archive_now, entries_of
 from tests.server_in_use import SERVER_VERSION
 
@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_in_the_middle_of_the_head_costs_nothing(
         whole(value, file, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("tailrace.durable.json.dump", half)
+        patched.setattr("tailrace.base.durable.json.dump", half)
         with pytest.raises(SinkError, match=r"no room left to write .*head.json"):
             archive_now(replica_set.uri, folder)
     assert (folder / "rs0" / HEAD).read_bytes() == before

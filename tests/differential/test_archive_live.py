@@ -18,21 +18,21 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
-from tailrace import raw_bson
-from tailrace.archive.cluster import ArchivedCluster
-from tailrace.archive.recorder import ArchivePolicy, Recorder
-from tailrace.archive.source import ArchiveSource
-from tailrace.archive.verification import verify
-from tailrace.archive.writer import SegmentLimits
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import profile_for
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import ChangeStreamHistoryLost, SourceError, TailraceError, UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.source.mongod import MongodSource
-from tailrace.source.topology import Cluster
+from tailrace.read.archive.cluster import ArchivedCluster
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.verification import verify
+from tailrace.read.archive.writer import SegmentLimits
+from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.topology import Cluster
 from tests import commands
 from tests.differential.auth import PASSWORD, ROOT, mongod_with_users, uri_of
 from tests.differential.test_source_live import fill, wait_until_truncated
@@ -116,7 +116,7 @@ def test_a_failure_at_the_last_segment_is_raised(
         if after < until:
             raise SourceError("not allowed", code=13)
 
-    monkeypatch.setattr("tailrace.archive.writer.stored_between", fail)
+    monkeypatch.setattr("tailrace.read.archive.writer.stored_between", fail)
     with pytest.raises(SourceError, match="not allowed"):
         archive_now(replica_set.uri, tmp_path / "archive", SegmentLimits())
     assert not list(tmp_path.rglob("*.unfinished"))

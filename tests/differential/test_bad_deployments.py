@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.client import AsyncClient
 from tailrace.embedded import Mongod, ReplicaSet, find_mongod
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.mongod import MongodSource
+from tailrace.watch.client import AsyncClient
 from tests import commands
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
 from tests.differential.beside import connect, event_loop, kind, on, outcome

@@ -8,12 +8,12 @@ from typing import Any
 import bson
 import pytest
 
+from tailrace.core.expression import compile_stages
+from tailrace.core.expression.language.version import Version
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.profile import profile_for
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.expression import compile_stages
-from tailrace.expression.language.version import Version
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.profile import profile_for
 from tests.differential import native
 from tests.differential.wire import CommandError, Wire
 

@@ -12,11 +12,11 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SourceError
-from tailrace.images import seed
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.listing import ListedCollection
+from tailrace.read.images import seed
+from tailrace.read.source.listing import ListedCollection
 from tests.amounts import amount
 from tests.differential import documents as docs
 from tests.differential.image_writes import write

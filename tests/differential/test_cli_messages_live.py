@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from tailrace import durable
+from tailrace.base import durable
 from tailrace.embedded import ReplicaSet
-from tailrace.tables.holding import lock
+from tailrace.lake.tables.holding import lock
 from tests import commands
 
 NAME = "cli_messages"

@@ -13,11 +13,11 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
 import tailrace
+from tailrace.core.expression import parse_collation
+from tailrace.core.expression.values.collation import LOCALES
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
-from tailrace.expression import parse_collation
-from tailrace.expression.values.collation import LOCALES
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.amounts import amount
 from tests.differential import native
 from tests.differential.fuzz_expressions import COLLATIONS, Server, fuzz

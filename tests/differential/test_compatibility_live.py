@@ -18,16 +18,16 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 import tailrace
-from tailrace.archive.layout import existing
-from tailrace.archive.recorder import ArchivePolicy, Recorder
-from tailrace.archive.replay import ArchiveReplay
 from tailrace.cli.doctor import examine
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
 from tailrace.embedded import ReplicaSet, ShardedCluster
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.options import StreamOptions
-from tailrace.source.compatibility import ASK_AGAIN_S
-from tailrace.source.mongod import MongodSource
+from tailrace.read.archive.layout import existing
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.archive.replay import ArchiveReplay
+from tailrace.read.source.compatibility import ASK_AGAIN_S
+from tailrace.read.source.mongod import MongodSource
 from tests.gateway.gateways import running_gateway
 
 pytestmark = pytest.mark.mongod

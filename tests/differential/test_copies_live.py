@@ -21,18 +21,18 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
-from tailrace import durable
+from tailrace.base import durable
 from tailrace.cli.main import main
-from tailrace.client.request import SNAPSHOT
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import OtherHistoryError, SourceError, UsageError
-from tailrace.images import seed
-from tailrace.oplog.namespace import Scope
-from tailrace.oplog.selection import Selection
-from tailrace.snapshot import SnapshotReader, begin
-from tailrace.snapshot.chunk import READ_BYTES
-from tailrace.snapshot.places import ReplicaSetPlaces
-from tailrace.source.listing import UnreadableNameError
+from tailrace.read.images import seed
+from tailrace.read.snapshot import SnapshotReader, begin
+from tailrace.read.snapshot.chunk import READ_BYTES
+from tailrace.read.snapshot.places import ReplicaSetPlaces
+from tailrace.read.source.listing import UnreadableNameError
+from tailrace.watch.client.request import SNAPSHOT
 from tests.differential.wire import Wire, raw_command, raw_insert
 from tests.server_in_use import SERVER_VERSION
 from tests.snapshot.copies import Target, truth
@@ -95,7 +95,7 @@ def test_large_documents_come_in_chunks_of_few(client: MongoClient[Any], paralle
 def test_a_chunk_that_is_cut_misses_nothing_that_is_deleted_and_written_meanwhile(
     client: MongoClient[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.snapshot.chunk.READ_BYTES", 1_000)
+    monkeypatch.setattr("tailrace.read.snapshot.chunk.READ_BYTES", 1_000)
     orders = client.copies.orders
     orders.insert_many([{"_id": number, "text": "x" * 500} for number in range(400)])
     reader = SnapshotReader(client, Scope.of_collection("copies", "orders"))
@@ -207,8 +207,8 @@ def test_tables_forget_a_collection_that_gets_such_a_name_and_copy_it_when_it_co
     monkeypatch: pytest.MonkeyPatch,
     comes_back: str,
 ) -> None:
-    monkeypatch.setattr("tailrace.snapshot.reader._FIRST_CHUNK", 50)
-    monkeypatch.setattr("tailrace.tables.copying._NOTED_BYTES", 0)
+    monkeypatch.setattr("tailrace.read.snapshot.reader._FIRST_CHUNK", 50)
+    monkeypatch.setattr("tailrace.lake.tables.copying._NOTED_BYTES", 0)
     first, second = client.copies.first, client.copies.second
     first.insert_many([{"_id": number} for number in range(150)])
     second.insert_many([{"_id": number} for number in range(150)])
@@ -308,7 +308,7 @@ def test_who_may_not_read_the_oplog_looks_twice(
         return time
 
     monkeypatch.setattr(ReplicaSetPlaces, "now", just_before)
-    monkeypatch.setattr("tailrace.snapshot.beginning._renamed", refused)
+    monkeypatch.setattr("tailrace.read.snapshot.beginning._renamed", refused)
     assert collections_by_events(uri) == stored(database)
 
 

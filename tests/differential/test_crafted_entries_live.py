@@ -21,13 +21,13 @@ from bson.timestamp import Timestamp
 
 import tailrace
 from tailrace.cli.main import main
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.mongod import MongodSource
-from tailrace.spark.planning.input_partition import OplogSlice
-from tailrace.spark.reading import slice_plan
-from tailrace.spark.reading.slice_reader import slice_events
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.planning.input_partition import OplogSlice
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.reading import slice_plan
+from tailrace.lake.spark.reading.slice_reader import slice_events
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.compare import Bench, Case
 from tests.differential.execute import note
 from tests.differential.native import aggregate, read

@@ -13,13 +13,13 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
+from tailrace.core.event.image import CollectionLookups, DocumentRuns
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.request import AnswerTooLargeError, DocumentLookup
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ServerError
-from tailrace.event.image import CollectionLookups, DocumentRuns
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.request import AnswerTooLargeError, DocumentLookup
-from tailrace.source import lookup
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source import lookup
+from tailrace.read.source.mongod import MongodSource
 
 pytestmark = pytest.mark.mongod
 

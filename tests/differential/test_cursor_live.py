@@ -15,7 +15,7 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
 from tailrace.embedded import ReplicaSet
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.cases import options_of
 from tests.differential.cursors import Pair, Sides
 from tests.differential.execute import Executed, clear, note, run_operation

@@ -16,10 +16,10 @@ import pytest
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.datetime_ms import DatetimeMS
 
+from tailrace.core.expression import compile_stages
+from tailrace.core.expression.operators.zone_names import ABBREVIATIONS
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.expression import compile_stages
-from tailrace.expression.operators.zone_names import ABBREVIATIONS
 from tests.differential.date_texts import date_text, text_and_format
 
 pytestmark = pytest.mark.mongod

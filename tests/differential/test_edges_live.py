@@ -21,7 +21,7 @@ from pymongo import MongoClient
 from tailrace.cli.doctor import _unusual, _unusual_member, examine
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.test_watch_live import watching
 from tests.differential.wire import Wire
 from tests.server_in_use import IN_BETWEEN, SERVER_VERSION

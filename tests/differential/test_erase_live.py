@@ -17,17 +17,17 @@ import pymongo
 import pytest
 from bson.timestamp import Timestamp
 
+from tailrace.core.event.quarantined import QuarantinedEvent
 from tailrace.embedded import ReplicaSet
-from tailrace.event.quarantined import QuarantinedEvent
-from tailrace.lake import quarantine
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.committer import commit_batch
-from tailrace.lake.erasure import erase
-from tailrace.lake.erasure_preview import preview
-from tailrace.lake.identity import open_lake
-from tailrace.lake.manifest import PlannedRange
-from tailrace.lake.part_writer import PartWriter
-from tailrace.lake.verification import verify
+from tailrace.lake.store import quarantine
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.committer import commit_batch
+from tailrace.lake.store.erasure import erase
+from tailrace.lake.store.erasure_preview import preview
+from tailrace.lake.store.identity import open_lake
+from tailrace.lake.store.manifest import PlannedRange
+from tailrace.lake.store.part_writer import PartWriter
+from tailrace.lake.store.verification import verify
 from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 from tests.spark.streams import newest, server_events
 

@@ -17,13 +17,13 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 import tailrace
-from tailrace.archive.recorder import ArchivePolicy, Recorder
-from tailrace.archive.writer import SegmentLimits
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, UsageError
-from tailrace.images.bucket import ImageStateError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.mongod import MongodSource
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.archive.writer import SegmentLimits
+from tailrace.read.images.bucket import ImageStateError
+from tailrace.read.source.mongod import MongodSource
 from tests import commands
 from tests.differential import documents as docs
 from tests.differential.image_writes import raw_events, write

@@ -11,8 +11,8 @@ from typing import Any
 import bson
 import pytest
 
+from tailrace.core.expression import compile_stages
 from tailrace.embedded import ReplicaSet
-from tailrace.expression import compile_stages
 from tests.differential.fuzz_expressions import Server, Totals, compare_stage
 
 pytestmark = pytest.mark.mongod

@@ -11,8 +11,8 @@ from typing import Any
 import bson
 import pytest
 
+from tailrace.core.expression.language.registry import OPERATORS
 from tailrace.embedded import ReplicaSet
-from tailrace.expression.language.registry import OPERATORS
 from tests.amounts import amount
 from tests.differential import expression_grammar as grammar
 from tests.differential.fuzz_expressions import Server, Totals, compare_stage, fuzz

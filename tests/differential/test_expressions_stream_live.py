@@ -11,9 +11,9 @@ import pytest
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
+from tailrace.core.expression import compile_stages
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.expression import compile_stages
 
 pytestmark = pytest.mark.mongod
 

@@ -53,7 +53,7 @@ def _operations(seed: int) -> list[str]:
 
 
 _WITHOUT = """
-from tailrace import kernel
+from tailrace.core import kernel
 from tests.differential.kernel_choice import kernel_use
 with kernel_use("off") as worked:
     print(kernel.available(), worked)

@@ -16,20 +16,20 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
-from tailrace.archive.verification import verify
 from tailrace.consumer import MongoLeaseStore
 from tailrace.consumer.views import View, ViewUpkeep
+from tailrace.core.oplog.cluster_clock import ClusterClock
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SourceError, UsageError
-from tailrace.oplog.cluster_clock import ClusterClock
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.snapshot import SnapshotReader
-from tailrace.source.promise import PromiseRequester
-from tailrace.source.topology import ShardAddress, _ping
-from tailrace.spark.planning.cluster import _Member
-from tailrace.spark.planning.opening import open_deployment
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.planning.cluster import _Member
+from tailrace.lake.spark.planning.opening import open_deployment
+from tailrace.lake.spark.query.options import parse
+from tailrace.read.archive.verification import verify
+from tailrace.read.snapshot import SnapshotReader
+from tailrace.read.source.promise import PromiseRequester
+from tailrace.read.source.topology import ShardAddress, _ping
 from tests import commands
 from tests.differential.hidden import hide_a_member
 from tests.differential.test_archive_live import archive_now

@@ -12,11 +12,11 @@ import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
 
 VERSIONS = ("2B02", "2B04")
 INDEXES = ("29", "2B02")

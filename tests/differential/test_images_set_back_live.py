@@ -18,13 +18,13 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 import tailrace
-from tailrace.client.request import SNAPSHOT
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import OtherHistoryError, SinkError, TailraceError, UsageError
-from tailrace.images import source as images_source
-from tailrace.images.bucket import ImageStateError
-from tailrace.images.directory import Mark, StateNote
-from tailrace.images.state import ImageState
+from tailrace.read.images import source as images_source
+from tailrace.read.images.bucket import ImageStateError
+from tailrace.read.images.directory import Mark, StateNote
+from tailrace.read.images.state import ImageState
+from tailrace.watch.client.request import SNAPSHOT
 
 pytestmark = pytest.mark.mongod
 

@@ -15,7 +15,7 @@ import bson
 import pytest
 
 from tailrace.embedded import ReplicaSet
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.cases import accepted_match
 from tests.differential.compare import Bench, Case
 from tests.differential.event_predicates import EventPredicates

@@ -16,8 +16,8 @@ import pytest
 from deltalake import DeltaTable
 from pymongo import MongoClient
 
-from tailrace.archive.verification import verify
 from tailrace.embedded import ReplicaSet
+from tailrace.read.archive.verification import verify
 from tests import commands
 
 pytestmark = pytest.mark.mongod

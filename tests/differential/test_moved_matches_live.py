@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tailrace.embedded import ReplicaSet
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.compare import Bench, Case
 from tests.differential.execute import note
 from tests.differential.ours import SourceOplog, read_into_memory

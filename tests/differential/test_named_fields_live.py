@@ -21,12 +21,12 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
-from tailrace.client.change_stream import OplogChangeStream
-from tailrace.client.request import WatchRequest
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.mongod import MongodSource
+from tailrace.watch.client.change_stream import OplogChangeStream
+from tailrace.watch.client.request import WatchRequest
 from tests import commands
 from tests.amounts import WHOLE
 from tests.differential import named_fields

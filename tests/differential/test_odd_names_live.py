@@ -16,11 +16,11 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
-from tailrace.client import watch_scope
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.namespace import Scope
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError, UsageError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.namespace import Scope
+from tailrace.watch.client import watch_scope
 from tests import commands
 from tests.differential import native
 from tests.differential.execute import note as wire_note

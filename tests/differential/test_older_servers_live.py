@@ -15,16 +15,16 @@ import pytest
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.stream import kernel_choice as pipeline_kernel
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamFatal
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline import kernel as pipeline_kernel
-from tailrace.source.mongod import MongodSource
-from tailrace.spark.planning.input_partition import OplogSlice
-from tailrace.spark.reading.slice_reader import slice_events
-from tailrace.spark.source.offset import Resume
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.planning.input_partition import OplogSlice
+from tailrace.lake.spark.query.offset import Resume
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.reading.slice_reader import slice_events
+from tailrace.read.source.mongod import MongodSource
 from tests.amounts import WHOLE
 from tests.bounded_lookups import bounded_lookups
 from tests.differential.compare import Bench, Case, Compared

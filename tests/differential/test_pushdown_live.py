@@ -12,13 +12,13 @@ import pymongo
 import pytest
 from bson.codec_options import CodecOptions
 
-from tailrace.client.change_stream import OplogChangeStream
-from tailrace.client.request import WatchRequest
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
 from tailrace.embedded import ReplicaSet
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.mongod import MongodSource
+from tailrace.watch.client.change_stream import OplogChangeStream
+from tailrace.watch.client.request import WatchRequest
 
 pytestmark = pytest.mark.mongod
 

@@ -22,8 +22,8 @@ import tailrace
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import SourceError
-from tailrace.spark.planning.opening import open_deployment
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.planning.opening import open_deployment
+from tailrace.lake.spark.query.options import parse
 from tests import commands
 from tests.docs.runner import admin_commands
 from tests.docs.snippets import ROOT, snippets

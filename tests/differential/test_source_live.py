@@ -17,15 +17,15 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event.image import PreImageKeys
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, SourceError
-from tailrace.event.image import PreImageKeys
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
-from tailrace.source.batch import entry_time
-from tailrace.source.connection import Connection
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.batch import entry_time
+from tailrace.read.source.connection import Connection
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.mongod

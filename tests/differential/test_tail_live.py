@@ -24,15 +24,15 @@ from pymongo import MongoClient
 from pymongo.errors import NetworkTimeout, OperationFailure
 
 import tailrace
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.entry import parse_entry
+from tailrace.core.oplog.namespace import Scope
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.entry import parse_entry
-from tailrace.oplog.namespace import Scope
-from tailrace.tail.shared_tail import SharedTail
-from tailrace.tail.tailed_source import TailedSource
+from tailrace.read.tail.shared_tail import SharedTail
+from tailrace.read.tail.tailed_source import TailedSource
 from tests.differential.execute import execute
 from tests.differential.fuzz import PARAMETERS
 from tests.differential.wire import Wire
@@ -113,7 +113,7 @@ def target_of(client: Any, scope: tuple[str, ...]) -> Any:
     )
 
 
-def raw_clients(uri: str, **options: Any) -> tuple[tailrace.client.client.Client, MongoClient[Any]]:
+def raw_clients(uri: str, **options: Any) -> tuple[tailrace.watch.client.client.Client, MongoClient[Any]]:
     own = tailrace.connect(uri, document_class=RawBSONDocument, **options)
     return own, MongoClient(uri, document_class=RawBSONDocument)
 

@@ -12,10 +12,10 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken, encode_event_token
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.event.resume_token import ResumeToken, encode_event_token
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.property import random_values
 from tests.unit.test_resume_token import REFUSED
 

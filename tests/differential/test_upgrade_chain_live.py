@@ -15,13 +15,13 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
-from tailrace.event.resume_token import ResumeToken
-from tailrace.lake.status import lake_status
-from tailrace.lake.verification import verify
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.mongod import MongodSource
+from tailrace.lake.store.status import lake_status
+from tailrace.lake.store.verification import verify
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.test_upgrades_live import LAST, Everything, check_archive, check_streams, steps, upgrade
 from tests.differential.upgrading import RAW, Writer, key_of
 from tests.gateway.gateways import running_gateway

@@ -17,23 +17,23 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
-from tailrace import raw_bson
-from tailrace.archive.layout import existing
-from tailrace.archive.recorder import ArchivePolicy, Recorder
+from tailrace.act.consumer.memory_lease_store import MemoryLeaseStore
 from tailrace.consumer import Change, Listener
-from tailrace.consumer.memory_lease_store import MemoryLeaseStore
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet, ShardedCluster
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.compatibility import ASK_AGAIN_S
-from tailrace.source.mongod import MongodSource
-from tailrace.spark.planning.deployment import Deployment
-from tailrace.spark.planning.opening import open_deployment
-from tailrace.spark.source.offset import Offset
-from tailrace.spark.source.options import ReadOptions, parse
-from tailrace.spark.source.stream_reader import TailraceStreamReader
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.spark.planning.deployment import Deployment
+from tailrace.lake.spark.planning.opening import open_deployment
+from tailrace.lake.spark.query.offset import Offset
+from tailrace.lake.spark.query.options import ReadOptions, parse
+from tailrace.lake.spark.source.stream_reader import TailraceStreamReader
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
+from tailrace.read.archive.layout import existing
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.source.compatibility import ASK_AGAIN_S
+from tailrace.read.source.mongod import MongodSource
 from tests.commands import run
 from tests.differential.upgrading import END_S, RAW, Background, Follower, Writer, key_of
 from tests.gateway.gateways import running_gateway

@@ -10,9 +10,9 @@ import bson
 import pymongo
 import pytest
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.execute import note
 from tests.differential.native import aggregate, read
 from tests.differential.ours import read_into_memory

@@ -20,9 +20,9 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient, UpdateOne
 
 import tailrace
-from tailrace.client import kernel_loader
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
+from tailrace.watch.client import kernel_loader
 from tests.differential.test_watch_live import both, note
 
 pytestmark = pytest.mark.mongod
@@ -32,7 +32,7 @@ _COUNT = 3000
 
 @pytest.fixture
 def kernel_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    importlib.import_module("tailrace.kernel.fast_path")  # which may compile for minutes on a busy machine
+    importlib.import_module("tailrace.core.kernel.fast_path")  # which may compile for minutes on a busy machine
     monkeypatch.setattr(kernel_loader._loader, "ready", True)
     monkeypatch.setattr(kernel_loader, "_BATCH_BYTES_MIN", 0)  # small batches too
 
@@ -166,7 +166,7 @@ if sys.argv[1] == "without": sys.modules["numba"] = None
 import bson, tailrace
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
-from tailrace.client import kernel_loader
+from tailrace.watch.client import kernel_loader
 logging.basicConfig(format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
 digest = hashlib.sha256()
 with tailrace.connect(sys.argv[2]) as client:
@@ -200,7 +200,7 @@ def test_without_numba_the_events_are_the_same_and_the_log_says_so_once(
 _COLD = """
 import sys, tailrace
 from bson.timestamp import Timestamp
-from tailrace.client import kernel_loader
+from tailrace.watch.client import kernel_loader
 with tailrace.connect(sys.argv[1]) as client:
     start = Timestamp(int(sys.argv[2]), int(sys.argv[3]))
     for _ in range(2):

@@ -22,12 +22,12 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
 import tailrace
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamFatal, InvalidResumeToken, ServerError, TailraceError, UsageError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.mongod import MongodSource
 from tests import commands
 
 pytestmark = pytest.mark.mongod

@@ -8,12 +8,12 @@ import pytest
 from bson import encode
 from pymongo import MongoClient
 
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import OtherHistoryError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
-from tailrace.source.mongod import MongodSource
-from tailrace.source.witness import check_witness, identity_of
+from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.witness import check_witness, identity_of
 
 HINT = "Begin in a new directory"
 

@@ -10,7 +10,7 @@ from typing import Any
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 from tests.differential import documents as docs
 
 NUMBER_PATHS = (

@@ -16,7 +16,7 @@ from bson.binary import Binary, UuidRepresentation
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 from tests.differential import ddl, updates
 from tests.differential import documents as docs
 from tests.server_in_use import SERVER_VERSION

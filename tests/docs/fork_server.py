@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tailrace.spark.runtime import fork_server, launcher
+from tailrace.lake.spark.runtime import fork_server, launcher
 from tests.command_server import import_everything
 from tests.docs.snippets import ROOT
 

@@ -22,7 +22,7 @@ import yaml
 from pymongo.errors import OperationFailure
 
 from tailrace.cli.main import build_parser
-from tailrace.spark.lake.pipeline_file import load
+from tailrace.lake.spark.store.pipeline_file import load
 from tests.docs.snippets import ROOT, Command, Snippet, commands
 
 _URI = re.compile(r"mongodb://[^\s\"'`)]+")

@@ -54,8 +54,8 @@ def _run(arguments: list[str]) -> int:
 def _standing_in_for(request: dict[str, Any], files: list[int]) -> Iterator[list[str]]:
     """This process with the directory, the environment and the standard files of another one, and with a session that
     goes on when the command ends."""
-    from tailrace.spark.lake import failure
-    from tailrace.spark.runtime import session
+    from tailrace.lake.spark.runtime import session
+    from tailrace.lake.spark.store import failure
     from tests.spark.goes_on import GoesOn
 
     known = {name: os.environ.get(name) for name in request["environment"]}

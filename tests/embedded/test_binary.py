@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cache import cached_directory
+from tailrace.base.cache import cached_directory
 from tailrace.embedded import DEFAULT_VERSION, EmbeddedError, find_mongod
 from tailrace.embedded.libraries import CURL, curl_links, link_directory, missing_libraries, openssl_links
 from tailrace.embedded.wheels import Wheel, fetch

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 import bson
 
-from tailrace.gateway.frame import OP_MSG, OpMsg, OpReply, with_document
+from tailrace.watch.gateway.frame import OP_MSG, OpMsg, OpReply, with_document
 
 _HEADER = struct.Struct("<iiii")
 

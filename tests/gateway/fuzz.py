@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrace.gateway import frame
-from tailrace.gateway.compression import compressor_of, decompress
-from tailrace.gateway.frame import BadFrame, OpMsg, OpQuery, OpReply
+from tailrace.watch.gateway import frame
+from tailrace.watch.gateway.compression import compressor_of, decompress
+from tailrace.watch.gateway.frame import BadFrame, OpMsg, OpQuery, OpReply
 from tests.gateway.record import recorded
 
 _INTERESTING = (0, 1, 4, 5, 15, 16, 17, 0x7F, 0x80, 0xFF, 48_000_000, 48_000_001, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
@@ -119,7 +119,7 @@ def guided(cases: int) -> int:
 
     for name in [name for name in sys.modules if name.partition(".")[0] == "tailrace"]:
         del sys.modules[name]  # those that are loaded already are not instrumented
-    with atheris.instrument_imports(include=["tailrace.gateway", "tailrace.raw_bson"]):
+    with atheris.instrument_imports(include=["tailrace.watch.gateway", "tailrace.core.raw_bson"]):
         from tests.gateway import fuzz as instrumented
 
     def look(data: bytes) -> None:

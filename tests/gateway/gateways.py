@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tailrace.gateway.options import GatewayOptions
-from tailrace.gateway.server import Gateway
-from tailrace.source.uri import hide
+from tailrace.read.source.uri import hide
+from tailrace.watch.gateway.options import GatewayOptions
+from tailrace.watch.gateway.server import Gateway
 
 _START_S = 300.0
 _T = TypeVar("_T")

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pymongo
 
-from tailrace.cache import cached_directory
+from tailrace.base.cache import cached_directory
 from tests.gateway.programs import Unavailable, npm, run, tool
 
 HERE: Final = Path(__file__).parent / "applications"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cache import cache_directory, cached_directory
+from tailrace.base.cache import cache_directory, cached_directory
 
 HERE = Path(__file__).parent / "drivers"
 _NODE_PACKAGES = {"mongodb": "7.8.0"}

@@ -19,8 +19,8 @@ from typing import Any
 import pymongo
 
 from tailrace.embedded import ReplicaSet
-from tailrace.gateway import frame
-from tailrace.gateway.compression import decompress
+from tailrace.watch.gateway import frame
+from tailrace.watch.gateway.compression import decompress
 from tests.gateway.programs import PROGRAMS, Unavailable
 
 FRAMES = Path(__file__).parent / "frames.bin"

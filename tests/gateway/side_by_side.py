@@ -11,8 +11,8 @@ import pytest
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
+from tailrace.core.raw_bson import elements, encode_document
 from tailrace.embedded import ReplicaSet
-from tailrace.raw_bson import elements, encode_document
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
 from tests.quiet import QUIET

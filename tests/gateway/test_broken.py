@@ -23,16 +23,16 @@ from bson.timestamp import Timestamp
 from tailrace.cli.stream_arguments import address_of
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import InternalError, UsageError
-from tailrace.gateway import command, commands, compression, exchange, identification, upstream
-from tailrace.gateway.command import opens_stream
-from tailrace.gateway.engine import Engine
-from tailrace.gateway.frame import HEADER_SIZE, OP_MSG, BadFrame, op_msg, parse_header
-from tailrace.gateway.generic_fields import is_ordinary
-from tailrace.gateway.local_acting import LocalActing
-from tailrace.gateway.metrics import GatewayMetrics
-from tailrace.gateway.reading import OplogReading, Threads
-from tailrace.gateway.reply_facts import facts_of_reply
-from tailrace.source.uri import hide
+from tailrace.read.source.uri import hide
+from tailrace.watch.gateway import command, commands, compression, exchange, identification, upstream
+from tailrace.watch.gateway.command import opens_stream
+from tailrace.watch.gateway.engine import Engine
+from tailrace.watch.gateway.frame import HEADER_SIZE, OP_MSG, BadFrame, op_msg, parse_header
+from tailrace.watch.gateway.generic_fields import is_ordinary
+from tailrace.watch.gateway.local_acting import LocalActing
+from tailrace.watch.gateway.metrics import GatewayMetrics
+from tailrace.watch.gateway.reading import OplogReading, Threads
+from tailrace.watch.gateway.reply_facts import facts_of_reply
 from tests.differential.wire import Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
 from tests.gateway.running import eventually

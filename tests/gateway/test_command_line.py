@@ -13,7 +13,7 @@ import pymongo
 import pytest
 
 from tailrace.embedded import ReplicaSet
-from tailrace.gateway.process import raise_file_limit
+from tailrace.watch.gateway.process import raise_file_limit
 from tests import commands
 from tests.gateway.running import GatewayProcess
 

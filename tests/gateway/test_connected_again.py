@@ -14,17 +14,17 @@ from typing import Any
 import bson
 import pytest
 
-from tailrace.gateway import connection
-from tailrace.gateway.command import ClientCommand
-from tailrace.gateway.connection import ClientConnection
-from tailrace.gateway.frame import HEADER_SIZE, OpMsg, op_msg, parse_header
-from tailrace.gateway.loop_turns import LoopTurns
-from tailrace.gateway.memory import MemoryBudget
-from tailrace.gateway.metrics import GatewayMetrics
-from tailrace.gateway.options import GatewayOptions
-from tailrace.gateway.replies import ServerClock
-from tailrace.gateway.surroundings import Surroundings
-from tailrace.gateway.upstream import Address, Channel
+from tailrace.watch.gateway import connection
+from tailrace.watch.gateway.command import ClientCommand
+from tailrace.watch.gateway.connection import ClientConnection
+from tailrace.watch.gateway.frame import HEADER_SIZE, OpMsg, op_msg, parse_header
+from tailrace.watch.gateway.loop_turns import LoopTurns
+from tailrace.watch.gateway.memory import MemoryBudget
+from tailrace.watch.gateway.metrics import GatewayMetrics
+from tailrace.watch.gateway.options import GatewayOptions
+from tailrace.watch.gateway.replies import ServerClock
+from tailrace.watch.gateway.surroundings import Surroundings
+from tailrace.watch.gateway.upstream import Address, Channel
 
 _LIMIT_S = 300.0
 _ADDRESS = Address("127.0.0.1", 1)

@@ -19,7 +19,7 @@ from bson.int64 import Int64
 from bson.min_key import MinKey
 from bson.timestamp import Timestamp
 
-from tailrace.gateway import engine as gateway_engine
+from tailrace.watch.gateway import engine as gateway_engine
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.running import eventually
 from tests.gateway.side_by_side import VERSIONS, SideBySide, side_by_side

@@ -12,9 +12,9 @@ import bson
 import pytest
 from pymongo.message import _op_msg  # what PyMongo itself puts on the wire
 
-from tailrace.gateway import compression, frame
-from tailrace.gateway.compression import compress, compressor_of, decompress
-from tailrace.gateway.frame import BadFrame, OpMsg, OpQuery, OpReply
+from tailrace.watch.gateway import compression, frame
+from tailrace.watch.gateway.compression import compress, compressor_of, decompress
+from tailrace.watch.gateway.frame import BadFrame, OpMsg, OpQuery, OpReply
 
 zstd = compression.zstd_package()
 HELLO = bson.encode({"hello": 1, "$db": "admin"})

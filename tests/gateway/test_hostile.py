@@ -23,8 +23,8 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from tailrace.embedded import ReplicaSet
-from tailrace.gateway import frame
-from tailrace.gateway.compression import COMPRESSORS, compress, zstd_package
+from tailrace.watch.gateway import frame
+from tailrace.watch.gateway.compression import COMPRESSORS, compress, zstd_package
 from tests import shared_clock
 from tests.amounts import amount
 from tests.differential.wire import ANY_VALUE, Wire

@@ -24,7 +24,7 @@ from bson.int64 import Int64
 from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.embedded import ReplicaSet
-from tailrace.gateway.frame import HEADER_SIZE, OpMsg, op_msg, parse_header
+from tailrace.watch.gateway.frame import HEADER_SIZE, OpMsg, op_msg, parse_header
 from tests import commands
 from tests.gateway.running import GatewayProcess, eventually
 

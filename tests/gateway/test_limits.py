@@ -19,8 +19,8 @@ from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
 from tailrace.cli.stream_arguments import address_of
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, UsageError
-from tailrace.gateway import connection, memory
-from tailrace.gateway.frame import MESSAGE_SIZE_MAX, op_msg
+from tailrace.watch.gateway import connection, memory
+from tailrace.watch.gateway.frame import MESSAGE_SIZE_MAX, op_msg
 from tests.differential.wire import Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
 

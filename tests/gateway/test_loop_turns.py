@@ -18,9 +18,9 @@ import pytest
 from bson.int64 import Int64
 
 from tailrace.embedded import ReplicaSet
-from tailrace.gateway import loop_turns
-from tailrace.gateway.frame import HEADER_SIZE, OpMsg, op_msg, parse_header
-from tailrace.gateway.loop_turns import STEPS, LoopTurns
+from tailrace.watch.gateway import loop_turns
+from tailrace.watch.gateway.frame import HEADER_SIZE, OpMsg, op_msg, parse_header
+from tailrace.watch.gateway.loop_turns import STEPS, LoopTurns
 from tests.gateway.gateways import RunningGateway, running_gateway
 
 STREAMS = 80

@@ -16,7 +16,7 @@ from pymongo.errors import NotPrimaryError, OperationFailure, ServerSelectionTim
 
 from tailrace.embedded import Mongod, find_mongod
 from tailrace.errors import SourceError, TailraceError
-from tailrace.gateway import upstream
+from tailrace.watch.gateway import upstream
 from tests.gateway.gateways import RunningGateway, running_gateway
 from tests.gateway.running import eventually
 

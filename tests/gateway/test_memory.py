@@ -17,10 +17,10 @@ import pytest
 from bson.int64 import Int64
 
 from tailrace.embedded import ReplicaSet
-from tailrace.gateway import memory
-from tailrace.gateway.compression import COMPRESSORS
-from tailrace.gateway.frame import OP_COMPRESSED, OP_MSG, op_msg
-from tailrace.gateway.memory import COUNTED_BYTES_MIN, ClosedConnection, MemoryBudget, Share, large_message
+from tailrace.watch.gateway import memory
+from tailrace.watch.gateway.compression import COMPRESSORS
+from tailrace.watch.gateway.frame import OP_COMPRESSED, OP_MSG, op_msg
+from tailrace.watch.gateway.memory import COUNTED_BYTES_MIN, ClosedConnection, MemoryBudget, Share, large_message
 from tests.differential.wire import Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
 

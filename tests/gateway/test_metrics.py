@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tailrace.base.metrics_server import serve_metrics
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import CODE_NAMES
-from tailrace.gateway import collector
-from tailrace.gateway.collector import GatewayCollector
-from tailrace.gateway.metrics import GatewayMetrics
-from tailrace.metrics_server import serve_metrics
-from tailrace.tail.shared_tail import TailStatistics
+from tailrace.read.tail.shared_tail import TailStatistics
+from tailrace.watch.gateway import collector
+from tailrace.watch.gateway.collector import GatewayCollector
+from tailrace.watch.gateway.metrics import GatewayMetrics
 from tests.gateway.running import GatewayProcess
 
 

@@ -16,8 +16,8 @@ import bson
 import pytest
 from bson.int64 import Int64
 
-from tailrace.gateway.frame import BadFrame, OpMsg
-from tailrace.raw_bson import elements, encode_document
+from tailrace.core.raw_bson import elements, encode_document
+from tailrace.watch.gateway.frame import BadFrame, OpMsg
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.record import recorded
 from tests.gateway.side_by_side import OLDER_ARE_SLOW, SideBySide, side_by_side

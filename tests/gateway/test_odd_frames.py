@@ -17,7 +17,7 @@ import bson
 import pytest
 from bson.int64 import Int64
 
-from tailrace.gateway import frame
+from tailrace.watch.gateway import frame
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.side_by_side import VERSIONS, SideBySide, side_by_side
 

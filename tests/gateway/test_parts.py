@@ -10,8 +10,10 @@ import pytest
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from tailrace.cursor.reply import kill_reply
-from tailrace.gateway.command import (
+from tailrace.core.cursor.reply import kill_reply
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.watch.gateway.command import (
     app_name_of,
     command_of,
     cursor_asked,
@@ -19,12 +21,10 @@ from tailrace.gateway.command import (
     outline,
     without_cursors,
 )
-from tailrace.gateway.fail_points import FailPoints
-from tailrace.gateway.frame import EXHAUST_ALLOWED, MORE_TO_COME, OP_MSG, OP_QUERY, op_msg, op_query
-from tailrace.gateway.replies import ServerClock, merged_kills
-from tailrace.gateway.rights import Identity
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
+from tailrace.watch.gateway.fail_points import FailPoints
+from tailrace.watch.gateway.frame import EXHAUST_ALLOWED, MORE_TO_COME, OP_MSG, OP_QUERY, op_msg, op_query
+from tailrace.watch.gateway.replies import ServerClock, merged_kills
+from tailrace.watch.gateway.rights import Identity
 
 BOTH = ["find", "changeStream"]
 

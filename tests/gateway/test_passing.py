@@ -13,8 +13,8 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from tailrace.embedded import ReplicaSet
-from tailrace.gateway.frame import EXHAUST_ALLOWED, MORE_TO_COME, OpMsg, OpReply, op_msg, op_query
-from tailrace.gateway.hello import rewritten
+from tailrace.watch.gateway.frame import EXHAUST_ALLOWED, MORE_TO_COME, OpMsg, OpReply, op_msg, op_query
+from tailrace.watch.gateway.hello import rewritten
 from tests.differential.wire import Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
 

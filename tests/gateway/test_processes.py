@@ -17,7 +17,7 @@ from bson.int64 import Int64
 from pymongo.errors import OperationFailure
 
 from tailrace.embedded import ReplicaSet
-from tailrace.gateway.cursor_ids import ProcessIds, new_ids
+from tailrace.watch.gateway.cursor_ids import ProcessIds, new_ids
 from tests import commands
 from tests.gateway.connected import Connected
 from tests.gateway.running import GatewayProcess, eventually

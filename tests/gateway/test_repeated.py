@@ -9,10 +9,10 @@ from typing import Any
 import bson
 import pytest
 
-from tailrace.gateway.command import command_of
-from tailrace.gateway.frame import MORE_TO_COME, op_msg
-from tailrace.gateway.generic_fields import times_of
-from tailrace.gateway.repeated import LastGetMore, facts_of
+from tailrace.watch.gateway.command import command_of
+from tailrace.watch.gateway.frame import MORE_TO_COME, op_msg
+from tailrace.watch.gateway.generic_fields import times_of
+from tailrace.watch.gateway.repeated import LastGetMore, facts_of
 
 _VERSION = (6, 0)
 _SESSION = {"id": bson.Binary(uuid.UUID(int=5).bytes, 4)}

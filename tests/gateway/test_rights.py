@@ -21,7 +21,7 @@ from bson.int64 import Int64
 from pymongo.errors import OperationFailure
 
 from tailrace.embedded import Mongod
-from tailrace.gateway.frame import op_msg
+from tailrace.watch.gateway.frame import op_msg
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
 from tests.gateway.gateways import RunningGateway, running_gateway
 from tests.gateway.side_by_side import OLDER_ARE_SLOW

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tailrace.gateway.turns import CpuUse, Turns
+from tailrace.watch.gateway.turns import CpuUse, Turns
 
 
 async def settled() -> None:

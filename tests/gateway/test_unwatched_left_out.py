@@ -17,10 +17,10 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 from pymongo.write_concern import WriteConcern
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.batch import entry_time
-from tailrace.source.mongod import MongodSource
+from tailrace.read.source.batch import entry_time
+from tailrace.read.source.mongod import MongodSource
 from tests.gateway.gateways import running_gateway
 from tests.gateway.running import eventually
 

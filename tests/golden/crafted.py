@@ -14,9 +14,9 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import Mongod, ReplicaSet
 from tailrace.embedded.binary import find_mongod
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.execute import note
 from tests.differential.native import aggregate, read
 from tests.differential.wire import Wire

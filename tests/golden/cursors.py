@@ -9,13 +9,22 @@ import bson
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from tailrace.cursor import Acting, Action, CursorRegistry, NeedOldest, NeedStart, OldestEntry, OplogRead, ReadOplog
-from tailrace.cursor.action import StreamStart
+from tailrace.core.cursor import (
+    Acting,
+    Action,
+    CursorRegistry,
+    NeedOldest,
+    NeedStart,
+    OldestEntry,
+    OplogRead,
+    ReadOplog,
+)
+from tailrace.core.cursor.action import StreamStart
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import OplogBatch
+from tailrace.core.stream.stream import Need
 from tailrace.errors import TailraceError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.stream import Need
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import OplogBatch
 from tests.golden.replay import EVERYTHING, MemoryOplog
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from bson import Binary, Decimal128, Int64
 
-from tailrace.expression.language.registry import OPERATORS
-from tailrace.expression.stages.forbidden import STAGES_SINCE
+from tailrace.core.expression.language.registry import OPERATORS
+from tailrace.core.expression.stages.forbidden import STAGES_SINCE
 
 nan, inf = math.nan, math.inf
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import bson
 
-from tailrace.expression.values import value as v
+from tailrace.core.expression.values import value as v
 from tests.differential.expression_dates import DATE_OPERATORS
 from tests.differential.expression_grammar import SIMPLE
 from tests.golden import operator_values as values

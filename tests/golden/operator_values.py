@@ -13,8 +13,8 @@ from typing import Any, Final
 import bson
 from bson import Binary, Code, DatetimeMS, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
 
-from tailrace.expression.values import value as v
-from tailrace.expression.values.value import Maybe
+from tailrace.core.expression.values import value as v
+from tailrace.core.expression.values.value import Maybe
 
 MISSING: Final = object()
 

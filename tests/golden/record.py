@@ -17,8 +17,8 @@ from typing import Any
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.execute import note
 from tests.differential.native import NativeStream, aggregate, read
 from tests.differential.wire import Wire

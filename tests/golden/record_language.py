@@ -17,8 +17,8 @@ import pymongo
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
+from tailrace.core.expression import compile_stages
 from tailrace.errors import TailraceError
-from tailrace.expression import compile_stages
 from tests.golden.language_cases import DOCUMENT, EXPRESSIONS, PIPELINES, STAGES
 
 RECORDING = Path(__file__).with_name("data") / "language_versions.json"

@@ -16,15 +16,15 @@ from typing import Any
 
 import bson
 
+from tailrace.core.expression import compile_stages
+from tailrace.core.expression.language.registry import OPERATORS
+from tailrace.core.expression.language.version import knows
+from tailrace.core.expression.values import value as v
 from tailrace.errors import TailraceError
-from tailrace.expression import compile_stages
-from tailrace.expression.language.registry import OPERATORS
-from tailrace.expression.language.version import knows
-from tailrace.expression.values import value as v
 from tests.differential.fuzz_expressions import CRASHED, Server
 from tests.golden.operator_cases import forms_of
 
-RECORDING = Path(__file__).with_name("data") / "operators.bson.xz"
+RECORDING = Path(__file__).with_name("operators.bson.xz")
 VERSIONS = ("4.4.2", "5.0.4", "6.0.27", "7.0.28")
 #: A code, or the bytes of the document that holds the result, or none, as ``r``.
 Answer = int | bytes

@@ -16,9 +16,9 @@ from typing import Any, Final
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.embedded.sharding import Transaction
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.native import NativeStream, read
 from tests.differential.wire import Wire
 from tests.golden import sharded_recording

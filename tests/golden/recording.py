@@ -23,7 +23,7 @@ from typing import Any
 import bson
 from bson.raw_bson import RawBSONDocument
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 
 DATA = Path(__file__).parent / "data"
 SUFFIX = ".bson.xz"

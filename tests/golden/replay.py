@@ -13,18 +13,15 @@ from typing import Any, Protocol
 import bson
 from bson.raw_bson import RawBSONDocument
 
-from tailrace.errors import TailraceError
-from tailrace.expression import compile_stages
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.entry import first_elements, parse_entry
-from tailrace.oplog.namespace import Scope
-from tailrace.oplog.version_proof import version_proof
-from tailrace.pipeline.kernel import KernelUse
-from tailrace.pipeline.stream import ONE_OPLOG, Stream, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import (
+from tailrace.core.expression import compile_stages
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.entry import first_elements, parse_entry
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.oplog.version_proof import version_proof
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import (
     Answer,
     DocumentLookup,
     NeedDocuments,
@@ -34,7 +31,10 @@ from tailrace.plan.request import (
     PreImageKey,
     Request,
 )
-from tailrace.source.drive import drive
+from tailrace.core.stream.kernel_choice import KernelUse
+from tailrace.core.stream.stream import ONE_OPLOG, Stream, open_stream
+from tailrace.errors import TailraceError
+from tailrace.read.source.drive import drive
 from tests.golden.recording import Recording, StreamError, entry_time
 
 Documents = Callable[[Sequence[DocumentLookup]], list[bytes | None]]

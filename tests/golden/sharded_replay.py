@@ -11,8 +11,8 @@ from typing import Any
 import bson
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson
-from tailrace.cursor import (
+from tailrace.core import raw_bson
+from tailrace.core.cursor import (
     Action,
     NeedOldest,
     NeedStart,
@@ -22,18 +22,15 @@ from tailrace.cursor import (
     ReadOplog,
     StreamStart,
 )
-from tailrace.errors import TailraceError
-from tailrace.event.change_event import ChangeEvent
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.oplog.update_delta import apply_diff
-from tailrace.pipeline.merge import CONFIG_SHARDS, MergedStream
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.pipeline.stream import ONE_OPLOG, Need, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import (
+from tailrace.core.event.change_event import ChangeEvent
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.oplog.update_delta import apply_diff
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import (
     Answer,
     DocumentLookup,
     NeedShard,
@@ -41,7 +38,10 @@ from tailrace.plan.request import (
     OplogBatch,
     Request,
 )
-from tailrace.source.drive import drive
+from tailrace.core.stream.merge import CONFIG_SHARDS, MergedStream
+from tailrace.core.stream.stream import ONE_OPLOG, Need, open_stream
+from tailrace.errors import TailraceError
+from tailrace.read.source.drive import drive
 from tests.golden.replay import MemoryOplog, options_of
 from tests.golden.sharded_recording import CONFIG_SERVER, ShardedRecording
 from tests.property.working import drive_by

@@ -14,11 +14,11 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.kernel import KernelUse
-from tailrace.plan.profile import PROFILES, profile_for
-from tailrace.plan.request import DocumentLookup
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.profile import PROFILES, profile_for
+from tailrace.core.plan.request import DocumentLookup
+from tailrace.core.stream.kernel_choice import KernelUse
 from tests.golden.captures import EXPANDED, PARTS, Capture
 from tests.golden.captures_of_writes import CAPTURES, TOKENS
 from tests.golden.replay import MemoryOplog, OurStream

@@ -7,10 +7,10 @@ import pytest
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from tailrace.cursor import CursorRegistry
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.merge import CONFIG_SHARDS
-from tailrace.plan.profile import profile_for
+from tailrace.core.cursor import CursorRegistry
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.stream.merge import CONFIG_SHARDS
 from tests.golden.cursors import batch_of, carry_out, counting_ids
 from tests.golden.recording import token_time
 from tests.golden.sharded_replay import ClusterSource

@@ -12,8 +12,8 @@ import pytest
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.raw_bson import elements, encode_document
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.raw_bson import elements, encode_document
 from tests.golden import recording
 from tests.golden.cursors import Cursors, MemorySource
 from tests.golden.recording import (

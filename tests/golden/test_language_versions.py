@@ -12,13 +12,13 @@ from typing import Any
 import bson
 import pytest
 
+from tailrace.core.expression import compile_stages
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.router import compiled
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import PROFILES, profile_for
 from tailrace.errors import UsageError
-from tailrace.expression import compile_stages
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.router import compiled
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import PROFILES, profile_for
 from tests.golden.record_language import RECORDING, VERSIONS, digest_of_cases, our_answers
 
 NOT_SUPPORTED = 115

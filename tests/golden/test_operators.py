@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.expression.language.registry import OPERATORS
-from tailrace.expression.operators import arithmetic, calendar
-from tailrace.expression.values import value as v
+from tailrace.core.expression.language.registry import OPERATORS
+from tailrace.core.expression.operators import arithmetic, calendar
+from tailrace.core.expression.values import value as v
 from tests.differential.fuzz_expressions import OF_THE_C_LIBRARY
 from tests.golden.operator_cases import forms_of
 from tests.golden.record_operators import VERSIONS, Answer, digest_of, known_to, our_answers, read

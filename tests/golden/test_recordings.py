@@ -8,7 +8,7 @@ from pathlib import Path
 import bson
 import pytest
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.amounts import WHOLE
 from tests.differential.first_difference import first_difference
 from tests.golden import recording

@@ -11,9 +11,9 @@ import bson
 import pytest
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.amounts import WHOLE, amount
 from tests.differential.first_difference import first_difference
 from tests.golden import sharded_recording

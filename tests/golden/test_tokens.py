@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from tailrace import raw_bson
-from tailrace.event.resume_token import ResumeToken, encode_event_token
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken, encode_event_token
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.golden import recording
 
 

@@ -15,7 +15,7 @@ import bson
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 from tests.differential import documents as docs
 from tests.differential.native import NativeStream
 from tests.differential.wire import ANY_VALUE, CommandError, Wire

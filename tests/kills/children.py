@@ -16,9 +16,9 @@ import bson
 from bson.raw_bson import RawBSONDocument
 
 import tailrace
-from tailrace import raw_bson
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.core import raw_bson
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 
 EVENTS = "events"
 NO_EVENT = bson.encode({})
@@ -76,9 +76,9 @@ def write_tables(uri: str, database: str, folder: str) -> None:
 
 
 def write_lake(options: str, folder: str) -> None:
+    from tailrace.lake import CompactionPolicy
+    from tailrace.lake.spark.store.stream import write_stream
     from tailrace.spark import local_session
-    from tailrace.spark.lake import CompactionPolicy
-    from tailrace.spark.lake.stream import write_stream
 
     spark = local_session("killed-lake", cores=2, fast_start=True)
     spark.sparkContext.setLogLevel("ERROR")

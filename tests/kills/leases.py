@@ -11,7 +11,7 @@ from typing import Any, Final
 import pymongo
 from pymongo.errors import PyMongoError
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 
 #: The ``_id`` of the document that is inserted when all processes have ended.
 END: Final = "the end"

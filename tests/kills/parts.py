@@ -23,18 +23,18 @@ import pyarrow.parquet as pq
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
-from tailrace.archive.layout import head, oplog_folder
-from tailrace.archive.source import ArchiveSource
-from tailrace.archive.verification import verify
-from tailrace.event.resume_token import ResumeToken
-from tailrace.lake.commit_log import CommitLog
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.mongod import MongodSource
-from tailrace.spark.lake import files
-from tailrace.spark.lake import verify as verify_lake
-from tailrace.spark.source.offset import Offset
-from tailrace.tables.delta_commit import stated
-from tailrace.tables.names import folder_of
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.lake import files
+from tailrace.lake import verify as verify_lake
+from tailrace.lake.spark.query.offset import Offset
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.tables.delta_commit import stated
+from tailrace.lake.tables.names import folder_of
+from tailrace.read.archive.layout import head, oplog_folder
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.verification import verify
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.test_archive_live import entries_of
 from tests.following_images import Last, images_that_do_not_follow, without_images
 from tests.kills.children import EVENTS, pairs

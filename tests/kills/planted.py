@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from tailrace.consumer import fence, listener, mongo_lease_store
-from tailrace.consumer.rules.ownership import Ownership
+from tailrace.act.consumer import fence, listener, mongo_lease_store
+from tailrace.act.consumer.rules.ownership import Ownership
 from tests.simulation.mutants import CommitsBeforeTheWork
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 
 DATABASE = "killed"
 COLLECTIONS = ("a", "b", "c")

@@ -20,10 +20,10 @@ from pymongo.synchronous import mongo_client as sync_module
 from pymongo.synchronous.command_cursor import CommandCursor
 
 import tailrace
-from tailrace.client.asynchronous.change_stream import AsyncChangeStream, ThreadedChangeStream
-from tailrace.client.asynchronous.server_stream import AsyncServerChangeStream
-from tailrace.client.change_stream import ChangeStream, OplogChangeStream
-from tailrace.client.request import WatchRequest
+from tailrace.watch.client.asynchronous.change_stream import AsyncChangeStream, ThreadedChangeStream
+from tailrace.watch.client.asynchronous.server_stream import AsyncServerChangeStream
+from tailrace.watch.client.change_stream import ChangeStream, OplogChangeStream
+from tailrace.watch.client.request import WatchRequest
 
 ENGINE = os.environ["TAILRACE_SUITE_ENGINE"]
 
@@ -72,7 +72,7 @@ def _remember(opened: Any, request: WatchRequest) -> Any:
 
 
 def _replace() -> None:
-    from tailrace.client import deployment
+    from tailrace.watch.client import deployment
 
     init = WatchRequest.__post_init__
     last: list[WatchRequest] = []

@@ -17,7 +17,7 @@ from pymongo import errors as pymongo_errors
 import tailrace
 from tailrace import errors
 from tailrace.embedded import ReplicaSet, ShardedCluster
-from tailrace.source.driver_error import as_driver_error
+from tailrace.read.source.driver_error import as_driver_error
 from tests.sharded.native_router import NativeRouter
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "pymongo.md"

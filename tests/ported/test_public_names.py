@@ -21,7 +21,7 @@ from pymongo.synchronous.change_stream import ChangeStream
 from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
-from tailrace import client as ours
+from tailrace.watch import client as ours
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "pymongo.md"
 #: By section of the page: PyMongo's class and ours, for each flavour.

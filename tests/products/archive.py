@@ -14,17 +14,17 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
-from tailrace import raw_bson
-from tailrace.archive.layout import existing
-from tailrace.archive.recorder import ArchivePolicy, Recorder
-from tailrace.archive.source import ArchiveSource
-from tailrace.archive.writer import SegmentLimits
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.connection import Connection
-from tailrace.source.membership import changes
-from tailrace.source.mongod import MongodSource
-from tailrace.source.topology import Cluster
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.read.archive.layout import existing
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.writer import SegmentLimits
+from tailrace.read.source.connection import Connection
+from tailrace.read.source.membership import changes
+from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.topology import Cluster
 from tests.differential.test_archive_live import entries_of
 from tests.products.product import Job, Product
 from tests.products.truth import Truth, first_of, time_of

@@ -14,9 +14,9 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.embedded.sharding import Router, Transaction
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.wire import CommandError, Wire
 from tests.products.own_writes import EXPIRING, OwnWrites
 from tests.products.truth import Truth, time_of

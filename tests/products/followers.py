@@ -17,12 +17,12 @@ from pymongo import MongoClient
 from pymongo.errors import CollectionInvalid
 
 import tailrace
-from tailrace import raw_bson
+from tailrace.act.consumer.messages.publisher import Message
 from tailrace.consumer import Change, Listener, MongoLeaseStore
 from tailrace.consumer.messages import MessageRelay, Outbox
-from tailrace.consumer.messages.publisher import Message
 from tailrace.consumer.views import View, ViewKeeper
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tests.products.product import Job, Product
 from tests.products.truth import Truth
 from tests.products.writes import ORDERS, OUTBOX, PATIENCE

@@ -15,9 +15,9 @@ import bson
 from bson.raw_bson import RawBSONDocument
 
 import tailrace
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.errors import RESUMABLE_LABEL, SinkError, SourceError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tests.kills.children import EVENTS, NO_EVENT, pairs
 
 _AWAIT_MS = 50

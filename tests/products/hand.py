@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.kills.children import EVENTS, pairs
 from tests.products.children import Child, Outcome
 from tests.products.following import damage_token

@@ -7,8 +7,8 @@ from typing import Any
 
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.following_images import without_images
 from tests.kills.children import EVENTS
 from tests.products.following import follow, followed

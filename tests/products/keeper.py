@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.products.children import Child, Outcome, carried_out, crash
 from tests.products.product import Job, Product
 from tests.products.spark_child import SparkChild

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, TailraceError
-from tailrace.lake.identity import partitioning_of, read_identity
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.lake.store.identity import partitioning_of, read_identity
 from tests.products.archive import ArchiveProduct, came_or_went, record
 from tests.products.late_source import lakes_beginning_at
 from tests.products.product import Job, Product
@@ -61,7 +61,7 @@ class LakeProduct(Product):
     limits = ArchiveProduct.limits
 
     def advance(self, job: Job) -> None:
-        from tailrace.spark.lake import CompactionPolicy
+        from tailrace.lake import CompactionPolicy
 
         rng = random.Random(f"tailrace lake {job.options['played']}")
         start = ClusterTime(job.start).tick()
@@ -102,7 +102,7 @@ class LakeProduct(Product):
         return lakes_beginning_at(random.Random(job.seed).choice(pauses), archive)
 
     def _write(self, options: dict[str, str], job: Job, chosen: dict[str, Any]) -> None:
-        from tailrace.spark.lake.stream import write_stream
+        from tailrace.lake.spark.store.stream import write_stream
 
         query = write_stream(session(), options, job.root / "lake", available_now=True, **chosen)
         try:
@@ -114,7 +114,7 @@ class LakeProduct(Product):
                 query.stop()
 
     def differences(self, job: Job, truth: Truth) -> list[str]:
-        from tailrace.spark.lake import files, verify
+        from tailrace.lake import files, verify
 
         lake = job.root / "lake"
         try:
@@ -178,7 +178,7 @@ def _reads_an_archive(job: Job) -> bool:
 def _of_ours(error: PySparkException) -> TailraceError:
     """What a query has failed with: an error of ours in another process, told in Spark's words, or a crash."""
     text = str(error)
-    known = "tailrace.errors" in text or "TailraceError" in text or "tailrace.durable.LakeFullError" in text
+    known = "tailrace.errors" in text or "TailraceError" in text or "tailrace.base.durable.LakeFullError" in text
     if not known:
         raise RuntimeError(text[:2000]) from error
     lines = [line for line in text.splitlines() if "tailrace." in line and "Error:" in line]

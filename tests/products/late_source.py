@@ -12,10 +12,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.lake import stream
-from tailrace.spark.lake.source import LakePlace, LakeSource, LakeStreamReader
-from tailrace.spark.source.options import ReadOptions
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.lake.spark.query.options import ReadOptions
+from tailrace.lake.spark.store import stream
+from tailrace.lake.spark.store.source import LakePlace, LakeSource, LakeStreamReader
 from tests.products.archive import beginning_at
 from tests.products.following import keeping
 

@@ -52,20 +52,20 @@ def _nothing(*_: Any, **__: Any) -> None:
 def _lake_set_back() -> list[Undo]:
     """Nobody notices that the lake is older than its checkpoint."""
     return [
-        *_everywhere("tailrace.lake.checkpoint_file", "require_seen", _nothing),
-        *_everywhere("tailrace.lake.committer", "_require_no_hole", _nothing),
+        *_everywhere("tailrace.lake.store.checkpoint_file", "require_seen", _nothing),
+        *_everywhere("tailrace.lake.store.committer", "_require_no_hole", _nothing),
     ]
 
 
 def _table_set_back() -> list[Undo]:
     """A table is not compared with what its state knows of it."""
-    return _everywhere("tailrace.tables.standing", "fault_of", _nothing)
+    return _everywhere("tailrace.lake.tables.standing", "fault_of", _nothing)
 
 
 def _altered_state() -> list[Undo]:
     """The records of the tables' state are taken as they are, and one that is not found is not there."""
-    from tailrace.lmdb_file import _CHECKSUM_BYTES
-    from tailrace.tables.state_file import Databases
+    from tailrace.base.lmdb_file import _CHECKSUM_BYTES
+    from tailrace.lake.tables.state_file import Databases
 
     def value(self: Any, key: bytes, record: bytes) -> bytes:
         return record[_CHECKSUM_BYTES:]
@@ -85,7 +85,7 @@ def _altered_state() -> list[Undo]:
 
 def _altered_log() -> list[Undo]:
     """A table's log is what its files say: neither their seals are compared nor what one says of another."""
-    from tailrace.tables.delta_commit import DamagedCommitError
+    from tailrace.lake.tables.delta_commit import DamagedCommitError
 
     def actions_in(path: Path, number: int, content: bytes) -> list[dict[str, Any]]:
         try:
@@ -94,15 +94,15 @@ def _altered_log() -> list[Undo]:
             raise DamagedCommitError(f"{path} is damaged: {error}") from error
 
     return [
-        *_everywhere("tailrace.tables.log_chain", "harm", _nothing),
-        *_everywhere("tailrace.tables.delta_commit", "actions_in", actions_in),
+        *_everywhere("tailrace.lake.tables.log_chain", "harm", _nothing),
+        *_everywhere("tailrace.lake.tables.delta_commit", "actions_in", actions_in),
     ]
 
 
 def _other_history() -> list[Undo]:
     """Tables follow whatever deployment they are pointed at."""
-    from tailrace.tables.oplogs import Oplogs
-    from tailrace.tables.writer import TablesWriter
+    from tailrace.lake.tables.oplogs import Oplogs
+    from tailrace.lake.tables.writer import TablesWriter
 
     return [_set(Oplogs, "check", _nothing), _set(TablesWriter, "_check_deployment", _nothing)]
 
@@ -111,8 +111,8 @@ def _altered_archive() -> list[Undo]:
     """The archive's files are read as they are."""
     import pyarrow.parquet as pq
 
-    from tailrace.archive import checked_file
-    from tailrace.archive.segment import SegmentReader
+    from tailrace.read.archive import checked_file
+    from tailrace.read.archive.segment import SegmentReader
 
     def unchecked(self: Any, path: Path, digest: str) -> None:
         try:
@@ -133,8 +133,8 @@ def _altered_archive() -> list[Undo]:
 
 def _altered_images() -> list[Undo]:
     """The records of exact images are taken as they are."""
-    from tailrace.images.bucket import ImageBucket
-    from tailrace.lmdb_file import _CHECKSUM_BYTES
+    from tailrace.base.lmdb_file import _CHECKSUM_BYTES
+    from tailrace.read.images.bucket import ImageBucket
 
     def unchecked(self: Any, key: bytes, record: bytes) -> bytes:
         return record[_CHECKSUM_BYTES:]
@@ -144,8 +144,8 @@ def _altered_images() -> list[Undo]:
 
 def _lost_images() -> list[Undo]:
     """A file of exact images that has gone begins anew, with no document in it."""
-    from tailrace.images.bucket import ImageBucket
-    from tailrace.images.state import ImageState
+    from tailrace.read.images.bucket import ImageBucket
+    from tailrace.read.images.state import ImageState
 
     def counted(self: Any) -> list[int]:
         return [0] * len(self._buckets)
@@ -156,25 +156,25 @@ def _lost_images() -> list[Undo]:
 
 def _silent_part() -> list[Undo]:
     """A copy of the deployment is one of the databases that a user is shown."""
-    from tailrace.source import listing
+    from tailrace.read.source import listing
 
     def shown(connection: Any) -> list[str]:
         reply = listing._asked(connection)
         return sorted({str(one["name"]) for one in reply["databases"]} - listing.INTERNAL_DATABASES)
 
-    return _everywhere("tailrace.source.listing", "database_names", shown)
+    return _everywhere("tailrace.read.source.listing", "database_names", shown)
 
 
 def _position_of_another() -> list[Undo]:
     """A listener goes on from a position of another deployment."""
-    from tailrace.consumer.watching import Watching
+    from tailrace.act.consumer.watching import Watching
 
     return [_set(Watching, "_checked_deployment", _nothing)]
 
 
 def _views_of_memory() -> list[Undo]:
     """A document above 4 kB is a view of memory when images begin with a copy."""
-    from tailrace.images import key, seed
+    from tailrace.read.images import key, seed
 
     own = key.state_key
 
@@ -186,14 +186,14 @@ def _views_of_memory() -> list[Undo]:
 
 def _moved_primary() -> list[Undo]:
     """What a collection's migration entries say is left out, also where nothing else fills it."""
-    from tailrace.tables.fold import Fold
+    from tailrace.lake.tables.fold import Fold
 
     return [_set(Fold, "_group_filled", _nothing)]
 
 
 def _dying_thread() -> list[Undo]:
     """An error that is none of ours ends the tables' thread, and nobody is told."""
-    from tailrace.tables.writer import TablesWriter
+    from tailrace.lake.tables.writer import TablesWriter
 
     @contextmanager
     def tabling(uri: Any, settings: Any, stop: threading.Event, *, once: bool) -> Iterator[None]:
@@ -212,30 +212,30 @@ def _dying_thread() -> list[Undo]:
 
 def _snapshot_of_another() -> list[Undo]:
     """A snapshot goes on with a token from the middle of another deployment's copy."""
-    return _everywhere("tailrace.snapshot.reader", "check_origin", _nothing)
+    return _everywhere("tailrace.read.snapshot.reader", "check_origin", _nothing)
 
 
 def _images_of_another() -> list[Undo]:
     """Exact images go on with a state of another deployment."""
-    from tailrace.images.source import ExactSource
+    from tailrace.read.images.source import ExactSource
 
     return [_set(ExactSource, "_check_history", _nothing)]
 
 
 def _archive_of_another() -> list[Undo]:
     """An archive is continued with the oplog of another deployment, as if it were its own."""
-    from tailrace.archive.recorder import Recorder
+    from tailrace.read.archive.recorder import Recorder
 
     return [
         _set(Recorder, "_check", _nothing),
-        *_everywhere("tailrace.archive.owner", "confirm_owner", _nothing),
-        *_everywhere("tailrace.source.witness", "check_witness", _nothing),
+        *_everywhere("tailrace.read.archive.owner", "confirm_owner", _nothing),
+        *_everywhere("tailrace.read.source.witness", "check_witness", _nothing),
     ]
 
 
 def _no_hidden_members() -> list[Undo]:
     """Reads go with an explicit session, which PyMongo refuses where a hidden member is all that it is connected to."""
-    from tailrace.source.connection import Connection
+    from tailrace.read.source.connection import Connection
 
     own = Connection.majority
 
@@ -250,7 +250,7 @@ def _no_hidden_members() -> list[Undo]:
 def _nothing_of_renames() -> list[Undo]:
     """``as of`` says nothing of a collection that has just got its name."""
     from tailrace.errors import UsageError
-    from tailrace.tables.as_of import _Replay
+    from tailrace.lake.tables.as_of import _Replay
 
     def renamed(self: Any, uuid: bytes) -> Any:
         raise UsageError(f"another collection, {uuid.hex()}, was renamed to {self._namespace}")
@@ -261,8 +261,8 @@ def _nothing_of_renames() -> list[Undo]:
 def _long_partition_values() -> list[Undo]:
     """A value that no file's name has room for stops the upkeep of a table that is divided by it."""
     from tailrace.errors import SinkError
-    from tailrace.tables import compaction
-    from tailrace.tables.names import KEY
+    from tailrace.lake.tables import compaction
+    from tailrace.lake.tables.names import KEY
 
     own = compaction.compacted
 
@@ -274,14 +274,14 @@ def _long_partition_values() -> list[Undo]:
                     raise SinkError("File name too long")
         return own(layout, files, **options)
 
-    return _everywhere("tailrace.tables.compaction", "compacted", compacted)
+    return _everywhere("tailrace.lake.tables.compaction", "compacted", compacted)
 
 
 def _no_partition_values() -> list[Undo]:
     """The files of a divided table do not hold what it is divided by, which is in their paths."""
     import pyarrow as pa
 
-    from tailrace.tables.data_files import Writers
+    from tailrace.lake.tables.data_files import Writers
 
     own = Writers._put
 
@@ -297,7 +297,7 @@ def _no_partition_values() -> list[Undo]:
 
 def _far_dates() -> list[Undo]:
     """A column has dates of any year."""
-    from tailrace.tables import schema
+    from tailrace.lake.tables import schema
 
     far = {"FIRST_DAY": -(10**8), "LAST_DAY": 10**8, "FIRST_MS": -(2**53), "LAST_MS": 2**53}
     return [_set(schema, name, value) for name, value in far.items()]
@@ -305,13 +305,13 @@ def _far_dates() -> list[Undo]:
 
 def _odd_names() -> list[Undo]:
     """A name that is not UTF-8 is used as it is, and what comes of it is not caught."""
-    return _everywhere("tailrace.source.listing", "check_name", _nothing)
+    return _everywhere("tailrace.read.source.listing", "check_name", _nothing)
 
 
 def _damaged_tokens() -> list[Undo]:
     """What a damaged token runs into is raised as Python has it."""
+    from tailrace.core.event.resume_token import ResumeToken
     from tailrace.errors import InvalidResumeToken
-    from tailrace.event.resume_token import ResumeToken
 
     own = ResumeToken.parse
 

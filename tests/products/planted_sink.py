@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tailrace.spark.lake.sink import LakeSink, LakeStreamWriter
+from tailrace.lake.spark.store.sink import LakeSink, LakeStreamWriter
 from tests.products.planted import plant
 
 _FAULT = "a lake that was set back goes on"

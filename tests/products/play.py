@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.products.children import Child
 from tests.products.hand import Elsewhere, Hand, Step, is_a_limit
 from tests.products.keeper import Keeper, Killed, Running

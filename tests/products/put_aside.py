@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Final
 
-from tailrace.lake import quarantine
-from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.store import quarantine
+from tailrace.lake.store.commit_log import CommitLog
 from tests.products.own_writes import CORPUS, SIZES
 from tests.products.product import Job
 from tests.snapshot.copies import opened

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.products.children import Outcome
 from tests.products.hand import Step
 from tests.products.keeper import Keeper

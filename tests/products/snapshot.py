@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
 from tests.kills.children import EVENTS, pairs
 from tests.products.following import events_in, follow, keeping
 from tests.products.product import Job, Product

@@ -15,13 +15,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from tailrace.cli.run_tables import tabling
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.errors import SinkError
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.tables.as_of import as_of
-from tailrace.tables.delta_commit import stated
-from tailrace.tables.names import folder_of
-from tailrace.tables.schema import Policy
-from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.as_of import as_of
+from tailrace.lake.tables.delta_commit import stated
+from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.schema import Policy
+from tailrace.lake.tables.settings import TableRule, TableSettings
 from tests.products import typed
 from tests.products.archive import REPLACED, came_or_went, record
 from tests.products.product import Job, Product

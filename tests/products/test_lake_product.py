@@ -9,10 +9,10 @@ import bson
 import pyarrow as pa
 import pytest
 
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.errors import SinkError
-from tailrace.lake.part_writer import PartWriter
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.spark.lake import files
+from tailrace.lake import files
+from tailrace.lake.store.part_writer import PartWriter
 from tests.products.lake import LakeProduct
 from tests.products.product import Job
 from tests.products.truth import Truth

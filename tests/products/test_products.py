@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.products import lake, own_writes
 from tests.products.__main__ import Chosen, elsewhere_of, play_on, run_seed, run_sharded
 from tests.products.cluster_writes import ClusterWrites

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from tailrace import raw_bson
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tests.sharded.fuzz import tied
 from tests.snapshot.copies import opened
 

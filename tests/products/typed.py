@@ -21,12 +21,12 @@ from bson.objectid import ObjectId
 from deltalake import DeltaTable
 
 from tailrace.errors import SinkError
-from tailrace.tables.data_files import opened
-from tailrace.tables.delta_table import CollectionTable
-from tailrace.tables.names import folder_of
-from tailrace.tables.schema import Decoded as Documents
-from tailrace.tables.schema import Policy, TableSchema, convert, fill, typed_array
-from tailrace.tables.settings import TableRule
+from tailrace.lake.tables.data_files import opened
+from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.schema import Decoded as Documents
+from tailrace.lake.tables.schema import Policy, TableSchema, convert, fill, typed_array
+from tailrace.lake.tables.settings import TableRule
 from tests.tables.features import ODD
 from tests.tables.readers import READERS
 

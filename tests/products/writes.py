@@ -18,8 +18,8 @@ from pymongo.errors import PyMongoError
 from pymongo.synchronous.auth import _authenticate_scram
 from pymongo.uri_parser import parse_uri
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.consumer.ordeal_view import acting_on
 from tests.differential import native
 from tests.differential.execute import Executed, clear, note, run_operation

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import bson
 from bson.binary import Binary
 
-from tailrace.event.event_block import EventBlock
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.stream import Need, Stream
-from tailrace.plan.request import NeedShard, OplogBatch
-from tailrace.source.drive import drive
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.request import NeedShard, OplogBatch
+from tailrace.core.stream.stream import Need, Stream
+from tailrace.read.source.drive import drive
 from tests.property.noted import check_noted
 
 UUID = Binary(bytes(range(16)), 4)

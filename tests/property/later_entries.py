@@ -9,7 +9,7 @@ import bson
 from bson.binary import Binary
 from bson.int64 import Int64
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.property import random_entries
 
 UUID = Binary(bytes(range(16)), 4)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tailrace.core.event.event_block import EventBlock, Offsets
+from tailrace.core.kernel import Part, locate
+from tailrace.core.kernel.arrays import PARTS
+from tailrace.core.kernel.event_parts import TOKEN
 from tailrace.errors import OplogFormatError
-from tailrace.event.event_block import EventBlock, Offsets
-from tailrace.kernel import Part, locate
-from tailrace.kernel.arrays import PARTS
-from tailrace.kernel.event_parts import TOKEN
 
 
 def check_noted(block: EventBlock, wanted: Sequence[str] = tuple(PARTS)) -> dict[str, Part]:

@@ -12,8 +12,8 @@ import bson
 from bson import json_util
 from bson.codec_options import CodecOptions, DatetimeConversion
 
-from tailrace import raw_bson
-from tailrace.spark.reading import variant
+from tailrace.core import raw_bson
+from tailrace.lake.spark.reading import variant
 
 CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO, tz_aware=True, unicode_decode_error_handler="replace"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 from tests.property import random_values
 from tests.property.random_values import Value
 

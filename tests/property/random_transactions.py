@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from tailrace import raw_bson as rb
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core import raw_bson as rb
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.property import random_entries
 from tests.property.random_entries import document, string
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from fractions import Fraction
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 
 Value = tuple[int, bytes]
 

@@ -10,13 +10,13 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.event.event_block import EventBlock
-from tailrace.kernel import merge_blocks
-from tailrace.kernel.event_parts import PARTS
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.waiting import Place as Bound
-from tailrace.pipeline.waiting import WaitingEvents, merged_blocks, merged_events
-from tailrace.pipeline.waiting import events_of as events_of_block
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.kernel import merge_blocks
+from tailrace.core.kernel.event_parts import PARTS
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.pipeline.waiting import Place as Bound
+from tailrace.core.pipeline.waiting import WaitingEvents, merged_blocks, merged_events
+from tailrace.core.pipeline.waiting import events_of as events_of_block
 
 Place = tuple[int, int]
 

@@ -8,9 +8,9 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.core.oplog.cluster_clock import ClusterClock, SeenTime
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.errors import UsageError
-from tailrace.oplog.cluster_clock import ClusterClock, SeenTime
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tests.property.steady import STEADY
 from tests.property.unsigned import unsigned_document
 

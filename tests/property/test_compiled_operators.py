@@ -12,10 +12,10 @@ import bson
 import numpy as np
 import pytest
 
-from tailrace.expression import CompiledPipeline, compile_stages
-from tailrace.kernel.plain_match import PlainMatch
-from tailrace.kernel.project_program import FAILS, PASSES
-from tailrace.kernel.user_stages import compile_user_stages
+from tailrace.core.expression import CompiledPipeline, compile_stages
+from tailrace.core.kernel.plain_match import PlainMatch
+from tailrace.core.kernel.project_program import FAILS, PASSES
+from tailrace.core.kernel.user_stages import compile_user_stages
 
 DOCUMENT = {
     "n": 5,

@@ -12,8 +12,8 @@ from bson.int64 import Int64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.cursor.reply_events import REPLY_BYTES_MAX, ReplyEvents
-from tailrace.event.event_block import EventBlock
+from tailrace.core.cursor.reply_events import REPLY_BYTES_MAX, ReplyEvents
+from tailrace.core.event.event_block import EventBlock
 from tests.amounts import amount
 from tests.golden import recording
 from tests.golden.cursors import Cursors, MemorySource, batch_of, carry_out

@@ -26,25 +26,25 @@ from bson.objectid import ObjectId
 from bson.regex import Regex
 from bson.timestamp import Timestamp
 
-from tailrace import raw_bson
-from tailrace.cursor import CursorRegistry
+from tailrace.core import raw_bson
+from tailrace.core.cursor import CursorRegistry
+from tailrace.core.event import keystring
+from tailrace.core.event.bson_text import document_text, spaced_document_text
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.event.update_description import describe_update
+from tailrace.core.expression import compile_stages
+from tailrace.core.expression.values import value as v
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.entry import first_elements, parse_entry
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.oplog.update_delta import apply_diff
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import OplogBatch
+from tailrace.core.stream.kernel_choice import KernelUse
+from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.errors import InternalError, OplogFormatError, TailraceError
-from tailrace.event import keystring
-from tailrace.event.bson_text import document_text, spaced_document_text
-from tailrace.event.resume_token import ResumeToken
-from tailrace.event.update_description import describe_update
-from tailrace.expression import compile_stages
-from tailrace.expression.values import value as v
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.entry import first_elements, parse_entry
-from tailrace.oplog.namespace import Scope
-from tailrace.oplog.update_delta import apply_diff
-from tailrace.pipeline.kernel import KernelUse
-from tailrace.pipeline.stream import ONE_OPLOG, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import OplogBatch
 from tests.amounts import amount
 
 #: No step takes a hundredth of this.

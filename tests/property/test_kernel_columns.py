@@ -11,10 +11,10 @@ from bson.int64 import Int64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.kernel import Part, encode_variants, gather, is_utf8, locate
 from tailrace.errors import OplogFormatError, UsageError
-from tailrace.kernel import Part, encode_variants, gather, is_utf8, locate
-from tailrace.spark.reading import variant
+from tailrace.lake.spark.reading import variant
 from tests.amounts import amount
 from tests.property import random_values
 from tests.property.guard_page import GuardedBuffer

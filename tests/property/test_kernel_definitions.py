@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tailrace import raw_bson
-from tailrace.kernel import EVENT, PLAIN, SKIPPED, transform_batch
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_7_0, SERVER_8_1, ServerProfile
+from tailrace.core import raw_bson
+from tailrace.core.kernel import EVENT, PLAIN, SKIPPED, transform_batch
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_7_0, SERVER_8_1, ServerProfile
 from tests.amounts import amount
 from tests.property import random_entries
 from tests.property.guard_page import GuardedBuffer

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from tailrace import raw_bson as rb
-from tailrace.kernel import EVENT, PLAIN, transform_batch
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.profile import SERVER_8_1
+from tailrace.core import raw_bson as rb
+from tailrace.core.kernel import EVENT, PLAIN, transform_batch
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.profile import SERVER_8_1
 from tests.amounts import amount
 from tests.property import random_entries
 from tests.property.guard_page import GuardedBuffer

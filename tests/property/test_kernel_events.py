@@ -10,22 +10,30 @@ import numpy as np
 import pytest
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.kernel import EVENT, PLAIN, SKIPPED, KernelBatch, KernelSettings, transform_batch
+from tailrace.core.kernel.event_record import KEY_END, KEY_START, SPLICE
+from tailrace.core.kernel.fast_path import process_batch, settings_for
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.entry import parse_entry
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import Plan, build_plan
+from tailrace.core.plan.profile import (
+    SERVER_4_4,
+    SERVER_6_0,
+    SERVER_7_0,
+    SERVER_8_1,
+    SERVER_8_3,
+    ServerProfile,
+    profile_for,
+)
+from tailrace.core.plan.request import Answer, OplogBatch, Request
+from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.errors import OplogFormatError, TailraceError
-from tailrace.event.event_block import EventBlock
-from tailrace.kernel import EVENT, PLAIN, SKIPPED, KernelBatch, KernelSettings, transform_batch
-from tailrace.kernel.event_record import KEY_END, KEY_START, SPLICE
-from tailrace.kernel.fast_path import process_batch, settings_for
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.entry import parse_entry
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.pipeline.stream import ONE_OPLOG, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_7_0, SERVER_8_1, SERVER_8_3, ServerProfile, profile_for
-from tailrace.plan.request import Answer, OplogBatch, Request
-from tailrace.source.drive import drive
+from tailrace.read.source.drive import drive
 from tests.amounts import amount
 from tests.golden import recording
 from tests.golden.replay import BEGINNING, EVERYTHING, MemoryOplog, memory_of, options_of

@@ -11,17 +11,17 @@ from typing import Any
 import bson
 import pytest
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.kernel.fast_path import process_batch
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import Plan, build_plan
+from tailrace.core.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_8_1, SERVER_8_3, ServerProfile
+from tailrace.core.plan.request import Answer, AnswerTooLargeError, NeedDocuments, NeedPreImages, OplogBatch, Request
 from tailrace.errors import ServerError, SourceError
-from tailrace.event.event_block import EventBlock
-from tailrace.kernel.fast_path import process_batch
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_8_1, SERVER_8_3, ServerProfile
-from tailrace.plan.request import Answer, AnswerTooLargeError, NeedDocuments, NeedPreImages, OplogBatch, Request
 from tests.amounts import amount
 from tests.property import random_entries, random_values
 from tests.property.test_kernel_events import START, PlainOplog, PlainStages, driven, plan_of, random_run

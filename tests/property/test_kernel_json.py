@@ -17,8 +17,8 @@ from bson.int64 import Int64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace import raw_bson
-from tailrace.kernel import Part, encode_json
+from tailrace.core import raw_bson
+from tailrace.core.kernel import Part, encode_json
 from tests.amounts import amount
 from tests.property import random_values
 from tests.property.guard_page import GuardedBuffer

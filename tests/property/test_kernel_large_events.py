@@ -5,14 +5,14 @@ from __future__ import annotations
 import bson
 import pytest
 
-from tailrace import raw_bson as rb
-from tailrace.kernel import EVENT, PLAIN, transform_batch
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.request import Answer, Request
-from tailrace.stage.split_large_event import EVENT_BYTES_MAX
+from tailrace.core import raw_bson as rb
+from tailrace.core.kernel import EVENT, PLAIN, transform_batch
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.request import Answer, Request
+from tailrace.core.stage.split_large_event import EVENT_BYTES_MAX
 from tests.property import random_entries
 from tests.property.test_kernel_events import START, PlainOplog, driven, plan_of
 from tests.property.test_kernel_images import LOOK_UP, images_plan

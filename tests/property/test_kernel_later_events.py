@@ -11,17 +11,17 @@ import bson
 import pytest
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson
-from tailrace.kernel import EVENT, transform_batch
-from tailrace.kernel.fast_path import settings_for
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.entry import parse_entry
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.stream import open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import PROFILES, SERVER_7_0_28, SERVER_8_3, ServerProfile, profile_for
-from tailrace.stage.oplog_match import OplogMatch
+from tailrace.core import raw_bson
+from tailrace.core.kernel import EVENT, transform_batch
+from tailrace.core.kernel.fast_path import settings_for
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.entry import parse_entry
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import Plan, build_plan
+from tailrace.core.plan.profile import PROFILES, SERVER_7_0_28, SERVER_8_3, ServerProfile, profile_for
+from tailrace.core.stage.oplog_match import OplogMatch
+from tailrace.core.stream.stream import open_stream
 from tests.amounts import amount
 from tests.golden.replay import entry_filter
 from tests.property.later_entries import UUID, later_run

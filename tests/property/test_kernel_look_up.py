@@ -9,9 +9,9 @@ import bson
 import numpy as np
 import pytest
 
-from tailrace import raw_bson as rb
-from tailrace.event.image import DocumentRuns, FoundDocuments
-from tailrace.kernel.look_up import Keys
+from tailrace.core import raw_bson as rb
+from tailrace.core.event.image import DocumentRuns, FoundDocuments
+from tailrace.core.kernel.look_up import Keys
 from tests.property import random_values
 from tests.property.guard_page import GuardedBuffer
 

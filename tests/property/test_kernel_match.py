@@ -15,18 +15,18 @@ from bson.errors import InvalidBSON
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
+from tailrace.core.expression import compile_stages
+from tailrace.core.expression.language.expression import Bindings
+from tailrace.core.expression.match.parse import parse_match
+from tailrace.core.expression.match.test import document_test
+from tailrace.core.expression.values import value as v
+from tailrace.core.kernel.fast_path import process_batch
+from tailrace.core.kernel.match_program import match_program
+from tailrace.core.kernel.match_test import FAILS, PASSES, UNKNOWN
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.request import OplogBatch
 from tailrace.errors import UsageError
-from tailrace.expression import compile_stages
-from tailrace.expression.language.expression import Bindings
-from tailrace.expression.match.parse import parse_match
-from tailrace.expression.match.test import document_test
-from tailrace.expression.values import value as v
-from tailrace.kernel.fast_path import process_batch
-from tailrace.kernel.match_program import match_program
-from tailrace.kernel.match_test import FAILS, PASSES, UNKNOWN
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.plan.request import OplogBatch
 from tests.amounts import amount
 from tests.differential.event_predicates import EventPredicates
 from tests.differential.expression_grammar import Grammar

@@ -14,23 +14,23 @@ import bson
 import numpy as np
 import pytest
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
+from tailrace.core.event.event_block import OPERATION_TYPES, EventBlock
+from tailrace.core.expression.language.expression import Bindings
+from tailrace.core.expression.match.parse import parse_match
+from tailrace.core.kernel import KernelSettings, locate, transform_batch
+from tailrace.core.kernel.arrays import PARTS
+from tailrace.core.kernel.event_parts import DOCUMENT_KEY, FULL_DOCUMENT
+from tailrace.core.kernel.fast_path import process_batch
+from tailrace.core.kernel.match_program import match_program
+from tailrace.core.kernel.match_test import FAILS, PASSES
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.plan import Plan
+from tailrace.core.plan.profile import SERVER_6_0, SERVER_8_1, SERVER_8_3, ServerProfile
+from tailrace.core.plan.request import Answer, NeedDocuments, NeedPreImages, OplogBatch, Request
 from tailrace.errors import InternalError, OplogFormatError
-from tailrace.event.event_block import OPERATION_TYPES, EventBlock
-from tailrace.expression.language.expression import Bindings
-from tailrace.expression.match.parse import parse_match
-from tailrace.kernel import KernelSettings, locate, transform_batch
-from tailrace.kernel.arrays import PARTS
-from tailrace.kernel.event_parts import DOCUMENT_KEY, FULL_DOCUMENT
-from tailrace.kernel.fast_path import process_batch
-from tailrace.kernel.match_program import match_program
-from tailrace.kernel.match_test import FAILS, PASSES
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.plan.plan import Plan
-from tailrace.plan.profile import SERVER_6_0, SERVER_8_1, SERVER_8_3, ServerProfile
-from tailrace.plan.request import Answer, NeedDocuments, NeedPreImages, OplogBatch, Request
 from tests.property import random_entries, random_transactions
 from tests.property.noted import check_noted, is_noted
 from tests.property.test_kernel_images import LOOK_UP, images_plan

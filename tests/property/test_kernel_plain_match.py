@@ -9,12 +9,12 @@ import bson
 import numpy as np
 import pytest
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
+from tailrace.core.expression import compile_stages
+from tailrace.core.kernel.plain_match import PlainMatch
+from tailrace.core.kernel.project_program import FAILS, NOT_KNOWN, PASSES
+from tailrace.core.kernel.user_stages import compile_user_stages
 from tailrace.errors import TailraceError
-from tailrace.expression import compile_stages
-from tailrace.kernel.plain_match import PlainMatch
-from tailrace.kernel.project_program import FAILS, NOT_KNOWN, PASSES
-from tailrace.kernel.user_stages import compile_user_stages
 from tests.property import random_values
 from tests.property.test_kernel_events import PlainStages, plan_of, random_run
 

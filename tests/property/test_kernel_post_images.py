@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
+from tailrace.core.kernel import images as images_module
+from tailrace.core.kernel import transform_batch
+from tailrace.core.kernel.images import Field, after_deltas
+from tailrace.core.oplog.update_delta import apply_diff
 from tailrace.errors import OplogFormatError
-from tailrace.kernel import images as images_module
-from tailrace.kernel import transform_batch
-from tailrace.kernel.images import Field, after_deltas
-from tailrace.oplog.update_delta import apply_diff
 from tests.amounts import amount
 from tests.property import random_entries, random_values
 from tests.property.guard_page import GuardedBuffer

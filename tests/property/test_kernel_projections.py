@@ -19,18 +19,18 @@ import pytest
 from bson.errors import InvalidBSON
 from bson.int64 import Int64
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
+from tailrace.core.event.change_event import Places
+from tailrace.core.expression import CompiledPipeline, compile_stages
+from tailrace.core.kernel import project_program
+from tailrace.core.kernel.fast_path import process_batch
+from tailrace.core.kernel.project_program import FAILS, NOT_KNOWN, PASSES
+from tailrace.core.kernel.user_stages import BlockStages, compile_user_stages
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.request import Answer, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch, Request
+from tailrace.core.stage.user_stages import check_id
 from tailrace.errors import TailraceError, UsageError
-from tailrace.event.change_event import Places
-from tailrace.expression import CompiledPipeline, compile_stages
-from tailrace.kernel import project_program
-from tailrace.kernel.fast_path import process_batch
-from tailrace.kernel.project_program import FAILS, NOT_KNOWN, PASSES
-from tailrace.kernel.user_stages import BlockStages, compile_user_stages
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.plan.request import Answer, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch, Request
-from tailrace.stage.user_stages import check_id
 from tests.amounts import amount
 from tests.property import random_values
 from tests.property.guard_page import GuardedBuffer

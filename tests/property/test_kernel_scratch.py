@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from bson import Binary, Int64, Timestamp
 
-from tailrace.kernel import KernelSettings, batch, transform_batch
-from tailrace.kernel.job import KEY_DOCUMENT_MAX
+from tailrace.core.kernel import KernelSettings, batch, transform_batch
+from tailrace.core.kernel.job import KEY_DOCUMENT_MAX
 from tests.amounts import amount
 from tests.property import random_entries
 from tests.property.test_kernel_events import plan_of

@@ -9,15 +9,15 @@ from functools import partial
 import pytest
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson
-from tailrace.kernel.fast_path import process_batch
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import Answer, NeedShardKeys, Request
+from tailrace.core import raw_bson
+from tailrace.core.kernel.fast_path import process_batch
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import Plan, build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import Answer, NeedShardKeys, Request
 from tests.golden import sharded_recording
 from tests.golden.replay import MemoryOplog
 from tests.golden.sharded_recording import ShardedRecording

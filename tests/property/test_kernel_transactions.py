@@ -9,14 +9,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tailrace import raw_bson as rb
-from tailrace.kernel import EVENT, PLAIN, SKIPPED, transform_batch
-from tailrace.kernel.batch import CHAIN_ENTRY, MEMBER_ENTRY, KernelSettings
-from tailrace.kernel.fast_path import settings_for
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.plan import Plan
-from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_7_0, SERVER_8_0, ServerProfile
-from tailrace.plan.request import Answer, NeedEntries, Request
+from tailrace.core import raw_bson as rb
+from tailrace.core.kernel import EVENT, PLAIN, SKIPPED, transform_batch
+from tailrace.core.kernel.batch import CHAIN_ENTRY, MEMBER_ENTRY, KernelSettings
+from tailrace.core.kernel.fast_path import settings_for
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.plan import Plan
+from tailrace.core.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_7_0, SERVER_8_0, ServerProfile
+from tailrace.core.plan.request import Answer, NeedEntries, Request
 from tests.amounts import amount
 from tests.property import random_entries, random_transactions
 from tests.property.guard_page import GuardedBuffer

@@ -10,18 +10,18 @@ from bson.raw_bson import RawBSONDocument
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.event.resume_token import ResumeToken, token_order
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import Plan, build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import NeedDocuments, NeedShard
+from tailrace.core.stream.merge import CONFIG_SHARDS, MergedStream
+from tailrace.core.stream.stream import Need
 from tailrace.errors import ChangeStreamFatal, InternalError, OplogFormatError, ServerError, SourceError
-from tailrace.event.event_block import EventBlock
-from tailrace.event.resume_token import ResumeToken, token_order
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.merge import CONFIG_SHARDS, MergedStream
-from tailrace.pipeline.stream import Need
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import NeedDocuments, NeedShard
-from tailrace.source.drive import drive
+from tailrace.read.source.drive import drive
 from tests.property.cluster_oplogs import (
     COLLECTION,
     DATABASE,

@@ -15,16 +15,16 @@ from typing import Any
 import bson
 import pytest
 
+from tailrace.core.event.resume_token import ResumeToken, token_order
+from tailrace.core.oplog.cluster_clock import ClusterClock
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.request import NeedShard
+from tailrace.core.stream.merge import CONFIG_SHARDS, MergedStream
+from tailrace.core.stream.stream import Need
 from tailrace.errors import OplogFormatError, SourceError, TailraceError
-from tailrace.event.resume_token import ResumeToken, token_order
-from tailrace.oplog.cluster_clock import ClusterClock
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.merge import CONFIG_SHARDS, MergedStream
-from tailrace.pipeline.stream import Need
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.request import NeedShard
-from tailrace.source.drive import drive
+from tailrace.read.source.drive import drive
 from tests.amounts import amount
 from tests.property.cluster_oplogs import (
     COLLECTION,

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.core.expression import compile_stages
+from tailrace.core.expression.stages.redact import Redact
+from tailrace.core.expression.values import value as v
 from tailrace.errors import ServerError
-from tailrace.expression import compile_stages
-from tailrace.expression.stages.redact import Redact
-from tailrace.expression.values import value as v
 from tests.amounts import amount
 
 NAMES = ("a", "level", "b", "levels", "0")

@@ -13,18 +13,18 @@ import bson
 import pytest
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
+from tailrace.core.expression import compile_stages
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.entry import parse_entry
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.pushdown import plan_pushdown
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import Plan, build_plan
+from tailrace.core.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_8_0, ServerProfile, profile_for
+from tailrace.core.plan.request import Emit, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch
 from tailrace.errors import TailraceError, UsageError
-from tailrace.expression import compile_stages
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.entry import parse_entry
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.pushdown import plan_pushdown
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_8_0, ServerProfile, profile_for
-from tailrace.plan.request import Emit, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch
 from tests.amounts import amount
 from tests.differential.event_predicates import EventPredicates
 from tests.property import random_entries

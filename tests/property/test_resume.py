@@ -7,7 +7,7 @@ from typing import Any
 import bson
 import pytest
 
-from tailrace.event.resume_token import ResumeToken
+from tailrace.core.event.resume_token import ResumeToken
 from tests.amounts import amount
 from tests.golden import recording
 from tests.golden.recording import RecordedStream, Recording, entry_time

@@ -7,9 +7,9 @@ from typing import Any
 
 import bson
 
-from tailrace.expression import compile_stages
-from tailrace.expression.match.schema_query import as_query
-from tailrace.expression.match.test import document_test
+from tailrace.core.expression import compile_stages
+from tailrace.core.expression.match.schema_query import as_query
+from tailrace.core.expression.match.test import document_test
 from tests.amounts import amount
 
 SEED = 20261126

@@ -15,15 +15,15 @@ import pytest
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.errors import OplogFormatError, TailraceError
-from tailrace.event.event_block import EventBlock
-from tailrace.pipeline.stream import ONE_OPLOG, open_stream
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.source.drive import drive
-from tailrace.spark.reading.columns import BYTES_MAX, ROWS_MAX, EventColumns
-from tailrace.spark.source.options import COLUMNS, DOCUMENT_FORMS
+from tailrace.lake.spark.query.options import COLUMNS, DOCUMENT_FORMS
+from tailrace.lake.spark.reading.columns import BYTES_MAX, ROWS_MAX, EventColumns
+from tailrace.read.source.drive import drive
 from tests.amounts import amount
 from tests.golden import recording
 from tests.golden.replay import BEGINNING, memory_of, options_of

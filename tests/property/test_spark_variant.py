@@ -16,9 +16,9 @@ import pytest
 from bson.decimal128 import Decimal128
 from pyspark.sql.types import VariantVal
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 from tailrace.errors import OplogFormatError
-from tailrace.spark.reading import variant
+from tailrace.lake.spark.reading import variant
 from tests.property import random_values
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,7 +31,7 @@ def text(data: bytes) -> str:
 
 
 def expected(type_: int, raw: bytes) -> Any:
-    """The table in ``tailrace.spark.reading.variant``, said again in Python values."""
+    """The table in ``tailrace.lake.spark.reading.variant``, said again in Python values."""
     if type_ == rb.OBJECT:
         return {text(e.name): expected(e.type, rb.value(raw, e)) for e in rb.elements(raw)}
     if type_ == rb.ARRAY:

@@ -12,20 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import bson
 import pytest
 
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.entry import OplogEntry, apply_ops, parse_entry, parse_operation
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import Plan, build_plan
+from tailrace.core.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_8_3, ServerProfile
+from tailrace.core.plan.request import Emit, NeedEntries, OplogBatch
+from tailrace.core.stage.oplog_match import OplogMatch
+from tailrace.core.stage.unwind_transaction import UnwindTransaction
 from tailrace.errors import OplogFormatError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.entry import OplogEntry, apply_ops, parse_entry, parse_operation
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_8_3, ServerProfile
-from tailrace.plan.request import Emit, NeedEntries, OplogBatch
-from tailrace.stage.oplog_match import OplogMatch
-from tailrace.stage.unwind_transaction import UnwindTransaction
-from tailrace.tail.chains import Chains
-from tailrace.tail.entry_index import EntryIndex, index_entries
-from tailrace.tail.interest import EVERYONE, key_of
+from tailrace.read.tail.chains import Chains
+from tailrace.read.tail.entry_index import EntryIndex, index_entries
+from tailrace.read.tail.interest import EVERYONE, key_of
 from tests.amounts import amount
 from tests.golden.recording import load, names
 from tests.property import random_entries, random_transactions
@@ -53,15 +53,15 @@ def plan_of(scope: Scope, profile: ServerProfile, options: Mapping[str, object])
 
 
 def compiled_index(raw: bytes, chains: Chains) -> EntryIndex:
-    pytest.importorskip("tailrace.kernel.entry_index")
+    pytest.importorskip("tailrace.core.kernel.entry_index")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tailrace.tail.entry_index._COMPILED_BYTES_MIN", 0)
+        patch.setattr("tailrace.read.tail.entry_index._COMPILED_BYTES_MIN", 0)
         return index_entries(raw, chains)
 
 
 def plain_index(raw: bytes, chains: Chains) -> EntryIndex:
     with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(sys.modules, "tailrace.kernel.entry_index", raising=False)
+        patch.delitem(sys.modules, "tailrace.core.kernel.entry_index", raising=False)
         return index_entries(raw, chains)
 
 

@@ -14,12 +14,12 @@ from bson.decimal128 import Decimal128
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event import keystring
+from tailrace.core.event.change_event import ChangeEvent
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.stage.check_resumability import ResumeStatus, compare_with_token
 from tailrace.errors import InvalidResumeToken
-from tailrace.event import keystring
-from tailrace.event.change_event import ChangeEvent
-from tailrace.event.resume_token import ResumeToken
-from tailrace.stage.check_resumability import ResumeStatus, compare_with_token
 from tests.amounts import amount
 from tests.property import random_values
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from bson.datetime_ms import DatetimeMS
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
 from tailrace.errors import SinkError
-from tailrace.tables.rows import json_texts
-from tailrace.tables.schema import POLICIES, Converted, Policy, TableSchema, convert
-from tailrace.tables.typed import typed_columns
+from tailrace.lake.tables.rows import json_texts
+from tailrace.lake.tables.schema import POLICIES, Converted, Policy, TableSchema, convert
+from tailrace.lake.tables.typed import typed_columns
 from tests.amounts import amount
 from tests.property import random_values
 from tests.property.test_kernel_columns import usual_document
@@ -147,7 +147,7 @@ def test_no_usual_document_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
             decoded.append(number)
             return super().__getitem__(number)
 
-    monkeypatch.setattr("tailrace.tables.schema.Decoded", Counting)
+    monkeypatch.setattr("tailrace.lake.tables.schema.Decoded", Counting)
     made = compiled(schema, documents)
     assert len(made.arrays) == len(schema.columns)
     assert len(set(decoded)) < 30

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.raw_bson import (
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.raw_bson import (
     BINARY,
     INT64,
     OBJECT,

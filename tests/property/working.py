@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tailrace.core.event.change_event import ChangeEvent
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.pipeline.task import Task, Working
+from tailrace.core.plan.request import Answer, Emit, Request, Running
+from tailrace.core.stream.stream import ONE_OPLOG, Need
 from tailrace.errors import TailraceError
-from tailrace.event.change_event import ChangeEvent
-from tailrace.event.event_block import EventBlock
-from tailrace.pipeline.stream import ONE_OPLOG, Need
-from tailrace.pipeline.task import Task, Working
-from tailrace.plan.request import Answer, Emit, Request, Running
 from tests.property.noted import check_noted
 
 

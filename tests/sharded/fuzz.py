@@ -32,10 +32,10 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 import tailrace
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import SourceError
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.first_difference import first_difference
 from tests.differential.kernel_choice import CHOICES, kernel_use
 from tests.golden.recording import token_time

@@ -24,7 +24,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.embedded import ShardedCluster
 from tailrace.embedded.sharding.connections import CONFIG
-from tailrace.gateway.frame import HEADER_SIZE, OP_MSG, OpMsg, OpQuery, op_msg, op_reply, parse_header
+from tailrace.watch.gateway.frame import HEADER_SIZE, OP_MSG, OpMsg, OpQuery, op_msg, op_reply, parse_header
 from tests.server_in_use import major
 from tests.sharded.native_router import NativeRouter
 

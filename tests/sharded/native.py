@@ -11,9 +11,9 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken
 from tailrace.embedded import ShardedCluster
-from tailrace.event.resume_token import ResumeToken
 
 _RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
 

@@ -20,8 +20,8 @@ import pymongo
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet, ShardedCluster
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.native import NativeStream
 from tests.differential.wire import CommandError, Wire
 from tests.golden.recording import token_time

@@ -14,22 +14,22 @@ from pymongo import MongoClient
 from pymongo.write_concern import WriteConcern
 
 import tailrace
-from tailrace.archive.cluster import ArchivedCluster
-from tailrace.archive.layout import DESCRIPTION, HEAD
-from tailrace.archive.record import read_record, write_record
-from tailrace.archive.replay import ArchiveReplay
-from tailrace.archive.source import ArchiveSource
-from tailrace.archive.verification import verify
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import profile_for
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import ChangeStreamHistoryLost, OtherHistoryError, SourceError, TailraceError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.source.mongod import MongodSource
-from tailrace.spark.planning.opening import open_deployment
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.planning.opening import open_deployment
+from tailrace.lake.spark.query.options import parse
+from tailrace.read.archive.cluster import ArchivedCluster
+from tailrace.read.archive.layout import DESCRIPTION, HEAD
+from tailrace.read.archive.record import read_record, write_record
+from tailrace.read.archive.replay import ArchiveReplay
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.verification import verify
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.test_archive_live import archive_now, entries_of
 from tests.server_in_use import SERVER_VERSION
 from tests.sharded.workload import spread

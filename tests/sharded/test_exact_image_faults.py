@@ -21,7 +21,7 @@ from pymongo import MongoClient
 
 import tailrace
 from tailrace.embedded import ShardedCluster
-from tailrace.images.bucket import ImageStateError
+from tailrace.read.images.bucket import ImageStateError
 from tests.following_images import Last, images_that_do_not_follow, without_images
 from tests.server_in_use import SERVER_VERSION
 from tests.sharded import exact_reader, native

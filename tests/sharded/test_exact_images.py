@@ -15,12 +15,12 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 import tailrace
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ShardedCluster
 from tailrace.embedded.sharding import Transaction
 from tailrace.errors import UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source import sharded
+from tailrace.read.source import sharded
 from tests.amounts import amount
 from tests.sharded import native
 from tests.sharded.random_workload import RandomWorkload

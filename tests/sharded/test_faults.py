@@ -13,10 +13,10 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 import tailrace
-from tailrace.client.patience import try_next_patiently
-from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import ChangeStreamHistoryLost, SourceError
+from tailrace.watch.client.patience import try_next_patiently
+from tailrace.watch.client.sharded_stream import ShardedChangeStream
 from tests.sharded.waiting import take, wait_for
 from tests.sharded.workload import spread
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.embedded import ShardedCluster
-from tailrace.spark.planning.opening import open_deployment
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.planning.opening import open_deployment
+from tailrace.lake.spark.query.options import parse
+from tailrace.watch.client.sharded_stream import ShardedChangeStream
 from tests.differential.hidden import hide_a_member
 from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 from tests.sharded.waiting import take

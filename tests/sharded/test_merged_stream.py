@@ -14,8 +14,8 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 import tailrace
-from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.embedded import ShardedCluster
+from tailrace.watch.client.sharded_stream import ShardedChangeStream
 from tests.sharded import native
 from tests.sharded.waiting import PATIENCE_S, take, wait_for
 from tests.sharded.workload import by_document, operation_of, spread, writers

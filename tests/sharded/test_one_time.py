@@ -15,15 +15,15 @@ from bson.raw_bson import RawBSONDocument
 from deltalake import DeltaTable
 
 import tailrace
-from tailrace.archive.source import ArchiveSource
 from tailrace.consumer import Change, Listener, MongoLeaseStore
 from tailrace.consumer.dead_letters import DeadLetters
 from tailrace.consumer.messages import ChangeMessages
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet, ShardedCluster
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.mongod import MongodSource
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.source.mongod import MongodSource
 from tests.consumer.test_lanes import eventually
 from tests.differential.test_archive_live import archive_now
 from tests.sharded import native

@@ -10,10 +10,10 @@ import pytest
 from bson.timestamp import Timestamp
 
 import tailrace
-from tailrace.client.sharded_stream import ShardedChangeStream
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ShardedCluster
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.promise import PromiseRequester
+from tailrace.read.source.promise import PromiseRequester
+from tailrace.watch.client.sharded_stream import ShardedChangeStream
 from tests.sharded.waiting import take, wait_for
 from tests.sharded.workload import spread
 

@@ -15,10 +15,10 @@ import pymongo
 import pytest
 
 import tailrace
-from tailrace.client.patience import try_next_patiently
-from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import SourceError
+from tailrace.watch.client.patience import try_next_patiently
+from tailrace.watch.client.sharded_stream import ShardedChangeStream
 from tests.server_in_use import SERVER_VERSION
 from tests.sharded.waiting import take, wait_for
 from tests.sharded.workload import spread
@@ -133,7 +133,7 @@ def test_a_removed_shard_that_is_shut_down_holds_nobody_back(start_sharded_clust
 def test_one_that_is_shut_down_before_it_was_read_is_waited_for_and_the_log_says_what_to_do(
     start_sharded_cluster: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.client.sharded_stream._REPORT_S", 0.5)
+    monkeypatch.setattr("tailrace.watch.client.sharded_stream._REPORT_S", 0.5)
     cluster = start_sharded_cluster(3)
     namespace = spread(cluster, "early")
     write = Writes(cluster, namespace)

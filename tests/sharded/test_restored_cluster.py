@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace.archive.verification import verify
-from tailrace.client.request import SNAPSHOT
-from tailrace.consumer import MongoLeaseStore, listener
+from tailrace.act.consumer import listener
+from tailrace.consumer import MongoLeaseStore
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import OtherHistoryError, TailraceError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
+from tailrace.read.archive.verification import verify
+from tailrace.watch.client.request import SNAPSHOT
 from tests.consumer.test_restored import Shop
 from tests.differential.test_archive_live import archive_now
 from tests.server_in_use import SERVER_VERSION

@@ -11,9 +11,9 @@ import pymongo
 import pytest
 from bson import Binary, Code, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
 from tailrace.embedded import ReplicaSet
-from tailrace.source.shard_key import hashed, shard_key
+from tailrace.read.source.shard_key import hashed, shard_key
 from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 NUMBERS: list[Any] = [

@@ -68,7 +68,9 @@ def test_streams_over_a_cluster_read_together_and_give_what_each_gives_alone(sha
                 writer.end()
             after = client.tail_statistics
             time_ = client._deployment.operation_time(client)
-            end.append(tailrace.event.resume_token.ResumeToken.high_water_mark(time_, version=1).to_document()["_data"])
+            end.append(
+                tailrace.core.event.resume_token.ResumeToken.high_water_mark(time_, version=1).to_document()["_data"]
+            )
             found = [outcome.result() for outcome in outcomes]
         written = sum(len(writer.written) for writer in writers)
         assert len(found[0]) == len(found[1]) == len(found[4]) == written > 30

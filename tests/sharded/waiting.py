@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tailrace
-from tailrace.client.patience import try_next_patiently
+from tailrace.watch.client.patience import try_next_patiently
 
 PATIENCE_S = 300.0
 

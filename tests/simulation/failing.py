@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from random import Random
 
-from tailrace.consumer.rules.errors import HandlerCancelled, HandlerInterrupted, HandlerNotRun
-from tailrace.consumer.rules.unrun import refuse_unrun
+from tailrace.act.consumer.rules.errors import HandlerCancelled, HandlerInterrupted, HandlerNotRun
+from tailrace.act.consumer.rules.unrun import refuse_unrun
 from tailrace.errors import ServerError
 
 _TOO_LARGE = 10334

@@ -10,8 +10,8 @@ from typing import Any
 
 import bson
 
-from tailrace.consumer.rules.lane_key import PlacedEvent
-from tailrace.event.resume_token import ResumeToken
+from tailrace.act.consumer.rules.lane_key import PlacedEvent
+from tailrace.core.event.resume_token import ResumeToken
 
 _UUID = bytes(16)
 

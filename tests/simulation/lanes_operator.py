@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tailrace.consumer.rules import instructions
-from tailrace.consumer.rules.lane_turn import BarrierReached
-from tailrace.consumer.rules.lanes import LanePlan, order_of
-from tailrace.consumer.rules.need import HandleChange
+from tailrace.act.consumer.rules import instructions
+from tailrace.act.consumer.rules.lane_turn import BarrierReached
+from tailrace.act.consumer.rules.lanes import LanePlan, order_of
+from tailrace.act.consumer.rules.need import HandleChange
 from tests.simulation.lanes_events import InvariantBrokenError, SimulatedEvent
 from tests.simulation.operating import Operator
 

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from tailrace.consumer.lane_store import BeginningStore, LaneStore
-from tailrace.consumer.memory_lease_store import MemoryLeaseStore
-from tailrace.consumer.rules.commit_policy import CommitPolicy
-from tailrace.consumer.rules.errors import (
+from tailrace.act.consumer.lane_store import BeginningStore, LaneStore
+from tailrace.act.consumer.memory_lease_store import MemoryLeaseStore
+from tailrace.act.consumer.rules.commit_policy import CommitPolicy
+from tailrace.act.consumer.rules.errors import (
     Fenced,
     HandlerFailed,
     LaneHistoryLost,
@@ -31,10 +31,10 @@ from tailrace.consumer.rules.errors import (
     LeaseStoreUnavailable,
     OwnerNotUnique,
 )
-from tailrace.consumer.rules.keeper import keep
-from tailrace.consumer.rules.lane_group import LaneGroupLogic
-from tailrace.consumer.rules.lane_key import PlacedEvent
-from tailrace.consumer.rules.lane_need import (
+from tailrace.act.consumer.rules.keeper import keep
+from tailrace.act.consumer.rules.lane_group import LaneGroupLogic
+from tailrace.act.consumer.rules.lane_key import PlacedEvent
+from tailrace.act.consumer.rules.lane_need import (
     FindBeginning,
     GiveLease,
     HoldLease,
@@ -44,10 +44,10 @@ from tailrace.consumer.rules.lane_need import (
     TakeLease,
     WriteRecord,
 )
-from tailrace.consumer.rules.lane_turn import BarrierReached, LaneTurn
-from tailrace.consumer.rules.lanes import BARRIER_LANE, LanePlan, lane_position, lane_resource, order_of
-from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
-from tailrace.consumer.rules.need import (
+from tailrace.act.consumer.rules.lane_turn import BarrierReached, LaneTurn
+from tailrace.act.consumer.rules.lanes import BARRIER_LANE, LanePlan, lane_position, lane_resource, order_of
+from tailrace.act.consumer.rules.listener import ListenerLogic, ListenerSettings
+from tailrace.act.consumer.rules.need import (
     AcquireLease,
     CloseStream,
     CommitPosition,
@@ -66,7 +66,7 @@ from tailrace.consumer.rules.need import (
     SkipChange,
     TakeSnapshot,
 )
-from tailrace.consumer.rules.position import StreamPosition
+from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.errors import ChangeStreamHistoryLost
 from tests.simulation.lanes_events import InvariantBrokenError, SimulatedEvent, events_of
 from tests.simulation.lanes_operator import RESOURCE, OperatedWorld

@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from tailrace.consumer.rules.errors import HandlerCancelled, HandlerFailed, HandlerInterrupted, HandlerNotRun
-from tailrace.consumer.rules.lease import Lease
-from tailrace.consumer.rules.listener import ListenerLogic, Steps
-from tailrace.consumer.rules.need import FindStart, HandleChange, Handled, OpenStream, Pulled
-from tailrace.consumer.rules.ownership import Ownership
-from tailrace.consumer.rules.position import StreamPosition
+from tailrace.act.consumer.rules.errors import HandlerCancelled, HandlerFailed, HandlerInterrupted, HandlerNotRun
+from tailrace.act.consumer.rules.lease import Lease
+from tailrace.act.consumer.rules.listener import ListenerLogic, Steps
+from tailrace.act.consumer.rules.need import FindStart, HandleChange, Handled, OpenStream, Pulled
+from tailrace.act.consumer.rules.ownership import Ownership
+from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.errors import TailraceError
 from tests.simulation.schedule import Schedule
 from tests.simulation.servers import Clock, Servers, check_forward

@@ -11,12 +11,12 @@ from typing import Any, cast
 
 from bson.timestamp import Timestamp
 
-from tailrace.consumer.lease_operations import LeaseOperations
-from tailrace.consumer.rules.errors import LeaseLost, LeaseStoreUnavailable
-from tailrace.consumer.rules.lease import Lease
-from tailrace.consumer.rules.position import StreamPosition
+from tailrace.act.consumer.lease_operations import LeaseOperations
+from tailrace.act.consumer.rules.errors import LeaseLost, LeaseStoreUnavailable
+from tailrace.act.consumer.rules.lease import Lease
+from tailrace.act.consumer.rules.position import StreamPosition
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import UsageError
-from tailrace.oplog.cluster_time import ClusterTime
 
 ACTIONS = ("pause", "resume", "seek", "seek", "skip", "skip", "release", "hand over", "delete")
 

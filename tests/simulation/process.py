@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from tailrace.consumer.rules.errors import (
+from tailrace.act.consumer.rules.errors import (
     HandlerFailed,
     HandlerNotRun,
     LeaseDocumentError,
@@ -15,9 +15,9 @@ from tailrace.consumer.rules.errors import (
     LeaseStoreUnavailable,
     OwnerNotUnique,
 )
-from tailrace.consumer.rules.keeper import keep
-from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
-from tailrace.consumer.rules.need import (
+from tailrace.act.consumer.rules.keeper import keep
+from tailrace.act.consumer.rules.listener import ListenerLogic, ListenerSettings
+from tailrace.act.consumer.rules.need import (
     AcquireLease,
     CloseStream,
     CommitPosition,
@@ -39,8 +39,8 @@ from tailrace.consumer.rules.need import (
     SkipChange,
     TellGap,
 )
-from tailrace.consumer.rules.ownership import Ownership
-from tailrace.consumer.rules.position import StreamPosition
+from tailrace.act.consumer.rules.ownership import Ownership
+from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.errors import ChangeStreamHistoryLost, ServerError, SourceError, StreamInvalidated
 from tests.simulation.faults import NONE
 from tests.simulation.servers import BrokenPromiseError

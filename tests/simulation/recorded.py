@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import bson
 
-from tailrace.event.resume_token import ResumeToken
+from tailrace.core.event.resume_token import ResumeToken
 from tests.golden import recording
 
 #: Recordings and streams: many documents, few documents with many changes, transactions, an invalidate at the end.

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from tailrace.consumer.rules import instructions
-from tailrace.consumer.rules import lease as rules
-from tailrace.consumer.rules.errors import Fenced, LeaseStoreUnavailable
-from tailrace.consumer.rules.lease import Lease
-from tailrace.consumer.rules.position import StreamPosition
+from tailrace.act.consumer.rules import instructions
+from tailrace.act.consumer.rules import lease as rules
+from tailrace.act.consumer.rules.errors import Fenced, LeaseStoreUnavailable
+from tailrace.act.consumer.rules.lease import Lease
+from tailrace.act.consumer.rules.position import StreamPosition
 from tests.simulation.recorded import RecordedEvent
 from tests.simulation.schedule import Schedule
 

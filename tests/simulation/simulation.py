@@ -13,15 +13,15 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from tailrace.consumer.rules import instructions
-from tailrace.consumer.rules.commit_policy import CommitPolicy
-from tailrace.consumer.rules.errors import LeaseDocumentError
-from tailrace.consumer.rules.lease import Lease
-from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
-from tailrace.consumer.rules.need import Decision, HandleChange, JudgeError
-from tailrace.consumer.rules.position import StreamPosition
-from tailrace.consumer.rules.retry_schedule import RetrySchedule
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.act.consumer.rules import instructions
+from tailrace.act.consumer.rules.commit_policy import CommitPolicy
+from tailrace.act.consumer.rules.errors import LeaseDocumentError
+from tailrace.act.consumer.rules.lease import Lease
+from tailrace.act.consumer.rules.listener import ListenerLogic, ListenerSettings
+from tailrace.act.consumer.rules.need import Decision, HandleChange, JudgeError
+from tailrace.act.consumer.rules.position import StreamPosition
+from tailrace.act.consumer.rules.retry_schedule import RetrySchedule
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.simulation.failing import Failing
 from tests.simulation.faults import NONE, Faults
 from tests.simulation.operating import Operator

@@ -9,11 +9,11 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from tailrace.consumer.rules.need import Pulled
-from tailrace.consumer.rules.position import StreamPosition
+from tailrace.act.consumer.rules.need import Pulled
+from tailrace.act.consumer.rules.position import StreamPosition
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import ChangeStreamHistoryLost, TailraceError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.simulation.recorded import RecordedEvent
 from tests.simulation.schedule import Schedule
 

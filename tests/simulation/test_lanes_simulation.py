@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tailrace.consumer.rules import lane_group, lease
-from tailrace.consumer.rules.errors import HandlerFailed
-from tailrace.consumer.rules.lane_group import GroupSteps, LaneGroupLogic
-from tailrace.consumer.rules.lane_turn import LaneTurn
-from tailrace.consumer.rules.lanes import LanePlan
-from tailrace.consumer.rules.listener import ListenerLogic, Steps
-from tailrace.consumer.rules.need import Pulled
-from tailrace.consumer.rules.ownership import Ownership
+from tailrace.act.consumer.rules import lane_group, lease
+from tailrace.act.consumer.rules.errors import HandlerFailed
+from tailrace.act.consumer.rules.lane_group import GroupSteps, LaneGroupLogic
+from tailrace.act.consumer.rules.lane_turn import LaneTurn
+from tailrace.act.consumer.rules.lanes import LanePlan
+from tailrace.act.consumer.rules.listener import ListenerLogic, Steps
+from tailrace.act.consumer.rules.need import Pulled
+from tailrace.act.consumer.rules.ownership import Ownership
 from tests.amounts import amount
 from tests.simulation.lanes_world import DECISIONS, InvariantBrokenError, Rules, World
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.consumer import lease_operations
-from tailrace.consumer.lease_operations import LeaseOperations
-from tailrace.consumer.rules.lease import Lease
+from tailrace.act.consumer import lease_operations
+from tailrace.act.consumer.lease_operations import LeaseOperations
+from tailrace.act.consumer.rules.lease import Lease
 from tests.amounts import amount
 from tests.simulation.lanes_world import InvariantBrokenError, World
 from tests.simulation.operating import ACTIONS

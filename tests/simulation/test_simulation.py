@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.consumer.rules.errors import LeaseLost
-from tailrace.consumer.rules.retry_schedule import RetrySchedule
+from tailrace.act.consumer.rules.errors import LeaseLost
+from tailrace.act.consumer.rules.retry_schedule import RetrySchedule
 from tests.amounts import amount
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.process import Process

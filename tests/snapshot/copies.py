@@ -11,11 +11,11 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
 import tailrace
-from tailrace import raw_bson
-from tailrace.event.keystring import encode
-from tailrace.oplog.namespace import Scope
-from tailrace.snapshot import SnapshotReader, SnapshotState
-from tailrace.tables.apply import has_document_key
+from tailrace.core import raw_bson
+from tailrace.core.event.keystring import encode
+from tailrace.core.oplog.namespace import Scope
+from tailrace.lake.tables.apply import has_document_key
+from tailrace.read.snapshot import SnapshotReader, SnapshotState
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
 #: Names of collections may be no text.
@@ -99,7 +99,7 @@ def copy_all(reader: SnapshotReader, target: Target) -> SnapshotState:
 
 
 def stream_behind(
-    client: tailrace.client.client.Client, scope: Scope, state: SnapshotState, until: Any
+    client: tailrace.watch.client.client.Client, scope: Scope, state: SnapshotState, until: Any
 ) -> Iterator[bytes]:
     """The events of the stream that starts where the snapshot did, up to a cluster time."""
     watched: Any = client
@@ -115,7 +115,7 @@ def stream_behind(
             event = stream.try_next()
             if event is not None:
                 yield bytes(event.raw)
-            elif tailrace.event.resume_token.ResumeToken.parse(stream.resume_token).cluster_time >= until:
+            elif tailrace.core.event.resume_token.ResumeToken.parse(stream.resume_token).cluster_time >= until:
                 return
 
 

@@ -24,12 +24,12 @@ from bson.timestamp import Timestamp
 from pymongo.collation import Collation
 
 import tailrace
-from tailrace import raw_bson
-from tailrace.client.client import operation_time
+from tailrace.core import raw_bson
+from tailrace.core.oplog.namespace import Scope
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ServerError, UsageError
-from tailrace.oplog.namespace import Scope
-from tailrace.snapshot import SnapshotReader, SnapshotState, begin
+from tailrace.read.snapshot import SnapshotReader, SnapshotState, begin
+from tailrace.watch.client.client import operation_time
 from tests.snapshot.copies import Target, copy_all, id_of, persisted, stream_behind, truth
 
 pytestmark = pytest.mark.mongod
@@ -38,7 +38,7 @@ DATABASE = "snapshots"
 
 
 @pytest.fixture(scope="module")
-def client(replica_set: ReplicaSet) -> Iterator[tailrace.client.client.Client]:
+def client(replica_set: ReplicaSet) -> Iterator[tailrace.watch.client.client.Client]:
     with tailrace.connect(replica_set.uri) as connected:
         yield connected
         connected.drop_database(DATABASE)

@@ -17,14 +17,14 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.errors import WriteError
 
 import tailrace
-from tailrace.client.client import operation_time, readers_of
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.oplog.witness import Witness
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import OtherHistoryError
-from tailrace.oplog.namespace import Scope
-from tailrace.oplog.witness import Witness
-from tailrace.snapshot import SnapshotReader, begin
-from tailrace.snapshot.chunk import ChunkReader
-from tailrace.snapshot.reader import check_origin, range_reader
+from tailrace.read.snapshot import SnapshotReader, begin
+from tailrace.read.snapshot.chunk import ChunkReader
+from tailrace.read.snapshot.reader import check_origin, range_reader
+from tailrace.watch.client.client import operation_time, readers_of
 from tests.snapshot.copies import Target, copy_all, id_of, persisted, stream_behind
 
 pytestmark = pytest.mark.mongod

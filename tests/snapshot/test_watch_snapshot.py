@@ -23,14 +23,14 @@ from pymongo.collation import Collation
 from pymongo.errors import OperationFailure
 
 import tailrace
-from tailrace.client import snapshot_stream
-from tailrace.client.client import operation_time
-from tailrace.consumer.snapshots import Copying, take_snapshot
+from tailrace.act.consumer.snapshots import Copying, take_snapshot
+from tailrace.core.event.resume_token import ResumeToken
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import ChangeStreamFatal, ChangeStreamHistoryLost, UsageError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.snapshot import reader
-from tailrace.snapshot.stages import compiled_for
+from tailrace.read.snapshot import reader
+from tailrace.read.snapshot.stages import compiled_for
+from tailrace.watch.client import snapshot_stream
+from tailrace.watch.client.client import operation_time
 from tests.snapshot.copies import Target, id_of, truth
 from tests.snapshot.test_snapshot import fill, ids_of_every_type, write
 from tests.snapshot.test_snapshot_sharded import REGIONS, held, move, spread_over

@@ -15,9 +15,9 @@ from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
+from tailrace.lake.spark.runtime.class_data import class_data_options
+from tailrace.lake.spark.runtime.java import use_java
 from tailrace.spark import local_session
-from tailrace.spark.runtime.class_data import class_data_options
-from tailrace.spark.runtime.java import use_java
 
 _WRITES = "-XX:ArchiveClassesAtExit="
 

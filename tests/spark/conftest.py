@@ -28,8 +28,8 @@ def tailrace_run(
     """``tailrace_run("pipeline.yaml", "--verify", uri=...)``: the command in this process, with the tests' session,
     which goes on when the command ends: its exit status, what it prints, and its errors. A process and a session of its
     own cost 12 s of processor: test_run_command.py has those too. ``TEST_URI`` is for the pipeline file."""
-    monkeypatch.setattr("tailrace.spark.runtime.session.local_session", lambda *_, **__: GoesOn(spark))
-    monkeypatch.setattr("tailrace.spark.lake.failure.hush_loss_of_java", lambda: None)
+    monkeypatch.setattr("tailrace.lake.spark.runtime.session.local_session", lambda *_, **__: GoesOn(spark))
+    monkeypatch.setattr("tailrace.lake.spark.store.failure.hush_loss_of_java", lambda: None)
 
     def run(*arguments: Any, uri: str) -> tuple[int, str, str]:
         monkeypatch.setenv("TEST_URI", uri)

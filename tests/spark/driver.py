@@ -17,9 +17,9 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tailrace.lake.spark.runtime.class_data import class_data_options
+from tailrace.lake.spark.runtime.java import use_java
 from tailrace.spark import local_session
-from tailrace.spark.runtime.class_data import class_data_options
-from tailrace.spark.runtime.java import use_java
 
 
 def follow(spark: SparkSession, options: Mapping[str, str], checkpoint: Path, out: Path) -> StreamingQuery:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tailrace import durable
-from tailrace.spark.lake.sink import LakeSink, LakeStreamWriter
+from tailrace.base import durable
+from tailrace.lake.spark.store.sink import LakeSink, LakeStreamWriter
 
 
 def dying_sink(step: str, times: int, group: int | None = None, *, batch: int | None = None) -> type[LakeSink]:

@@ -9,10 +9,10 @@ import argparse
 import json
 import os
 
+from tailrace.lake import CompactionPolicy
+from tailrace.lake.spark.store.sink import LakeSink
+from tailrace.lake.spark.store.stream import write_stream
 from tailrace.spark import local_session
-from tailrace.spark.lake import CompactionPolicy
-from tailrace.spark.lake.sink import LakeSink
-from tailrace.spark.lake.stream import write_stream
 from tests.spark.dying_sink import dying_sink
 
 

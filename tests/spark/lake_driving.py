@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 
 _ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300  # a loaded machine takes a minute to start Spark

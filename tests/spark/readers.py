@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.spark.source.options import parse
-from tailrace.spark.source.stream_reader import TailraceStreamReader
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.source.stream_reader import TailraceStreamReader
 
 
 class WorkerDiedError(Exception):

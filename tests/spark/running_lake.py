@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrace.lake.status import lake_status
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.lake.store.status import lake_status
 from tests.spark.commands import PATIENCE_S, finished
 from tests.spark.commands import tailrace as tailrace_process
 

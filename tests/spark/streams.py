@@ -11,8 +11,8 @@ from typing import Any
 import pymongo
 from pyspark.sql import DataFrame, SparkSession
 
-from tailrace import raw_bson
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tests.differential import native
 from tests.differential.wire import Wire
 from tests.golden.recording import token_time

@@ -13,16 +13,16 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 from pyspark.sql import SparkSession
 
-from tailrace.archive.outline import ArchiveOutline
-from tailrace.archive.source import ArchiveSource
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.source.connection import Connection
-from tailrace.source.outline import OplogOutline
-from tailrace.spark.lake.pipeline_file import load
-from tailrace.spark.lake.stream import write_stream
+from tailrace.lake.spark.store.pipeline_file import load
+from tailrace.lake.spark.store.stream import write_stream
+from tailrace.read.archive.outline import ArchiveOutline
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.source.connection import Connection
+from tailrace.read.source.outline import OplogOutline
 from tests.differential.test_archive_live import archive_now, archiving, overtake, wait_for
 from tests.spark.streams import available_now, newest, server_events
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tailrace.archive.record import read_record, write_record
-from tailrace.archive.source import ArchiveSource
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ShardedCluster
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.mongod import MongodSource
-from tailrace.spark.lake import verify
-from tailrace.spark.lake.stream import write_stream
+from tailrace.lake import verify
+from tailrace.lake.spark.store.stream import write_stream
+from tailrace.read.archive.record import read_record, write_record
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.source.mongod import MongodSource
 from tests.differential.test_archive_live import archive_now
 from tests.differential.test_source_live import fill
 from tests.sharded import native

@@ -13,7 +13,7 @@ from pymongo.database import Database
 from pyspark.sql import SparkSession
 
 from tailrace.embedded import ReplicaSet
-from tailrace.spark.source.options import COLUMNS
+from tailrace.lake.spark.query.options import COLUMNS
 from tests.spark.streams import newest, server_events
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]

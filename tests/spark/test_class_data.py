@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cache import cache_directory
-from tailrace.spark.runtime.class_data import class_data_options
-from tailrace.spark.runtime.java import Java, find_java
-from tailrace.spark.runtime.session import java_options
+from tailrace.base.cache import cache_directory
+from tailrace.lake.spark.runtime.class_data import class_data_options
+from tailrace.lake.spark.runtime.java import Java, find_java
+from tailrace.lake.spark.runtime.session import java_options
 
 NOBODY = 2**22 + 1  # no process has this id on Linux
 

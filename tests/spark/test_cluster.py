@@ -18,11 +18,11 @@ import pytest
 from numba.core import caching
 
 import tailrace
-from tailrace import kernel
+from tailrace.core import kernel
+from tailrace.core.kernel.compiled import fingerprint
 from tailrace.embedded import ReplicaSet
-from tailrace.kernel.compiled import fingerprint
-from tailrace.spark.runtime.class_data import class_data_options
-from tailrace.spark.runtime.java import find_java
+from tailrace.lake.spark.runtime.class_data import class_data_options
+from tailrace.lake.spark.runtime.java import find_java
 from tests.spark.streams import newest, server_events
 from tests.spark.test_crash import arrived, driver, have_arrived, wait_for
 
@@ -97,7 +97,7 @@ def _keep_compiled_code(directory: Path) -> None:
     """This checkout's compiled kernel as one from a zip file finds it: else three minutes of the test would go into
     compiling the same once more. ``test_kernel_loading.py`` has a zip file compile for itself."""
     kernel.warm_up()
-    for name in [name for name in sys.modules if name.startswith("tailrace.kernel.")]:
+    for name in [name for name in sys.modules if name.startswith("tailrace.core.kernel.")]:
         for point in vars(sys.modules[name]).values():
             made = getattr(getattr(point, "_cache", None), "_cache_file", None)
             if made is not None and point.__module__ == name:

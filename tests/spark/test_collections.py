@@ -12,16 +12,16 @@ import bson.json_util
 import pymongo
 import pytest
 
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.embedded.sharding import Transaction
 from tailrace.errors import UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.selection import Selection
-from tailrace.source.outline import scope_filter
-from tailrace.spark.planning.opening import open_deployment
-from tailrace.spark.source.batch_reader import TailraceBatchReader
-from tailrace.spark.source.offset import Offset
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.planning.opening import open_deployment
+from tailrace.lake.spark.query.offset import Offset
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.source.batch_reader import TailraceBatchReader
+from tailrace.read.source.outline import scope_filter
 from tests.server_in_use import IN_BETWEEN
 from tests.sharded import native
 from tests.snapshot.copies import Target, truth
@@ -238,8 +238,8 @@ def test_shards_give_the_union_of_their_streams_with_the_same_choice(sharded_clu
 def test_a_copy_has_the_listed_collections_and_those_that_come_later(
     replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.spark.planning.snapshot.CHUNK_BYTES", 2_000)
-    monkeypatch.setattr("tailrace.spark.planning.snapshot.BATCH_BYTES", 6_000)
+    monkeypatch.setattr("tailrace.lake.spark.planning.snapshot.CHUNK_BYTES", 2_000)
+    monkeypatch.setattr("tailrace.lake.spark.planning.snapshot.BATCH_BYTES", 6_000)
     names = ("listed_d", "listed_e")
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         d, e = (client[name] for name in names)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.demo.comparison import lake_events
-from tailrace.spark.lake import verify
+from tailrace.lake import verify
 from tests.spark.commands import PATIENCE_S, tailrace
 
 

@@ -12,8 +12,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.spark.streams import Batches, available_now, newest, server_events
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]

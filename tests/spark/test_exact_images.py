@@ -17,21 +17,21 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
-from tailrace.archive.recorder import ArchivePolicy, Recorder
-from tailrace.archive.writer import SegmentLimits
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import UsageError
-from tailrace.images import source as images_source
-from tailrace.images.bucket import ImagesInUseError, ImageStateError
-from tailrace.images.state import ImageState
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.planning import exact, planner
-from tailrace.spark.planning.input_partition import OplogSlice
-from tailrace.spark.reading import slice_reader
-from tailrace.spark.source.data_source import TailraceDataSource
-from tailrace.spark.source.offset import Offset
-from tailrace.spark.source.options import parse
-from tailrace.spark.source.stream_reader import TailraceStreamReader
+from tailrace.lake.spark.planning import exact, planner
+from tailrace.lake.spark.planning.input_partition import OplogSlice
+from tailrace.lake.spark.query.offset import Offset
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.reading import slice_reader
+from tailrace.lake.spark.source.data_source import TailraceDataSource
+from tailrace.lake.spark.source.stream_reader import TailraceStreamReader
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.archive.writer import SegmentLimits
+from tailrace.read.images import source as images_source
+from tailrace.read.images.bucket import ImagesInUseError, ImageStateError
+from tailrace.read.images.state import ImageState
 from tests.differential import documents as docs
 from tests.differential import image_writes
 from tests.differential.image_writes import raw_events, write_lookalikes

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNull, LessThanOrEqual, StringStartsWith
 
 from tailrace.embedded import ReplicaSet
-from tailrace.spark.source.batch_reader import TailraceFilteringReader
-from tailrace.spark.source.filters import match_of
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.query.filters import match_of
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.source.batch_reader import TailraceFilteringReader
 from tests.spark.streams import newest
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]

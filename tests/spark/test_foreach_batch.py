@@ -18,11 +18,11 @@ from bson import json_util
 from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, UsageError
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.lake.spark.batch import document_of
 from tailrace.spark import AppliedBatches, MicroBatch, foreach_batch
-from tailrace.spark.batch import document_of
 from tests.spark.lake_driving import options_for
 from tests.spark.sinks import Index, example, postgresql, search_index
 from tests.spark.streams import newest, server_events

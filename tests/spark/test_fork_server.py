@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tailrace.spark.runtime import fork_server, launcher
+from tailrace.lake.spark.runtime import fork_server, launcher
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothi
 _SERVER = """
 import sys
 from pathlib import Path
-from tailrace.spark.runtime import fork_server
+from tailrace.lake.spark.runtime import fork_server
 fork_server._LOADED = ("json", "decimal")
 fork_server.serve(Path(sys.argv[1]))
 """

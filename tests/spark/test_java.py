@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import UsageError
-from tailrace.spark.runtime.java import DROPPED_ARGUMENT, _find, find_java, use_java
+from tailrace.lake.spark.runtime.java import DROPPED_ARGUMENT, _find, find_java, use_java
 
 SAY_VERSION = "#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n"
 NOTHING = "/nonexistent"
 
 SPARK = """
-from tailrace.spark.runtime.java import use_java
+from tailrace.lake.spark.runtime.java import use_java
 print(use_java())
 import os, sys
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -73,7 +73,7 @@ def test_a_java_that_is_too_old_or_broken_is_passed_over_for_the_wheel(
 
 
 def test_without_any_java_the_error_names_what_was_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.spark.runtime.java._wheel_home", lambda: None)
+    monkeypatch.setattr("tailrace.lake.spark.runtime.java._wheel_home", lambda: None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     monkeypatch.setenv("PATH", str(java(tmp_path / "old", "11.0.2") / "bin"))
     with pytest.raises(UsageError) as caught:

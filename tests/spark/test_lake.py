@@ -15,15 +15,15 @@ import pytest
 from bson import json_util
 from pyspark.sql import SparkSession
 
+from tailrace.base.threads import CheckedThread
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamFatal, SinkError, UsageError
-from tailrace.lake.erasure import erase
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.lake import read, verify
-from tailrace.spark.lake.failure import query_error
-from tailrace.spark.lake.stream import write_stream
-from tailrace.threads import CheckedThread
+from tailrace.lake import read, verify
+from tailrace.lake.spark.store.failure import query_error
+from tailrace.lake.spark.store.stream import write_stream
+from tailrace.lake.store.erasure import erase
 from tests.small_disk import small_disk
 from tests.spark.lake_driving import options_for
 from tests.spark.streams import newest, server_events
@@ -155,7 +155,7 @@ def test_spark_reads_variant_columns_back_as_such_also_after_compaction(
 ) -> None:
     from deltalake import DeltaTable
 
-    from tailrace.spark.lake import compact, files
+    from tailrace.lake import compact, files
 
     lake = tmp_path / "lake"
     options = options_for(

@@ -15,15 +15,15 @@ import pytest
 from pymongo import MongoClient
 
 import tailrace
-from tailrace import raw_bson
-from tailrace.archive.layout import existing
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
-from tailrace.lake.status import lake_status
-from tailrace.lake.verification import verify
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.compatibility import ASK_AGAIN_S
-from tailrace.source.mongod import MongodSource
+from tailrace.lake.store.status import lake_status
+from tailrace.lake.store.verification import verify
+from tailrace.read.archive.layout import existing
+from tailrace.read.source.compatibility import ASK_AGAIN_S
+from tailrace.read.source.mongod import MongodSource
 from tests.commands import run
 from tests.differential.test_compatibility_live import RAW, differ, taken, write
 from tests.spark.running_lake import RunningLake

@@ -23,8 +23,8 @@ import pytest
 from tailrace.demo.comparison import lake_events
 from tailrace.demo.shop import Shop, work
 from tailrace.embedded import ReplicaSet
-from tailrace.lake.commit_log import CommitLog
-from tailrace.spark.lake import verify
+from tailrace.lake import verify
+from tailrace.lake.store.commit_log import CommitLog
 from tests.spark.lake_driving import PATIENCE_S, driver, options_for
 from tests.spark.streams import newest, server_events
 

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ShardedCluster
-from tailrace.lake.compaction import compact
-from tailrace.spark.lake import verify
-from tailrace.spark.lake.stream import write_stream
+from tailrace.lake import verify
+from tailrace.lake.spark.store.stream import write_stream
+from tailrace.lake.store.compaction import compact
 from tests.sharded import native
 from tests.sharded.one_time import drop_at_one_time
 from tests.spark.lake_driving import PATIENCE_S

@@ -10,12 +10,12 @@ import pymongo
 import pytest
 from pyspark.sql import SparkSession
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.lake.failure import query_error
-from tailrace.spark.lake.stream import write_stream
+from tailrace.lake.spark.store.failure import query_error
+from tailrace.lake.spark.store.stream import write_stream
 from tests.spark.lake_driving import options_for
 from tests.spark.streams import newest, server_events
 from tests.spark.test_lake import change, fill

@@ -13,12 +13,12 @@ import bson
 import pymongo
 import pytest
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
-from tailrace.lake.layout import cluster_time_of
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.lake import verify
-from tailrace.spark.lake.gap import find_gap
+from tailrace.lake import verify
+from tailrace.lake.spark.store.gap import find_gap
+from tailrace.lake.store.layout import cluster_time_of
 from tests.spark.streams import newest
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]

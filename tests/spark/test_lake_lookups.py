@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
-from tailrace.spark.lake import verify
-from tailrace.spark.lake.stream import write_stream
+from tailrace.lake import verify
+from tailrace.lake.spark.store.stream import write_stream
 from tests.spark.dying_sink import dying_sink
 from tests.spark.lake_driving import PATIENCE_S, driver, options_for
 from tests.spark.streams import newest

@@ -17,18 +17,18 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pyspark.sql import SparkSession
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event.quarantined import QuarantinedEvent
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, TailraceError
-from tailrace.event.quarantined import QuarantinedEvent
-from tailrace.lake.status import lake_status
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.lake import verify
-from tailrace.spark.lake.stream import write_stream
-from tailrace.spark.reading.slice_reader import read_slice
-from tailrace.spark.source.batch_reader import TailraceBatchReader
-from tailrace.spark.source.options import parse
+from tailrace.lake import verify
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.reading.slice_reader import read_slice
+from tailrace.lake.spark.source.batch_reader import TailraceBatchReader
+from tailrace.lake.spark.store.stream import write_stream
+from tailrace.lake.store.status import lake_status
 from tests.server_in_use import IN_BETWEEN
 from tests.spark.lake_driving import PATIENCE_S, driver, options_for
 from tests.spark.streams import newest, server_events

@@ -5,10 +5,10 @@ from __future__ import annotations
 import bson
 import pytest
 
+from tailrace.core.event.quarantined import QuarantinedEvent
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import TailraceError
-from tailrace.event.quarantined import QuarantinedEvent
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.sharded import native
 from tests.spark.test_lake_quarantine import DIVIDE, read, span
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from tailrace.spark.lake import read
+from tailrace.lake import read
 from tests.unit.lake_readers import Seen, growing, read_often
 
 pytestmark = pytest.mark.spark

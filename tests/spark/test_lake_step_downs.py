@@ -22,9 +22,9 @@ from pyspark.sql.streaming import StreamingQuery
 
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ShardedCluster
-from tailrace.lake.commit_log import CommitLog
-from tailrace.spark.lake import CompactionPolicy, verify
-from tailrace.spark.lake.stream import write_stream
+from tailrace.lake import CompactionPolicy, verify
+from tailrace.lake.spark.store.stream import write_stream
+from tailrace.lake.store.commit_log import CommitLog
 from tests.server_in_use import IN_BETWEEN
 from tests.sharded import native
 from tests.sharded.workload import REGIONS, spread, writers

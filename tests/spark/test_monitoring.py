@@ -15,13 +15,13 @@ import pymongo
 import pytest
 from pyspark.sql import SparkSession
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.lake.stream import write_stream
-from tailrace.spark.monitoring import MetricsListener, backlog_of, counted, rows_by_operation
-from tailrace.spark.planning.backlog import Backlog, backlog_in, worst
-from tailrace.spark.planning.opening import open_deployment
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.monitoring import MetricsListener, backlog_of, counted, rows_by_operation
+from tailrace.lake.spark.planning.backlog import Backlog, backlog_in, worst
+from tailrace.lake.spark.planning.opening import open_deployment
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.store.stream import write_stream
 from tests.spark.streams import newest
 
 

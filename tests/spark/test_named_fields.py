@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.lake import verify
-from tailrace.spark.lake.stream import write_stream
-from tailrace.spark.source.options import COLUMNS
+from tailrace.lake import verify
+from tailrace.lake.spark.query.options import COLUMNS
+from tailrace.lake.spark.store.stream import write_stream
 from tests.differential import named_fields
 from tests.differential.test_named_fields_live import PIPELINES
 from tests.differential.wire import Wire

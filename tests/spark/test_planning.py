@@ -14,16 +14,16 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.collection import Collection
 
 import tailrace
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SourceError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.source import outline
-from tailrace.source.connection import Connection
-from tailrace.source.outline import Bucket, OplogOutline, Weights, invalidating, scope_filter
-from tailrace.spark.planning import planner
-from tailrace.spark.planning.opening import open_deployment
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.planning import planner
+from tailrace.lake.spark.planning.opening import open_deployment
+from tailrace.lake.spark.query.options import parse
+from tailrace.read.source import outline
+from tailrace.read.source.connection import Connection
+from tailrace.read.source.outline import Bucket, OplogOutline, Weights, invalidating, scope_filter
 from tests.differential import named_fields, native
 from tests.differential.wire import Wire
 from tests.golden import recording

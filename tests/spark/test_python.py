@@ -13,8 +13,8 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from tailrace.spark.runtime import session
-from tailrace.spark.runtime.python import worker_python
+from tailrace.lake.spark.runtime import session
+from tailrace.lake.spark.runtime.python import worker_python
 
 LIB = Path(pyspark.__file__).parent / "python" / "lib"
 
@@ -55,7 +55,9 @@ def test_workers_load_the_installed_pyspark_and_are_forked_with_the_kernel(spark
         import pyspark as theirs
 
         for _ in batches:
-            yield pa.record_batch({"place": [theirs.__file__], "loaded": ["tailrace.kernel.transform" in sys.modules]})
+            yield pa.record_batch(
+                {"place": [theirs.__file__], "loaded": ["tailrace.core.kernel.transform" in sys.modules]}
+            )
 
     row = spark.range(1).coalesce(1).mapInArrow(look, "place string, loaded boolean").first()
     assert row is not None
@@ -63,7 +65,7 @@ def test_workers_load_the_installed_pyspark_and_are_forked_with_the_kernel(spark
     assert row.loaded
 
 
-_HITS = "from tailrace.kernel.runs import copy_runs; print(sum(copy_runs.stats.cache_hits.values()))"
+_HITS = "from tailrace.core.kernel.runs import copy_runs; print(sum(copy_runs.stats.cache_hits.values()))"
 
 
 def test_a_damaged_cache_of_compiled_code_fails_no_task(spark: SparkSession, tmp_path: Path) -> None:
@@ -81,15 +83,15 @@ def test_a_damaged_cache_of_compiled_code_fails_no_task(spark: SparkSession, tmp
         from numba.core import config
 
         usual, config.CACHE_DIR = config.CACHE_DIR, cache
-        known = sys.modules.pop("tailrace.kernel.runs", None)
+        known = sys.modules.pop("tailrace.core.kernel.runs", None)
         try:
-            from tailrace.kernel.runs import copy_runs
+            from tailrace.core.kernel.runs import copy_runs
 
             misses = sum(copy_runs.stats.cache_misses.values())
         finally:
             config.CACHE_DIR = usual
             if known is not None:
-                sys.modules["tailrace.kernel.runs"] = known
+                sys.modules["tailrace.core.kernel.runs"] = known
         for _ in batches:
             yield pa.record_batch({"process": [os.getpid()], "misses": [misses]})
 

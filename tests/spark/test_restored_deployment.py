@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import OtherHistoryError
-from tailrace.spark.lake.failure import query_error
-from tailrace.spark.lake.stream import write_stream
+from tailrace.lake.spark.store.failure import query_error
+from tailrace.lake.spark.store.stream import write_stream
 from tests.spark.streams import PATIENCE_S, available_now
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]

@@ -15,10 +15,10 @@ from typing import Any
 import pymongo
 import pytest
 
-from tailrace.archive.verification import verify as verify_archive
 from tailrace.cli.main import main
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
+from tailrace.read.archive.verification import verify as verify_archive
 from tests.spark.commands import PATIENCE_S, finished, tailrace
 from tests.spark.streams import newest, server_events
 
@@ -126,7 +126,7 @@ def test_what_is_wrong_is_told_in_one_sentence_without_starting_spark(
     wrong = pipeline_file(tmp_path / "wrong", "nothing", "lakes: {}\n")
     cases.append((wrong, replica_set.uri, "unknown key 'lakes'. Did you mean 'lake'?"))
     started = []
-    monkeypatch.setattr("tailrace.spark.runtime.session.local_session", lambda *_, **__: started.append(True))
+    monkeypatch.setattr("tailrace.lake.spark.runtime.session.local_session", lambda *_, **__: started.append(True))
     for path, uri, expected in cases:
         monkeypatch.setenv("TEST_URI", uri)
         code = main(["run", str(path)])

@@ -10,10 +10,10 @@ from typing import Any
 import pymongo
 import pytest
 
-from tailrace.archive.verification import verify as verify_archive
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
-from tailrace.spark.lake import files, verify
+from tailrace.lake import files, verify
+from tailrace.read.archive.verification import verify as verify_archive
 from tests.spark.streams import newest, server_events
 from tests.spark.test_run_command import pipeline_file
 

@@ -16,21 +16,21 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.stream.kernel_choice import KernelUse
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import UsageError
-from tailrace.event.event_block import EventBlock
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.kernel import KernelUse
-from tailrace.spark.lake import verify
-from tailrace.spark.lake.stream import write_stream
-from tailrace.spark.planning import planner
-from tailrace.spark.planning.opening import open_deployment
-from tailrace.spark.reading import merged_slice
-from tailrace.spark.reading.merged_slice import merged_slice_events
-from tailrace.spark.reading.slice_plan import slice_plan
-from tailrace.spark.source.offset import StreamIdentity
-from tailrace.spark.source.options import parse
+from tailrace.lake import verify
+from tailrace.lake.spark.planning import planner
+from tailrace.lake.spark.planning.opening import open_deployment
+from tailrace.lake.spark.query.offset import StreamIdentity
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.reading import merged_slice
+from tailrace.lake.spark.reading.merged_slice import merged_slice_events
+from tailrace.lake.spark.reading.slice_plan import slice_plan
+from tailrace.lake.spark.store.stream import write_stream
 from tests.sharded import native
 from tests.sharded.workload import spread, writers
 from tests.spark.streams import Batches, available_now, offsets

@@ -22,13 +22,13 @@ from pymongo.collation import Collation
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
-from tailrace.lake.commit_log import CommitLog
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.lake import files, verify
-from tailrace.spark.lake.stream import write_stream
-from tailrace.spark.source.offset import Offset
+from tailrace.lake import files, verify
+from tailrace.lake.spark.query.offset import Offset
+from tailrace.lake.spark.store.stream import write_stream
+from tailrace.lake.store.commit_log import CommitLog
 from tests.snapshot.copies import Target, truth
 from tests.snapshot.test_snapshot import fill, ids_of_every_type, in_the_middle
 from tests.spark.dying_sink import dying_sink
@@ -104,8 +104,8 @@ def test_documents_with_ids_of_every_type_come_once_and_in_order(replica_set: Re
 def test_beside_four_writers_and_through_twenty_crashes_nothing_is_lost_or_twice(
     replica_set: ReplicaSet, db: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.spark.planning.snapshot.CHUNK_BYTES", 4_000)
-    monkeypatch.setattr("tailrace.spark.planning.snapshot.BATCH_BYTES", 12_000)
+    monkeypatch.setattr("tailrace.lake.spark.planning.snapshot.CHUNK_BYTES", 4_000)
+    monkeypatch.setattr("tailrace.lake.spark.planning.snapshot.BATCH_BYTES", 12_000)
     names = ["a", "b"]
     fill(db, names)
     query = CrashingQuery(options_of(replica_set.uri, partitions="2"), seed=seed, chance=0.25)
@@ -139,8 +139,8 @@ def token_of(event: bytes) -> Any:
 def test_a_collection_that_goes_in_the_middle_of_its_copy(
     replica_set: ReplicaSet, db: Any, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.spark.planning.snapshot.CHUNK_BYTES", 2_000)
-    monkeypatch.setattr("tailrace.spark.planning.snapshot.BATCH_BYTES", 4_000)
+    monkeypatch.setattr("tailrace.lake.spark.planning.snapshot.CHUNK_BYTES", 2_000)
+    monkeypatch.setattr("tailrace.lake.spark.planning.snapshot.BATCH_BYTES", 4_000)
     db.a.insert_many([{"_id": number, "old": True} for number in range(300)])
     db.b.insert_one({"_id": 1})
     query = CrashingQuery(options_of(replica_set.uri))

@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
-from tailrace.lake.commit_log import CommitLog
-from tailrace.spark.lake import verify
-from tailrace.spark.lake.failure import query_error
-from tailrace.spark.lake.stream import write_stream
+from tailrace.lake import verify
+from tailrace.lake.spark.store.failure import query_error
+from tailrace.lake.spark.store.stream import write_stream
+from tailrace.lake.store.commit_log import CommitLog
 from tests.small_disk import PAGE, small_disk
 from tests.spark.test_snapshot import check, lake_rows
 

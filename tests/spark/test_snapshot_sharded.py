@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 import tailrace
-from tailrace.client.client import operation_time
 from tailrace.embedded import ShardedCluster
+from tailrace.watch.client.client import operation_time
 from tests.snapshot.copies import Target
 from tests.snapshot.test_snapshot_sharded import REGIONS, held, move, put_orphan, spread_over, truth, write
 from tests.spark.readers import CrashingQuery

@@ -20,8 +20,8 @@ import pyspark
 import pytest
 
 from tailrace.embedded import ReplicaSet
-from tailrace.spark.runtime.class_data import class_data_options
-from tailrace.spark.runtime.java import find_java
+from tailrace.lake.spark.runtime.class_data import class_data_options
+from tailrace.lake.spark.runtime.java import find_java
 from tests.patience import PATIENCE_S
 from tests.spark.streams import newest, server_events
 

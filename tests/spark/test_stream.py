@@ -17,10 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.source.options import parse
-from tailrace.spark.source.stream_reader import TailraceStreamReader
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.source.stream_reader import TailraceStreamReader
 from tests.differential import named_fields
 from tests.spark.streams import Batches, available_now, newest, offsets, server_events
 

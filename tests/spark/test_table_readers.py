@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from tailrace.errors import UsageError
-from tailrace.spark.tables import read
+from tailrace.lake.spark.tables import read
 from tests.tables.features import FEATURES, ODD, odd_texts
 from tests.tables.readers import plain
 

@@ -16,8 +16,8 @@ from pymongo.database import Database
 from pyspark.sql import SparkSession
 
 import tailrace
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.icu import needs_icu
 from tests.golden.recording import token_time
 from tests.spark.streams import available_now, newest

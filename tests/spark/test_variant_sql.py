@@ -24,7 +24,7 @@ from bson.regex import Regex
 from bson.timestamp import Timestamp
 from pyspark.sql import DataFrame, SparkSession
 
-from tailrace import raw_bson as rb
+from tailrace.core import raw_bson as rb
 
 pytestmark = pytest.mark.spark
 
@@ -62,8 +62,8 @@ DOCUMENT: dict[str, Any] = {
 
 def to_variants(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Events with a ``fullDocument`` each, through the source's own columns."""
-    from tailrace.event.event_block import EventBlock
-    from tailrace.spark.reading.columns import EventColumns
+    from tailrace.core.event.event_block import EventBlock
+    from tailrace.lake.spark.reading.columns import EventColumns
 
     columns = EventColumns(("full_document",), "variant")
     for batch in batches:

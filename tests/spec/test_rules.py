@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from tailrace.client.request import STAGE_NAMES
+from tailrace.watch.client.request import STAGE_NAMES
 from tests.server_in_use import major
 from tests.spec.test_prose import Awaited, Commands, Deployment, deployment, older, watching
 

@@ -6,9 +6,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from tailrace.tables import delta_commit, log_chain
-from tailrace.tables.names import folder_of
-from tailrace.tables.state import TableState
+from tailrace.lake.tables import delta_commit, log_chain
+from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.state import TableState
 
 _MINUTE_MS = 60_000
 

@@ -10,10 +10,10 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from deltalake import DeltaTable
 
-from tailrace import raw_bson
-from tailrace.source.connection import Connection, collection_of
-from tailrace.source.listing import is_utf8, list_collections
-from tailrace.tables.names import folder_of, sortable_key
+from tailrace.core import raw_bson
+from tailrace.lake.tables.names import folder_of, sortable_key
+from tailrace.read.source.connection import Connection, collection_of
+from tailrace.read.source.listing import is_utf8, list_collections
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
 

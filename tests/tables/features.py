@@ -12,13 +12,13 @@ from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 from deltalake import DeltaTable
 
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables.delta_commit import Batch
-from tailrace.tables.delta_table import CHECKPOINT_EVERY, CollectionTable
-from tailrace.tables.rows import make_rows
-from tailrace.tables.schema import TableSchema
-from tailrace.tables.state import StoredDocument
-from tailrace.tables.versions import Keeping
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.lake.tables.delta_commit import Batch
+from tailrace.lake.tables.delta_table import CHECKPOINT_EVERY, CollectionTable
+from tailrace.lake.tables.rows import make_rows
+from tailrace.lake.tables.schema import TableSchema
+from tailrace.lake.tables.state import StoredDocument
+from tailrace.lake.tables.versions import Keeping
 from tests.tables.equality import key_of
 
 #: Texts that a path, a URI, SQL or Hive might take for something else, or has no room for.

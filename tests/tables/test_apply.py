@@ -8,10 +8,19 @@ from typing import Any
 import bson
 import pytest
 
-from tailrace.images.delta import ImageMismatchError, UnknownDocumentError, apply_operation
-from tailrace.tables import apply
-from tailrace.tables.apply import DELETE, INSERT, LETTERS, UPDATE, Change, DocumentWork, StateMismatchError, apply_all
-from tailrace.tables.state import TabledCollection
+from tailrace.lake.tables import apply
+from tailrace.lake.tables.apply import (
+    DELETE,
+    INSERT,
+    LETTERS,
+    UPDATE,
+    Change,
+    DocumentWork,
+    StateMismatchError,
+    apply_all,
+)
+from tailrace.lake.tables.state import TabledCollection
+from tailrace.read.images.delta import ImageMismatchError, UnknownDocumentError, apply_operation
 
 COLLECTION = TabledCollection("00" * 16, 1, "shop.orders", copied=5)
 

@@ -15,19 +15,19 @@ import pyarrow.parquet as pq
 import pytest
 from pymongo import MongoClient
 
-from tailrace.archive.recorder import ArchivePolicy, Recorder
 from tailrace.cli.main import main
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables import versions
-from tailrace.tables.as_of import as_of
-from tailrace.tables.delta_table import CollectionTable
-from tailrace.tables.names import folder_of
-from tailrace.tables.schema import TableSchema
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.versions import Keeping
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables import versions
+from tailrace.lake.tables.as_of import as_of
+from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.schema import TableSchema
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.versions import Keeping
+from tailrace.lake.tables.writer import TablesWriter
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
 from tests.differential.execute import note
 from tests.differential.wire import Wire
 from tests.tables.aging import age

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from tailrace import durable
+from tailrace.base import durable
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables.as_of import as_of
-from tailrace.tables.oplogs import Oplogs
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.as_of import as_of
+from tailrace.lake.tables.oplogs import Oplogs
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 from tests.differential.execute import note
 from tests.differential.wire import Wire
 from tests.tables.equality import in_collection, in_table

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from tailrace.tables.collector import without_collecting
+from tailrace.lake.tables.collector import without_collecting
 
 
 def test_the_collector_is_as_it_was_also_after_an_error() -> None:

@@ -17,15 +17,15 @@ from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 from deltalake import DeltaTable
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables import delta_commit
-from tailrace.tables.delta_table import CollectionTable
-from tailrace.tables.rows import make_rows
-from tailrace.tables.schema import TableSchema
-from tailrace.tables.settings import TableRule
-from tailrace.tables.state import StoredDocument
-from tailrace.tables.versions import Keeping
+from tailrace.lake.tables import delta_commit
+from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.rows import make_rows
+from tailrace.lake.tables.schema import TableSchema
+from tailrace.lake.tables.settings import TableRule
+from tailrace.lake.tables.state import StoredDocument
+from tailrace.lake.tables.versions import Keeping
 from tests.tables import features
 from tests.tables.equality import key_of
 from tests.tables.features import batch

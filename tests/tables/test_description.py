@@ -14,11 +14,11 @@ from pymongo import MongoClient
 
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
-from tailrace.tables.delta_table import CollectionTable
-from tailrace.tables.description import described
-from tailrace.tables.schema import COLUMNS_MAX, CUT_MAX, TableSchema
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.description import described
+from tailrace.lake.tables.schema import COLUMNS_MAX, CUT_MAX, TableSchema
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 from tests.tables.features import Made, rows
 
 

@@ -10,10 +10,10 @@ import pytest
 from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
-from tailrace.tables.delta_commit import stated
-from tailrace.tables.names import folder_of
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.delta_commit import stated
+from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 from tests.differential.execute import Executed, clear, note, run_operation
 from tests.differential.wire import Wire
 from tests.differential.workload import Workload

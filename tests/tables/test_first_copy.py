@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from tailrace import durable
+from tailrace.base import durable
 from tailrace.embedded import ReplicaSet, ShardedCluster
-from tailrace.tables import copying
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables import copying
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 from tests.sharded.workload import spread
 from tests.tables.equality import assert_equal, collections, in_table
 from tests.tables.test_sharded_equality import truth
@@ -199,9 +199,9 @@ def test_a_first_copy_goes_on_over_step_downs(start_replica_set: Callable[..., R
 _CHILD = """
 import sys
 from pathlib import Path
-from tailrace.tables import copying
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables import copying
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 copying._NOTED_BYTES = 1
 rules = (TableRule(sys.argv[3]),)
 with TablesWriter(sys.argv[1], TableSettings(Path(sys.argv[2]), rules, documents_per_second=2000)) as writer:

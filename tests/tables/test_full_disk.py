@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from tailrace.durable import LakeFullError
+from tailrace.base.durable import LakeFullError
 from tailrace.embedded import ReplicaSet
-from tailrace.images.bucket import ImageStateError
-from tailrace.images.state import ImageState
-from tailrace.tables.state import TableState
+from tailrace.lake.tables.state import TableState
+from tailrace.read.images.bucket import ImageStateError
+from tailrace.read.images.state import ImageState
 from tests.small_disk import PAGE, small_disk
 from tests.tables.equality import in_collection, in_table
 
@@ -61,7 +61,7 @@ def test_tables_say_that_there_is_no_room_and_go_on(
 
 _IMAGES = """
 import sys
-from tailrace.images.state import ImageState
+from tailrace.read.images.state import ImageState
 from tests.unit.test_image_state import keys
 with ImageState.open(sys.argv[1], buckets=2, map_bytes=64 << 20) as state:
     for number in range(0 if state.position is None else state.position + 1, int(sys.argv[2])):

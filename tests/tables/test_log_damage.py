@@ -18,15 +18,15 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from tailrace.cli.main import main
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables import delta_commit, log_chain
-from tailrace.tables.as_of import as_of
-from tailrace.tables.delta_commit import PREVIOUS, SEAL, path_of
-from tailrace.tables.delta_table import CollectionTable
-from tailrace.tables.names import folder_of
-from tailrace.tables.schema import TableSchema
+from tailrace.lake.tables import delta_commit, log_chain
+from tailrace.lake.tables.as_of import as_of
+from tailrace.lake.tables.delta_commit import PREVIOUS, SEAL, path_of
+from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.schema import TableSchema
 from tests.amounts import amount
 from tests.tables.equality import in_collection, in_table
 from tests.tables.features import Made

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from tailrace import durable
+from tailrace.base import durable
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SourceError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables import oplogs, writer
-from tailrace.tables.as_of import as_of
-from tailrace.tables.delta_commit import stated
-from tailrace.tables.names import folder_of
-from tailrace.tables.oplogs import OplogMember
-from tailrace.tables.read_ahead import ReadAhead
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables import oplogs, writer
+from tailrace.lake.tables.as_of import as_of
+from tailrace.lake.tables.delta_commit import stated
+from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.oplogs import OplogMember
+from tailrace.lake.tables.read_ahead import ReadAhead
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 from tests.patience import PATIENCE_S
 from tests.tables.equality import in_collection, in_table
 
@@ -324,8 +324,8 @@ def test_a_crash_behind_any_step_is_made_good(
 _CHILD = """
 import sys
 from pathlib import Path
-from tailrace.tables import oplogs, writer
-from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables import oplogs, writer
+from tailrace.lake.tables.settings import TableRule, TableSettings
 oplogs.WINDOW_BYTES, writer._BATCH_BYTES, writer._BEHIND_S = 1, 40_000, 0.2
 settings = TableSettings(Path(sys.argv[2]), (TableRule(sys.argv[3]),), every_s=0.0)
 with writer.TablesWriter(sys.argv[1], settings) as tables:

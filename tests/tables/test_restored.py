@@ -19,20 +19,20 @@ import pytest
 from deltalake import DeltaTable
 from pymongo import MongoClient
 
-from tailrace import durable
-from tailrace.archive.recorder import ArchivePolicy, Recorder
+from tailrace.base import durable
 from tailrace.cli.main import main
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.witness import EntryMark
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, OtherHistoryError, SinkError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.witness import EntryMark
-from tailrace.source.mongod import MongodSource
-from tailrace.tables.as_of import as_of
-from tailrace.tables.delta_commit import path_of, stated
-from tailrace.tables.names import folder_of
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.state import TableState
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.as_of import as_of
+from tailrace.lake.tables.delta_commit import path_of, stated
+from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.state import TableState
+from tailrace.lake.tables.writer import TablesWriter
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.source.mongod import MongodSource
 from tests.amounts import amount
 from tests.differential.test_source_live import wait_until_truncated
 from tests.tables.equality import in_collection, in_table

@@ -15,15 +15,15 @@ from bson.objectid import ObjectId
 from bson.regex import Regex
 from bson.timestamp import Timestamp
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event import keystring
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.selection import Selection
 from tailrace.errors import SinkError, UsageError
-from tailrace.event import keystring
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.selection import Selection
-from tailrace.tables.names import folder_of, sortable_key
-from tailrace.tables.rows import Rows, make_rows
-from tailrace.tables.schema import Policy, TableSchema, free_name
-from tailrace.tables.state import StoredDocument
+from tailrace.lake.tables.names import folder_of, sortable_key
+from tailrace.lake.tables.rows import Rows, make_rows
+from tailrace.lake.tables.schema import Policy, TableSchema, free_name
+from tailrace.lake.tables.state import StoredDocument
 from tests.property import random_values
 
 

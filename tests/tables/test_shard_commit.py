@@ -13,15 +13,15 @@ from typing import Any
 import bson
 import pytest
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ShardedCluster
 from tailrace.embedded.sharding import Transaction
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables.apply import DELETE_OF, INSERT, DocumentWork, has_document_key
-from tailrace.tables.as_of import as_of
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.shard_commit import net_operations
-from tailrace.tables.state import TabledCollection
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.apply import DELETE_OF, INSERT, DocumentWork, has_document_key
+from tailrace.lake.tables.as_of import as_of
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.shard_commit import net_operations
+from tailrace.lake.tables.state import TabledCollection
+from tailrace.lake.tables.writer import TablesWriter
 from tests.snapshot.test_snapshot_sharded import REGIONS, spread_over
 from tests.tables.equality import in_table
 from tests.tables.test_as_of import rows_of

@@ -11,11 +11,11 @@ from pathlib import Path
 import bson
 import pytest
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ShardedCluster
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables.as_of import as_of
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.as_of import as_of
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 from tests.snapshot.test_snapshot_sharded import REGIONS, move, spread_over, write
 from tests.tables.equality import in_table, key_of
 from tests.tables.test_as_of import rows_of

@@ -13,11 +13,11 @@ from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SourceError
-from tailrace.tables.as_of import as_of
-from tailrace.tables.delta_table import tables_in
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.verification import verify
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.as_of import as_of
+from tailrace.lake.tables.delta_table import tables_in
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.verification import verify
+from tailrace.lake.tables.writer import TablesWriter
 from tests.differential.hidden import hide_a_member
 from tests.differential.wire import Wire, raw_command, raw_insert
 from tests.tables.equality import in_collection, in_table

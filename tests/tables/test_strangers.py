@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
-from tailrace.tables.delta_commit import path_of
+from tailrace.lake.tables.delta_commit import path_of
 from tests.tables.equality import in_collection, in_table
 from tests.tables.test_restored import brought_up, made
 from tests.tables.test_restored import collection as collection  # noqa: PLC0414  a fixture

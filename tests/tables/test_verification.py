@@ -16,21 +16,21 @@ import pytest
 from deltalake import DeltaTable
 from pymongo import MongoClient
 
+from tailrace.base.metrics_server import serve_metrics
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import SinkError
-from tailrace.metrics_server import serve_metrics
-from tailrace.tables import resync as resync_module
-from tailrace.tables.fold import StateMismatchError
-from tailrace.tables.holding import STATE
-from tailrace.tables.metrics import TablesCollector
-from tailrace.tables.names import folder_of
-from tailrace.tables.resync import Resync, leave_request, request_resync, take_requests
-from tailrace.tables.schema import TableSchema
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.state import TableState
-from tailrace.tables.verification import verify
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables import resync as resync_module
+from tailrace.lake.tables.fold import StateMismatchError
+from tailrace.lake.tables.holding import STATE
+from tailrace.lake.tables.metrics import TablesCollector
+from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.resync import Resync, leave_request, request_resync, take_requests
+from tailrace.lake.tables.schema import TableSchema
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.state import TableState
+from tailrace.lake.tables.verification import verify
+from tailrace.lake.tables.writer import TablesWriter
 from tests import commands
 from tests.patience import PATIENCE_S
 from tests.snapshot.test_snapshot_sharded import spread_over

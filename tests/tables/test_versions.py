@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables import versions
-from tailrace.tables.data_files import opened
-from tailrace.tables.delta_table import CollectionTable
-from tailrace.tables.holding import lock
-from tailrace.tables.pace import Pace
-from tailrace.tables.schema import TableSchema
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.upkeep import Upkeep
-from tailrace.tables.versions import Keeping
+from tailrace.lake.tables import versions
+from tailrace.lake.tables.data_files import opened
+from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.holding import lock
+from tailrace.lake.tables.pace import Pace
+from tailrace.lake.tables.schema import TableSchema
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.upkeep import Upkeep
+from tailrace.lake.tables.versions import Keeping
 from tests.tables.aging import age
 from tests.tables.features import Made
 

@@ -17,16 +17,16 @@ from deltalake import DeltaTable
 from pymongo import MongoClient
 
 import tailrace
-from tailrace import durable
+from tailrace.base import durable
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
-from tailrace.tables.delta_commit import stated
-from tailrace.tables.holding import mark_for_rebuilding
-from tailrace.tables.names import folder_of
-from tailrace.tables.schema import TableSchema
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.delta_commit import stated
+from tailrace.lake.tables.holding import mark_for_rebuilding
+from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.schema import TableSchema
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 from tests.tables.equality import in_collection, in_table
 
 pytestmark = pytest.mark.mongod
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.mongod
 _CHILD = """
 import sys
 from pathlib import Path
-from tailrace.tables.settings import TableRule, TableSettings
-from tailrace.tables.writer import TablesWriter
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
 uri, root, pattern = sys.argv[1:]
 with TablesWriter(uri, TableSettings(Path(root), (TableRule(pattern),), every_s=0.0, compact_every=2)) as writer:
     print("begun", flush=True)

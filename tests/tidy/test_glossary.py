@@ -38,8 +38,8 @@ def test_what_the_glossary_points_to_exists() -> None:
 
 
 def test_a_name_that_is_gone_would_be_found() -> None:
-    assert exists("tailrace.plan.plan.Plan")
-    assert not exists("tailrace.plan.plan.NoPlan")
+    assert exists("tailrace.core.plan.plan.Plan")
+    assert not exists("tailrace.core.plan.plan.NoPlan")
 
 
 def test_the_words_of_daily_use_are_explained_once() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.committer import commit_batch
-from tailrace.lake.identity import Opening, open_lake
-from tailrace.lake.layout import cluster_time_of
-from tailrace.lake.manifest import Commit, PlannedRange, StagedFile
-from tailrace.lake.part_writer import PartWriter
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.committer import commit_batch
+from tailrace.lake.store.identity import Opening, open_lake
+from tailrace.lake.store.layout import cluster_time_of
+from tailrace.lake.store.manifest import Commit, PlannedRange, StagedFile
+from tailrace.lake.store.part_writer import PartWriter
 
 #: 2026-11-21T00:00:00Z. Event number n happens n seconds later.
 MIDNIGHT = 1_795_219_200

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.store.commit_log import CommitLog
 from tests.unit.lake_events import MIDNIGHT
 from tests.unit.lake_writer import FIRST
 
@@ -96,10 +96,10 @@ def by_pyarrow(root: Path) -> Seen:
 
 
 def by_files(root: Path) -> Seen:
-    """DuckDB over the list of files that ``tailrace.spark.lake.files`` gives."""
+    """DuckDB over the list of files that ``tailrace.lake.spark.store.files`` gives."""
     import duckdb
 
-    from tailrace.spark.lake import files
+    from tailrace.lake import files
 
     with duckdb.connect() as connection:
         query = "SELECT count(*), count(DISTINCT number), min(number), max(number) FROM read_parquet(?)"

@@ -11,8 +11,8 @@ import time
 from itertools import count
 from pathlib import Path
 
-from tailrace.lake.compaction import compact_after
-from tailrace.spark.lake import CompactionPolicy, compact
+from tailrace.lake import CompactionPolicy, compact
+from tailrace.lake.store.compaction import compact_after
 from tests.unit.lake_events import begin, make, put, stage
 
 #: The first event's number: the lake's first day ends after some hundred events.

@@ -15,12 +15,12 @@ import bson
 import pytest
 from bson.raw_bson import RawBSONDocument
 
+from tailrace.core.event.resume_token import encode_event_token
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
-from tailrace.event.resume_token import encode_event_token
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.snapshot.event import snapshot_event
-from tailrace.spark.applied import AppliedBatches
-from tailrace.spark.batch import MicroBatch
+from tailrace.lake.spark.applied import AppliedBatches
+from tailrace.lake.spark.batch import MicroBatch
+from tailrace.read.snapshot.event import snapshot_event
 
 
 def token(number: int) -> str:

@@ -12,9 +12,14 @@ import numpy as np
 import pytest
 from bson.timestamp import Timestamp
 
-from tailrace import kernel, raw_bson
-from tailrace.archive import columns
-from tailrace.archive.layout import (
+from tailrace.base.durable import write_json
+from tailrace.cli.main import main
+from tailrace.core import kernel, raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.request import PreImageKey
+from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError, SourceError, UsageError
+from tailrace.read.archive import columns
+from tailrace.read.archive.layout import (
     DESCRIPTION,
     HEAD,
     ArchiveSegment,
@@ -27,17 +32,12 @@ from tailrace.archive.layout import (
     oplog_folder,
     segments,
 )
-from tailrace.archive.passing import passing
-from tailrace.archive.record import write_record
-from tailrace.archive.retention import Retention, remove_before
-from tailrace.archive.segment import ImagesWriter, SegmentReader, SegmentWriter
-from tailrace.archive.source import ArchiveSource
-from tailrace.archive.verification import status, verify
-from tailrace.cli.main import main
-from tailrace.durable import write_json
-from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError, SourceError, UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.request import PreImageKey
+from tailrace.read.archive.passing import passing
+from tailrace.read.archive.record import write_record
+from tailrace.read.archive.retention import Retention, remove_before
+from tailrace.read.archive.segment import ImagesWriter, SegmentReader, SegmentWriter
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.verification import status, verify
 
 UUID = bytes(range(16))
 
@@ -272,7 +272,7 @@ def test_what_was_not_published_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_row_groups_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.archive.segment.ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr("tailrace.read.archive.segment.ROW_GROUP_BYTES", 1)
     many = [entry(number) for number in range(1, 11)]
     folder = oplog_folder(tmp_path, "rs0")
     write_json(tmp_path / DESCRIPTION, Description("rs0", (VersionNote("6.0.27"),), {}).document())

@@ -23,21 +23,21 @@ import pytest
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
-from tailrace import raw_bson
-from tailrace.archive import checked_file, columns, segment
-from tailrace.archive.layout import DESCRIPTION, HEAD, Description, Membership, Reach, VersionNote, listed
-from tailrace.archive.record import read_record, write_record
-from tailrace.archive.segment import ImagesWriter, SegmentWriter
-from tailrace.archive.source import ArchiveSource
-from tailrace.archive.verification import status, verify
-from tailrace.archive.writer import OplogWriter
+from tailrace.base.durable import write_json
 from tailrace.cli.main import main
-from tailrace.durable import write_json
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.witness import DeploymentIdentity, Witness
+from tailrace.core.plan.request import PreImageKey
 from tailrace.errors import OtherHistoryError, SourceError, UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.witness import DeploymentIdentity, Witness
-from tailrace.plan.request import PreImageKey
-from tailrace.tables.as_of import _check_archive
+from tailrace.lake.tables.as_of import _check_archive
+from tailrace.read.archive import checked_file, columns, segment
+from tailrace.read.archive.layout import DESCRIPTION, HEAD, Description, Membership, Reach, VersionNote, listed
+from tailrace.read.archive.record import read_record, write_record
+from tailrace.read.archive.segment import ImagesWriter, SegmentWriter
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.verification import status, verify
+from tailrace.read.archive.writer import OplogWriter
 from tests.amounts import amount
 
 UUID = bytes(range(16))

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tailrace.archive import recorder
-from tailrace.archive.layout import HEAD, Membership, Reach, describe
-from tailrace.archive.record import write_record
-from tailrace.archive.recorder import ArchivePolicy, Recorder
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.errors import SourceError
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.source.membership import ShardChange
-from tailrace.source.topology import OpenView
+from tailrace.read.archive import recorder
+from tailrace.read.archive.layout import HEAD, Membership, Reach, describe
+from tailrace.read.archive.record import write_record
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.source.membership import ShardChange
+from tailrace.read.source.topology import OpenView
 
 
 def at(seconds: int) -> ClusterTime:
@@ -141,7 +141,7 @@ def test_the_rest_of_a_removed_shard_is_archived_once(
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         write_record(folder / HEAD, Reach(at(1), until).document())
-        monkeypatch.setattr("tailrace.archive.layout.first_hole", lambda reach, found: None)
+        monkeypatch.setattr("tailrace.read.archive.layout.first_hole", lambda reach, found: None)
         again = Starts(tmp_path, Cluster())
         again._begin_cluster(again._cluster, describe(tmp_path))  # type: ignore[arg-type]
         assert (name in again.started) is begun, (name, until)

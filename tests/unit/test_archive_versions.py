@@ -11,7 +11,15 @@ import bson
 import pytest
 from pymongo import MongoClient
 
-from tailrace.archive.layout import (
+from tailrace.base.durable import write_json
+from tailrace.cli.main import main
+from tailrace.core.event.resume_token import EVENT, ResumeToken
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.profile import profile_for
+from tailrace.errors import ChangeStreamFatal, UsageError
+from tailrace.read.archive.layout import (
     DESCRIPTION,
     HEAD,
     Description,
@@ -21,21 +29,13 @@ from tailrace.archive.layout import (
     describe,
     oplog_folder,
 )
-from tailrace.archive.record import write_record
-from tailrace.archive.recorder import Recorder
-from tailrace.archive.replay import ArchiveReplay
-from tailrace.archive.segment import ImagesWriter, SegmentWriter
-from tailrace.archive.writer import OplogWriter, VersionMet
-from tailrace.cli.main import main
-from tailrace.durable import write_json
-from tailrace.errors import ChangeStreamFatal, UsageError
-from tailrace.event.resume_token import EVENT, ResumeToken
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.profile import profile_for
-from tailrace.source.member_version import MemberVersion
-from tailrace.source.mongod import MongodSource
+from tailrace.read.archive.record import write_record
+from tailrace.read.archive.recorder import Recorder
+from tailrace.read.archive.replay import ArchiveReplay
+from tailrace.read.archive.segment import ImagesWriter, SegmentWriter
+from tailrace.read.archive.writer import OplogWriter, VersionMet
+from tailrace.read.source.member_version import MemberVersion
+from tailrace.read.source.mongod import MongodSource
 from tests.golden import recording
 from tests.golden.replay import as_written_by
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source import promise
-from tailrace.source.promise import AskedLately
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.read.source import promise
+from tailrace.read.source.promise import AskedLately
 
 
 def test_what_was_asked_for_lately_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

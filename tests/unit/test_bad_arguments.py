@@ -24,11 +24,11 @@ from bson.timestamp import Timestamp
 import tailrace
 from tailrace.cli.main import main
 from tailrace.cli.stream_arguments import Until
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import OplogFormatError, TailraceError, UsageError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.lake.pipeline_file import load
-from tailrace.spark.source.offset import Offset
+from tailrace.lake.spark.query.offset import Offset
+from tailrace.lake.spark.store.pipeline_file import load
 from tests import commands
 from tests.amounts import amount
 

@@ -16,15 +16,15 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.entry import parse_entry
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.profile import SERVER_6_0
+from tailrace.core.plan.request import Answer, OplogBatch, Request
+from tailrace.core.stage.oplog_match import OplogMatch
 from tailrace.errors import NON_RESUMABLE_LABEL, OplogFormatError, TailraceError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.entry import parse_entry
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.profile import SERVER_6_0
-from tailrace.plan.request import Answer, OplogBatch, Request
-from tailrace.stage.oplog_match import OplogMatch
 from tests.golden import recording
 from tests.golden.recording import entry_time
 from tests.golden.replay import BEGINNING, MemoryOplog, OurStream, memory_of

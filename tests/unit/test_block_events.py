@@ -13,10 +13,10 @@ from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 
-from tailrace.client.block_events import BlockEvents
-from tailrace.event.change_event import ChangeEvent
-from tailrace.event.event_block import EventBlock
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.core.event.change_event import ChangeEvent
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.watch.client.block_events import BlockEvents
 
 RAW: CodecOptions[Any] = CodecOptions(document_class=RawBSONDocument, tz_aware=True)
 PLAIN: CodecOptions[Any] = CodecOptions()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.cli.main import main
-from tailrace.lake.status import lake_status
+from tailrace.lake.store.status import lake_status
 from tests.unit.lake_events import begin, make, numbers_in, put, stage, token
 
 

@@ -22,11 +22,11 @@ from bson.timestamp import Timestamp
 from tailrace.cli import main as main_module
 from tailrace.cli.main import COMMANDS, main
 from tailrace.cli.stream_arguments import Until, pipeline_of, read_time, stage_of
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
 from tailrace.errors import InternalError, SourceError, UsageError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.options import StreamOptions
 
 TOKEN = ResumeToken.high_water_mark(ClusterTime.of(5, 6))
 
@@ -233,7 +233,7 @@ def test_a_closed_standard_output_is_an_error_in_one_sentence() -> None:
 
 
 def test_a_missing_package_of_ours_is_not_explained_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tailrace.client", None)
+    monkeypatch.setitem(sys.modules, "tailrace.watch.client", None)
     with pytest.raises(ModuleNotFoundError):
         main(["watch", "mongodb://host"])
 
@@ -249,7 +249,7 @@ def test_a_command_loads_no_modules_of_others() -> None:
     """Each start loaded the modules of all commands: ``tailrace token`` took 0.7 s of processor in place of 0.1."""
     code = (
         "import sys, tailrace.cli.main as main; main.main(['token', 'encode', '--timestamp', '1,1']);"
-        "print([name for name in ('tailrace.client', 'tailrace.consumer', 'numpy') if name in sys.modules])"
+        "print([name for name in ('tailrace.watch.client', 'tailrace.act.consumer', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -26,9 +26,9 @@ from tailrace.cli import main as main_module
 from tailrace.cli.doctor import Finding, _print
 from tailrace.cli.main import main
 from tailrace.cli.output import tell
+from tailrace.core.printable import in_a_line, printable
 from tailrace.errors import SourceError
-from tailrace.gateway.log import JsonLines, TextLines
-from tailrace.printable import in_a_line, printable
+from tailrace.watch.gateway.log import JsonLines, TextLines
 
 #: Sets a title, clears a screen by C1, turns the direction of text, begins a line of its own.
 HOSTILE = "a\x1b]0;owned\x07\x9b2J\u202egpj\u2028\nforged\x7f"

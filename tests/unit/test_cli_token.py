@@ -9,9 +9,9 @@ import bson
 import pytest
 
 from tailrace.cli import token as command
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import TailraceError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
 
 DATA = "826B00D256000000022B022C0100296E5A100497135FD0A6444263ADD9BA9780AE0A51461E5F6964002B020004"
 

@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.cli import main as main_module
 from tailrace.cli.main import main
-from tailrace.spark.lake.pipeline_file import load
+from tailrace.lake.spark.store.pipeline_file import load
 from tests import commands
 
 SECRET = "tr0ub4dor"

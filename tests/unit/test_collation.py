@@ -9,13 +9,13 @@ from typing import Any
 import bson
 import pytest
 
+from tailrace.core.expression import compile_stages, parse_collation
+from tailrace.core.expression.values import value as v
+from tailrace.core.expression.values.collation import INSTALL, LOCALES, order_of
+from tailrace.core.expression.values.compare import SIMPLE
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
 from tailrace.errors import UsageError
-from tailrace.expression import compile_stages, parse_collation
-from tailrace.expression.values import value as v
-from tailrace.expression.values.collation import INSTALL, LOCALES, order_of
-from tailrace.expression.values.compare import SIMPLE
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.options import StreamOptions
 from tests.differential.icu import needs_icu
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import bson
 
-from tailrace.archive.compatibility import set_since
-from tailrace.archive.layout import VersionNote
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.compatibility import last_setting, settings_in
-from tailrace.source.member_version import MemberVersion
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.compatibility import last_setting, settings_in
+from tailrace.read.archive.compatibility import set_since
+from tailrace.read.archive.layout import VersionNote
+from tailrace.read.source.member_version import MemberVersion
 
 SETTING = "featureCompatibilityVersion"
 

@@ -12,14 +12,14 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import Emit, OplogBatch
 from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import Emit, OplogBatch
 
 UI = Binary(bytes(range(16)), 4)
 _INSERT = {"op": "i", "ns": "d.c", "ui": UI, "o": {"_id": 1}, "o2": {"_id": 1}}

@@ -10,11 +10,19 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from tailrace.cursor import CursorRegistry, NeedOldest, OldestEntry, OplogRead, Position, ReadOplog, is_change_stream
+from tailrace.core.cursor import (
+    CursorRegistry,
+    NeedOldest,
+    OldestEntry,
+    OplogRead,
+    Position,
+    ReadOplog,
+    is_change_stream,
+)
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.request import OplogBatch
+from tailrace.core.stream.stream import ONE_OPLOG
 from tailrace.errors import ChangeStreamHistoryLost, InternalError, SourceError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.stream import ONE_OPLOG
-from tailrace.plan.request import OplogBatch
 from tests.golden.cursors import Cursors, MemorySource, batch_of, counting_ids
 from tests.golden.replay import MemoryOplog
 

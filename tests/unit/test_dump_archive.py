@@ -16,7 +16,7 @@ from bson.int64 import Int64
 
 from tailrace.cli.main import main
 from tailrace.errors import OplogFormatError, SourceError, TailraceError
-from tailrace.source.dump_archive import _Crc64, is_archive, unpack
+from tailrace.read.source.dump_archive import _Crc64, is_archive, unpack
 from tests.unit.test_dump_version import BATCHED, INSERT, MULTI, entry
 
 END = b"\xff\xff\xff\xff"

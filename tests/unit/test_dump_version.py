@@ -17,7 +17,7 @@ from bson.timestamp import Timestamp
 
 from tailrace.cli.main import main
 from tailrace.errors import SourceError, UsageError
-from tailrace.source.dump_version import version_of
+from tailrace.read.source.dump_version import version_of
 from tests.golden import recording
 
 UUID = Binary(bytes(16), 4)

@@ -12,15 +12,15 @@ import pytest
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.oplog.witness import DeploymentIdentity
+from tailrace.core.plan.profile import SERVER_6_0
+from tailrace.core.plan.request import OplogBatch
 from tailrace.errors import UsageError
-from tailrace.images.bucket import ImageStateError
-from tailrace.images.source import ExactSource
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.oplog.witness import DeploymentIdentity
-from tailrace.plan.profile import SERVER_6_0
-from tailrace.plan.request import OplogBatch
-from tailrace.source.mongod import MongodSource
+from tailrace.read.images.bucket import ImageStateError
+from tailrace.read.images.source import ExactSource
+from tailrace.read.source.mongod import MongodSource
 
 UUID = Binary(bytes(range(16)), 4)
 
@@ -37,7 +37,7 @@ def entry(op: str, time: int, o: dict[str, Any], o2: dict[str, Any] | None = Non
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oplog in memory is of no deployment that could be asked who it is."""
-    monkeypatch.setattr("tailrace.images.source.identity_if_allowed", lambda client: DeploymentIdentity())
+    monkeypatch.setattr("tailrace.read.images.source.identity_if_allowed", lambda client: DeploymentIdentity())
 
 
 class _Shard:

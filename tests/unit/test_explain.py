@@ -8,10 +8,10 @@ import bson
 import pytest
 
 from tailrace.cli.main import main
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.explain import explain, explain_text
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.explain import explain, explain_text
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
 
 
 def plan(scope: str | None, *stages: dict[str, Any], **options: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import bson
 import pytest
 
+from tailrace.core.expression import compile_stages
 from tailrace.errors import ServerError, TailraceError, UsageError
-from tailrace.expression import compile_stages
 
 EVENT = bson.encode({"_id": 1, "a": 1, "s": "x", "n": 0, "big": bson.Int64(2**63 - 1)})
 

@@ -10,10 +10,10 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
+from tailrace.core.expression import compile_stages
+from tailrace.core.expression.match import tree
+from tailrace.core.expression.reference import reference
 from tailrace.errors import UsageError
-from tailrace.expression import compile_stages
-from tailrace.expression.match import tree
-from tailrace.expression.reference import reference
 
 
 def compiled(*stages: dict[str, Any], **options: Any) -> Any:

@@ -8,9 +8,9 @@ import bson
 import pytest
 from bson import json_util
 
-from tailrace import raw_bson
-from tailrace.event.event_block import EventBlock
-from tailrace.spark.reading.columns import EventColumns
+from tailrace.core import raw_bson
+from tailrace.core.event.event_block import EventBlock
+from tailrace.lake.spark.reading.columns import EventColumns
 
 OID = bytes(range(12))
 POINTER = raw_bson.encode_string("shop.orders") + OID

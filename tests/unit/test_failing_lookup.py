@@ -23,23 +23,23 @@ from bson.timestamp import Timestamp
 
 from tailrace.cli import replay
 from tailrace.cli.stream_arguments import Until
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.request import DocumentLookup, OplogBatch, PreImageKey
+from tailrace.core.stream.kernel_choice import KernelUse
+from tailrace.core.stream.merge import MergedStream
+from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.errors import ServerError
-from tailrace.event.event_block import EventBlock
-from tailrace.gateway.engine import Engine
-from tailrace.gateway.local_acting import LocalActing
-from tailrace.gateway.reading import INLINE_BYTES
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.kernel import KernelUse
-from tailrace.pipeline.merge import MergedStream
-from tailrace.pipeline.stream import ONE_OPLOG, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
-from tailrace.source.drive import answers_of, drive
-from tailrace.spark.planning.input_partition import OplogSlice
-from tailrace.spark.reading.slice_reader import slice_events
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.planning.input_partition import OplogSlice
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.reading.slice_reader import slice_events
+from tailrace.read.source.drive import answers_of, drive
+from tailrace.watch.gateway.engine import Engine
+from tailrace.watch.gateway.local_acting import LocalActing
+from tailrace.watch.gateway.reading import INLINE_BYTES
 from tests.golden.cursors import Cursors, MemorySource, batch_of
 from tests.golden.replay import MemoryOplog
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tailrace import durable
+from tailrace.base import durable
 from tailrace.errors import SinkError
-from tailrace.lake import file_system
-from tailrace.lake.file_system import check_file_system, mount_of
+from tailrace.lake.store import file_system
+from tailrace.lake.store.file_system import check_file_system, mount_of
 from tests.unit.lake_events import make, put, stage
 
 
@@ -51,7 +51,7 @@ def test_a_rename_or_a_sync_that_does_not_work_is_refused(tmp_path: Path, monkey
             raise OSError(code, os.strerror(code))
 
         with monkeypatch.context() as patch:
-            patch.setattr("tailrace.durable.sync_directory", fail)
+            patch.setattr("tailrace.base.durable.sync_directory", fail)
             with pytest.raises(SinkError, match=message):
                 check_file_system(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -76,7 +76,7 @@ def test_whatever_the_system_answers_is_one_sentence(
             raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr("tailrace.durable.sync_directory" if place == "fsync" else place, fail)
+        patch.setattr("tailrace.base.durable.sync_directory" if place == "fsync" else place, fail)
         with pytest.raises(SinkError) as refused:
             check_file_system(tmp_path)
     assert calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bson
 import pytest
 
-from tailrace.source.filter_choice import FilterChoice, Sample, filter_pays
+from tailrace.read.source.filter_choice import FilterChoice, Sample, filter_pays
 
 
 def entries(count: int, size: int) -> bytes:

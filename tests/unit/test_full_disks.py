@@ -18,20 +18,20 @@ import bson
 import pyarrow as pa
 import pytest
 
-from tailrace import durable
-from tailrace.event.quarantined import QuarantinedEvent
-from tailrace.lake import quarantine
-from tailrace.lake.committer import abort_batch, commit_batch
-from tailrace.lake.compaction import compact
-from tailrace.lake.erasure import drop_days, erase
-from tailrace.lake.identity import open_lake
-from tailrace.lake.layout import LakeLayout
-from tailrace.lake.manifest import PlannedRange, StagedFile
-from tailrace.lake.part_writer import PartWriter
-from tailrace.lake.partitioning import Partitioning
-from tailrace.lake.retention import expire
-from tailrace.lake.verification import verify
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.base import durable
+from tailrace.core.event.quarantined import QuarantinedEvent
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.lake.store import quarantine
+from tailrace.lake.store.committer import abort_batch, commit_batch
+from tailrace.lake.store.compaction import compact
+from tailrace.lake.store.erasure import drop_days, erase
+from tailrace.lake.store.identity import open_lake
+from tailrace.lake.store.layout import LakeLayout
+from tailrace.lake.store.manifest import PlannedRange, StagedFile
+from tailrace.lake.store.part_writer import PartWriter
+from tailrace.lake.store.partitioning import Partitioning
+from tailrace.lake.store.retention import expire
+from tailrace.lake.store.verification import verify
 from tests.small_disk import PAGE, SmallDisk, small_disk
 from tests.unit.lake_events import MIDNIGHT, STREAM, begin, numbers_in, token
 from tests.unit.test_lake_erasure import LAKE_COLUMNS, NAMES
@@ -175,7 +175,7 @@ def test_a_full_disk_is_told_and_harms_nothing_whatever_room_is_left(
 ) -> None:
     stride, often = sweep
     if often:  # a checkpoint without room is no error: the next one is made at its time
-        monkeypatch.setattr("tailrace.lake.commit_log.CHECKPOINT_EVERY", 1)
+        monkeypatch.setattr("tailrace.lake.store.commit_log.CHECKPOINT_EVERY", 1)
     operation = OPERATIONS[name]
     claim = fill(tmp_path / "lake", operation.names)
     before, after = (ROWS, ASIDE), (operation.rows, operation.aside)

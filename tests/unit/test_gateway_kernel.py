@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from tailrace.client import kernel_loader
+from tailrace.watch.client import kernel_loader
 
 _PROGRAM = """
-from tailrace.client import kernel_loader
+from tailrace.watch.client import kernel_loader
 kernel_loader.prepare()
 kernel_loader._loader.join()
 kernel_loader.is_ready(1)  # what another process compiled is loaded with the next batch

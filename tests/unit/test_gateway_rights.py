@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.gateway import rights
-from tailrace.gateway.rights import Identity
-from tailrace.oplog.namespace import Scope
+from tailrace.core.oplog.namespace import Scope
+from tailrace.watch.gateway import rights
+from tailrace.watch.gateway.rights import Identity
 
 ACTIONS = frozenset({"find", "changeStream"})
 #: A resource, and whether it covers ``shop.system.views``.

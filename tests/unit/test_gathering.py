@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tailrace.consumer.rules.gathering import Gathering
+from tailrace.act.consumer.rules.gathering import Gathering
 
 _REQUEST_S = 0.01
 

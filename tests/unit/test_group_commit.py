@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tailrace.act.consumer.group_commit import GroupCommit
+from tailrace.act.consumer.lease import LeaseCommit
 from tailrace.consumer import Lease, LeaseLost, LeaseStoreUnavailable, MemoryLeaseStore
-from tailrace.consumer.group_commit import GroupCommit
-from tailrace.consumer.lease import LeaseCommit
 from tailrace.errors import InternalError, TailraceError
 
 

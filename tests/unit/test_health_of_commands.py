@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from tailrace.cli.tables import _health
-from tailrace.gateway import pulse
-from tailrace.gateway.pulse import Pulse
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.monitoring import MetricsListener
-from tailrace.spark.planning.backlog import Backlog
-from tailrace.spark.query_numbers import QueryNumbers
-from tailrace.tables.writer import TablesProgress
-from tailrace.tail.shared_tail import TailStatistics
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.lake.spark.monitoring import MetricsListener
+from tailrace.lake.spark.planning.backlog import Backlog
+from tailrace.lake.spark.query_numbers import QueryNumbers
+from tailrace.lake.tables.progress import TablesProgress
+from tailrace.read.tail.shared_tail import TailStatistics
+from tailrace.watch.gateway import pulse
+from tailrace.watch.gateway.pulse import Pulse
 
 
 def test_a_gateway_whose_loop_stands_still_is_dead_and_one_that_cannot_read_is_not_ready(

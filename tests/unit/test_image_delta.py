@@ -7,9 +7,9 @@ from typing import Any
 import bson
 import pytest
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
 from tailrace.errors import OplogFormatError
-from tailrace.images.delta import ImageMismatchError, UnknownDocumentError, apply_entry
+from tailrace.read.images.delta import ImageMismatchError, UnknownDocumentError, apply_entry
 
 Pairs = list[tuple[str, Any]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import UsageError
-from tailrace.images.directory import Mark, is_new, refuse_network, shard_folder
+from tailrace.read.images.directory import Mark, is_new, refuse_network, shard_folder
 
 _MOUNTS = """\
 22 1 259:1 / / rw,relatime shared:1 - ext4 /dev/root rw

@@ -12,15 +12,15 @@ from bson import DatetimeMS, Decimal128, Int64, MinKey, ObjectId, Regex
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
-from tailrace.images.delta import ImageMismatchError
-from tailrace.images.fold import ImageFolder
-from tailrace.images.found import Images
-from tailrace.images.key import state_key
-from tailrace.images.state import ImageState
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0
-from tailrace.plan.request import OplogBatch
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0
+from tailrace.core.plan.request import OplogBatch
+from tailrace.read.images.delta import ImageMismatchError
+from tailrace.read.images.fold import ImageFolder
+from tailrace.read.images.found import Images
+from tailrace.read.images.key import state_key
+from tailrace.read.images.state import ImageState
 
 UUID = Binary(bytes(range(16)), 4)
 SCOPE = Scope.of_collection("shop", "orders")

@@ -21,9 +21,9 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 
 from tailrace.errors import UsageError
-from tailrace.images.bucket import ImageBucket, ImageStateError
-from tailrace.images.key import state_key
-from tailrace.images.state import ImageState
+from tailrace.read.images.bucket import ImageBucket, ImageStateError
+from tailrace.read.images.key import state_key
+from tailrace.read.images.state import ImageState
 
 UUID = bytes(range(16))
 
@@ -270,7 +270,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path):
         with pytest.raises(ImageStateError, match="another process"):
             opened(tmp_path)
-        code = "import sys; from tailrace.images.state import ImageState; ImageState.open(sys.argv[1])"
+        code = "import sys; from tailrace.read.images.state import ImageState; ImageState.open(sys.argv[1])"
         done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
         assert "another process writes the images" in done.stderr
     opened(tmp_path).close()
@@ -303,7 +303,7 @@ def test_a_map_that_is_too_small_is_an_error_and_grows_between_batches(tmp_path:
 
 _WRITER = """
 import random, sys
-from tailrace.images.state import ImageState
+from tailrace.read.images.state import ImageState
 from tests.unit.test_image_state import keys
 state = ImageState.open(sys.argv[1], buckets=3, map_bytes=64 << 20, memory_bytes=int(sys.argv[2]))
 names = keys(30)
@@ -342,7 +342,7 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
     """The size of files is limited in place of a disk: the same write fails."""
     code = (
         "import resource, signal, sys\n"
-        "from tailrace.images.state import ImageState\n"
+        "from tailrace.read.images.state import ImageState\n"
         "from tests.unit.test_image_state import keys\n"
         "state = ImageState.open(sys.argv[1], buckets=2, map_bytes=64 << 20)\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tailrace
-from tailrace.kernel import entry_columns, runs
+from tailrace.core.kernel import entry_columns, runs
 
 SOURCE = Path(tailrace.__file__).parent
 

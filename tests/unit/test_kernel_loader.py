@@ -17,13 +17,13 @@ from pathlib import Path
 import bson
 import pytest
 
-from tailrace import kernel
-from tailrace.client import kernel_loader
-from tailrace.event.event_block import EventBlock
-from tailrace.gateway import engine
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.kernel import merge_with
-from tailrace.plan.request import OplogBatch
+from tailrace.core import kernel
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.request import OplogBatch
+from tailrace.core.stream.kernel_choice import merge_with
+from tailrace.watch.client import kernel_loader
+from tailrace.watch.gateway import engine
 from tests.property.test_block_merge import event
 
 ENOUGH = kernel_loader.BYTES_MIN

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.client import kernel_loader
+import tailrace
+from tailrace.watch.client import kernel_loader
 
 HITS = (
-    "from tailrace.kernel import transform, columns, variant;"
+    "from tailrace.core.kernel import transform, columns, variant;"
     "points = transform.frame, transform.transform, columns.locate, columns.gather, columns.is_utf8, variant.encode;"
     "print(sum(sum(point.stats.cache_hits.values()) for point in points))"
 )
 EVENT = (
-    "from tailrace.kernel import transform_batch, KernelSettings;"
-    "from tailrace.oplog.namespace import Scope;"
+    "from tailrace.core.kernel import transform_batch, KernelSettings;"
+    "from tailrace.core.oplog.namespace import Scope;"
     "print(transform_batch(b'x', KernelSettings(Scope.cluster())).kind.tolist())"
 )
 
@@ -33,32 +34,35 @@ def python(code: str, **environment: str) -> str:
 
 
 def test_importing_the_package_loads_neither_numba_nor_numpy() -> None:
-    assert python("import sys, tailrace.kernel; print('numba' in sys.modules, 'numpy' in sys.modules)") == "False False"
+    assert (
+        python("import sys, tailrace.core.kernel; print('numba' in sys.modules, 'numpy' in sys.modules)")
+        == "False False"
+    )
 
 
 def test_without_numba_the_kernel_says_that_it_is_not_available() -> None:
-    hidden = "import sys; sys.modules['numba'] = None; import tailrace.kernel as k; print(k.available())"
+    hidden = "import sys; sys.modules['numba'] = None; import tailrace.core.kernel as k; print(k.available())"
     assert python(hidden) == "False"
-    assert python("import tailrace.kernel as k; print(k.available())") == "True"
+    assert python("import tailrace.core.kernel as k; print(k.available())") == "True"
 
 
 def test_a_name_that_the_package_does_not_have_is_an_attribute_error() -> None:
-    import tailrace.kernel
+    import tailrace.core.kernel
 
     with pytest.raises(AttributeError, match="no attribute 'transmogrify'"):
-        _ = tailrace.kernel.transmogrify
+        _ = tailrace.core.kernel.transmogrify
 
 
-WRITERS = "; print(*(name for name in ('variant', 'extended_json') if f'tailrace.kernel.{name}' in sys.modules))"
+WRITERS = "; print(*(name for name in ('variant', 'extended_json') if f'tailrace.core.kernel.{name}' in sys.modules))"
 
 
 @pytest.mark.parametrize(
     ("code", "writers"),
     [
         ("".join(f"; import {module}" for module in kernel_loader._MODULES), ""),
-        ("; from tailrace.kernel import gather, locate, process_batch", ""),
-        ("; from tailrace.kernel import encode_variants", "variant"),
-        ("; from tailrace.kernel import encode_json", "extended_json"),
+        ("; from tailrace.core.kernel import gather, locate, process_batch", ""),
+        ("; from tailrace.core.kernel import encode_variants", "variant"),
+        ("; from tailrace.core.kernel import encode_json", "extended_json"),
     ],
     ids=["watch", "events", "variants", "json"],
 )
@@ -79,7 +83,7 @@ def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> Non
     assert python(nowhere + EVENT) == "[2]"
 
 
-RUNS = "from tailrace.kernel.runs import copy_runs; print(sum(copy_runs.stats.cache_hits.values()))"
+RUNS = "from tailrace.core.kernel.runs import copy_runs; print(sum(copy_runs.stats.cache_hits.values()))"
 
 
 def test_a_damaged_cache_counts_as_empty(tmp_path: Path) -> None:
@@ -100,10 +104,10 @@ def test_a_damaged_cache_that_cannot_be_mended_does_not_stop_a_process(tmp_path:
 def test_a_package_in_a_zip_file_is_compiled_once_wherever_the_file_lies(tmp_path: Path) -> None:
     """Spark puts --py-files into another directory for each application, and all was compiled anew: the tests of it had
     one run each, and called what took three minutes a slow machine."""
-    source = Path(kernel_loader.__file__).parent.parent
+    source = Path(tailrace.__file__).parent
     hits = (
-        "from tailrace.kernel import zip_cache; zip_cache.keep_by_source();"
-        "from tailrace.kernel import runs;"
+        "from tailrace.core.kernel import zip_cache; zip_cache.keep_by_source();"
+        "from tailrace.core.kernel import runs;"
         "points = [each for each in vars(runs).values() if hasattr(each, 'stats')];"
         "print(runs.__file__, len(points), sum(sum(point.stats.cache_hits.values()) for point in points))"
     )
@@ -116,4 +120,4 @@ def test_a_package_in_a_zip_file_is_compiled_once_wherever_the_file_lies(tmp_pat
         found = python(
             f"import sys; sys.path.insert(0, {str(target)!r}); {hits}", NUMBA_CACHE_DIR=str(tmp_path / "cache")
         )
-        assert found == f"{target}/tailrace/kernel/runs.py 1 {expected}"
+        assert found == f"{target}/tailrace/core/kernel/runs.py 1 {expected}"

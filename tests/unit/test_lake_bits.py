@@ -17,15 +17,15 @@ import bson
 import pyarrow as pa
 import pytest
 
+from tailrace.core.event.quarantined import QuarantinedEvent
 from tailrace.errors import SinkError, TailraceError
-from tailrace.event.quarantined import QuarantinedEvent
-from tailrace.lake import commit_log, quarantine
-from tailrace.lake.committer import commit_batch
-from tailrace.lake.compaction import compact
-from tailrace.lake.erasure import erase
-from tailrace.lake.identity import open_lake
-from tailrace.lake.part_writer import PartWriter
-from tailrace.lake.verification import verify
+from tailrace.lake.store import commit_log, quarantine
+from tailrace.lake.store.committer import commit_batch
+from tailrace.lake.store.compaction import compact
+from tailrace.lake.store.erasure import erase
+from tailrace.lake.store.identity import open_lake
+from tailrace.lake.store.part_writer import PartWriter
+from tailrace.lake.store.verification import verify
 from tests.amounts import amount
 from tests.unit.lake_events import COLUMNS, STREAM, as_spark_plans, batch, begin, make, numbers_in, planned_for, token
 

@@ -13,18 +13,18 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tailrace import durable
+from tailrace.base import durable
 from tailrace.errors import SinkError, TailraceError, UsageError
-from tailrace.lake import commit_log
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.committer import abort_batch
-from tailrace.lake.compaction import compact
-from tailrace.lake.identity import open_lake
-from tailrace.lake.layout import cluster_time_of
-from tailrace.lake.manifest import Gap
-from tailrace.lake.part_writer import FileLimits, PartWriter
-from tailrace.lake.status import lake_status
-from tailrace.spark.lake import verify
+from tailrace.lake import verify
+from tailrace.lake.store import commit_log
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.committer import abort_batch
+from tailrace.lake.store.compaction import compact
+from tailrace.lake.store.identity import open_lake
+from tailrace.lake.store.layout import cluster_time_of
+from tailrace.lake.store.manifest import Gap
+from tailrace.lake.store.part_writer import FileLimits, PartWriter
+from tailrace.lake.store.status import lake_status
 from tests.unit.lake_events import COLUMNS, STREAM, batch, begin, make, numbers_in, planned_for, put, stage, token
 
 
@@ -351,7 +351,7 @@ def test_gaps_outlive_the_commits_that_wrote_them(
 def test_files_and_row_groups_are_bounded(root: Path, checkpoint: Path) -> None:
     import pyarrow.parquet as pq
 
-    from tailrace.lake.part_writer import FIRST_TOKEN, PartWriter
+    from tailrace.lake.store.part_writer import FIRST_TOKEN, PartWriter
 
     claim = make(root, checkpoint).claim
     limits = FileLimits(row_group_rows=100, file_bytes=20_000)

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from tailrace import durable
+from tailrace.base import durable
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake import commit_log
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.compaction import compact_after, compact_idle
-from tailrace.lake.retention import expire
-from tailrace.spark.lake import CompactionPolicy, compact, verify
-from tailrace.spark.lake import files as named_files
+from tailrace.lake import CompactionPolicy, compact, verify
+from tailrace.lake import files as named_files
+from tailrace.lake.store import commit_log
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.compaction import compact_after, compact_idle
+from tailrace.lake.store.retention import expire
 from tests.unit.lake_events import begin, make, numbers_in, put, stage, token
 from tests.unit.lake_readers import READERS
 from tests.unit.test_lake_commits import die_at

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tailrace.errors import SinkError
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.committer import abort_batch
-from tailrace.spark.lake import compact, files, verify
+from tailrace.lake import compact, files, verify
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.committer import abort_batch
 from tests.unit.lake_events import begin, make, planned_for, put, stage
 
 

@@ -17,16 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from tailrace.core.event.quarantined import QuarantinedEvent
 from tailrace.errors import SinkError
-from tailrace.event.quarantined import QuarantinedEvent
-from tailrace.lake import part_writer, quarantine, verification
-from tailrace.lake.compaction import compact
-from tailrace.lake.erasure import erase
-from tailrace.lake.identity import Opening, open_lake
-from tailrace.lake.manifest import StagedFile
-from tailrace.lake.part_writer import EQUAL_TOKENS, FileLimits, PartWriter
-from tailrace.lake.partitioning import Partitioning
-from tailrace.spark.lake import verify
+from tailrace.lake import verify
+from tailrace.lake.store import part_writer, quarantine, verification
+from tailrace.lake.store.compaction import compact
+from tailrace.lake.store.erasure import erase
+from tailrace.lake.store.identity import Opening, open_lake
+from tailrace.lake.store.manifest import StagedFile
+from tailrace.lake.store.part_writer import EQUAL_TOKENS, FileLimits, PartWriter
+from tailrace.lake.store.partitioning import Partitioning
 from tests.unit.lake_events import COLUMNS, STREAM, numbers_in, planned_for, put, token
 
 SHARDS = 3

@@ -13,20 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tailrace import durable
+from tailrace.base import durable
 from tailrace.cli.main import main
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.compaction import compact
-from tailrace.lake.erasure import drop_days, erase
-from tailrace.lake.identity import open_lake
-from tailrace.lake.manifest import Gap, PlannedRange, StagedFile
-from tailrace.lake.part_writer import PartWriter
-from tailrace.lake.partitioning import Partitioning
-from tailrace.lake.retention import expire
-from tailrace.lake.status import lake_status
-from tailrace.lake.verification import verify
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.compaction import compact
+from tailrace.lake.store.erasure import drop_days, erase
+from tailrace.lake.store.identity import open_lake
+from tailrace.lake.store.manifest import Gap, PlannedRange, StagedFile
+from tailrace.lake.store.part_writer import PartWriter
+from tailrace.lake.store.partitioning import Partitioning
+from tailrace.lake.store.retention import expire
+from tailrace.lake.store.status import lake_status
+from tailrace.lake.store.verification import verify
 from tests.unit.lake_events import COLUMNS, MIDNIGHT, STREAM, as_spark_plans, begin, numbers_in, put, token
 
 NAMES = ("orders", "customers", "a/b")
@@ -155,8 +155,8 @@ def test_old_days_go_whole(tmp_path: Path) -> None:
 def test_erasures_and_gaps_outlive_the_commits_that_the_log_forgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.lake.commit_log.CHECKPOINT_EVERY", 4)
-    monkeypatch.setattr("tailrace.lake.commit_log.COMMITS_KEPT", 4)
+    monkeypatch.setattr("tailrace.lake.store.commit_log.CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr("tailrace.lake.store.commit_log.COMMITS_KEPT", 4)
     root = tmp_path / "lake"
     fill(root)
     erase(root, {"documentKey._id": 86_351}, vacuum=True)
@@ -178,7 +178,7 @@ def test_a_crash_in_the_middle_leaves_all_or_none(step: str, tmp_path: Path, mon
     """A kill has no ``except``: what was made stays, and the next start of a stream removes it."""
     root = tmp_path / "lake"
     fill(root)
-    monkeypatch.setattr("tailrace.lake.erasure._Work.discard", lambda self: None)
+    monkeypatch.setattr("tailrace.lake.store.erasure._Work.discard", lambda self: None)
 
     def die(name: str) -> None:
         if name == step:

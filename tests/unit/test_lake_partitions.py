@@ -13,18 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tailrace.durable import read_json, write_sealed
+from tailrace.base.durable import read_json, write_sealed
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.compaction import compact
-from tailrace.lake.compaction_policy import CompactionPolicy
-from tailrace.lake.identity import open_lake
-from tailrace.lake.layout import folder_of
-from tailrace.lake.manifest import StagedFile
-from tailrace.lake.part_writer import FileLimits, PartWriter
-from tailrace.lake.partitioning import Partitioning
-from tailrace.lake.retention import expire
-from tailrace.lake.verification import verify
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.compaction import compact
+from tailrace.lake.store.compaction_policy import CompactionPolicy
+from tailrace.lake.store.identity import open_lake
+from tailrace.lake.store.layout import folder_of
+from tailrace.lake.store.manifest import StagedFile
+from tailrace.lake.store.part_writer import FileLimits, PartWriter
+from tailrace.lake.store.partitioning import Partitioning
+from tailrace.lake.store.retention import expire
+from tailrace.lake.store.verification import verify
 from tests.unit.lake_events import COLUMNS, STREAM, as_spark_plans, begin, planned_for, put, token
 
 #: Names that cannot be directories, look like numbers or dates, or differ in case alone; and events of no collection.
@@ -126,7 +126,7 @@ def test_every_reader_sees_every_event_and_its_partition(names: tuple[str, ...],
 
 
 def test_a_checkpoint_of_the_log_keeps_the_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.lake.commit_log.CHECKPOINT_EVERY", 6)
+    monkeypatch.setattr("tailrace.lake.store.commit_log.CHECKPOINT_EVERY", 6)
     root = tmp_path / "lake"
     fill(root, ["hour", "collection"])
     assert list(root.glob("_delta_log/*.checkpoint.parquet"))
@@ -140,7 +140,7 @@ def test_a_checkpoint_of_the_log_keeps_the_partitions(tmp_path: Path, monkeypatc
 def test_many_collections_need_few_open_files_and_keep_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.lake.part_writer._OPEN_MAX", 4)
+    monkeypatch.setattr("tailrace.lake.store.part_writer._OPEN_MAX", 4)
     limits = FileLimits(row_group_rows=3, row_group_bytes=100)
     root = tmp_path / "lake"
     fill(root, ["collection"], batches=1)

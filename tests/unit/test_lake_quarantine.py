@@ -13,21 +13,21 @@ import bson
 import pyarrow.parquet as pq
 import pytest
 
-from tailrace import durable
+from tailrace.base import durable
 from tailrace.cli.main import main
+from tailrace.core.event.quarantined import QuarantinedEvent
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, UsageError
-from tailrace.event.quarantined import QuarantinedEvent
-from tailrace.lake import quarantine
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.committer import abort_batch, commit_batch
-from tailrace.lake.compaction import compact
-from tailrace.lake.erasure import drop_days, erase
-from tailrace.lake.identity import open_lake
-from tailrace.lake.manifest import Commit, PlannedRange, StagedFile
-from tailrace.lake.progress import GrowthWatch
-from tailrace.lake.status import lake_status
-from tailrace.lake.verification import verify
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.lake.store import quarantine
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.committer import abort_batch, commit_batch
+from tailrace.lake.store.compaction import compact
+from tailrace.lake.store.erasure import drop_days, erase
+from tailrace.lake.store.identity import open_lake
+from tailrace.lake.store.manifest import Commit, PlannedRange, StagedFile
+from tailrace.lake.store.progress import GrowthWatch
+from tailrace.lake.store.status import lake_status
+from tailrace.lake.store.verification import verify
 from tests.unit.lake_events import MIDNIGHT, STREAM, as_spark_plans, begin, make, numbers_in, token
 from tests.unit.test_lake_commits import die_at
 from tests.unit.test_lake_erasure import LAKE_COLUMNS, event

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake.checkpoint_file import CHECKPOINT_FILE
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.committer import commit_batch
-from tailrace.lake.compaction import compact
-from tailrace.lake.identity import open_lake
-from tailrace.lake.manifest import Commit, PlannedRange
-from tailrace.lake.verification import verify
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.lake.store.checkpoint_file import CHECKPOINT_FILE
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.committer import commit_batch
+from tailrace.lake.store.compaction import compact
+from tailrace.lake.store.identity import open_lake
+from tailrace.lake.store.manifest import Commit, PlannedRange
+from tailrace.lake.store.verification import verify
 from tests.unit.lake_events import COLUMNS, MIDNIGHT, STREAM, begin, make, numbers_in, stage, token
 
 OLDER = "is older than its checkpoint"

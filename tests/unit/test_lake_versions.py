@@ -15,18 +15,18 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.cli.main import main
+from tailrace.core.event.resume_token import EVENT, ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
-from tailrace.event.resume_token import EVENT, ResumeToken
-from tailrace.lake import commit_log
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.delta_log import versions_of
-from tailrace.lake.erasure import drop_days
-from tailrace.lake.identity import open_lake
-from tailrace.lake.manifest import Gap, WrittenVersion
-from tailrace.lake.status import lake_status
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.lake.source import behind, edge_of
-from tailrace.spark.planning.input_partition import OplogSlice, SnapshotSlice
+from tailrace.lake.spark.planning.input_partition import OplogSlice, SnapshotSlice
+from tailrace.lake.spark.store.source import behind, edge_of
+from tailrace.lake.store import commit_log
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.delta_log import versions_of
+from tailrace.lake.store.erasure import drop_days
+from tailrace.lake.store.identity import open_lake
+from tailrace.lake.store.manifest import Gap, WrittenVersion
+from tailrace.lake.store.status import lake_status
 from tests.unit.lake_events import COLUMNS, STREAM, as_spark_plans, begin, make, numbers_in, planned_for, put, stage
 
 #: What each micro-batch of ten events is planned with; "" is one of an earlier release.

@@ -12,12 +12,12 @@ import pytest
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from tailrace.consumer import lane_reader
-from tailrace.consumer.lane_queue import LaneQueue
-from tailrace.consumer.lane_reader import LaneReader
-from tailrace.consumer.rules.lane_key import outline
-from tailrace.consumer.rules.lanes import LanePlan
-from tailrace.consumer.rules.position import StreamPosition
+from tailrace.act.consumer import lane_reader
+from tailrace.act.consumer.lane_queue import LaneQueue
+from tailrace.act.consumer.lane_reader import LaneReader
+from tailrace.act.consumer.rules.lane_key import outline
+from tailrace.act.consumer.rules.lanes import LanePlan
+from tailrace.act.consumer.rules.position import StreamPosition
 
 BEGIN = StreamPosition(at=Timestamp(1, 1))
 EVENTS = 60

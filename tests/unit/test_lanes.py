@@ -16,19 +16,19 @@ from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace import raw_bson
+from tailrace.act.consumer.rules.errors import LeaseDocumentError, LeaseStoreUnavailable
+from tailrace.act.consumer.rules.lane_group import LaneGroupLogic
+from tailrace.act.consumer.rules.lane_key import PlacedEvent, key_hash, known_lane_key, lane_key, lane_keys, outline
+from tailrace.act.consumer.rules.lane_need import GiveLease, RunLanes
+from tailrace.act.consumer.rules.lane_shares import moves, share
+from tailrace.act.consumer.rules.lanes import Floor, LanePlan, all_at, order_of
+from tailrace.act.consumer.rules.lease import Lease
+from tailrace.act.consumer.rules.need import Outcome
+from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.consumer.messages import Outbox
-from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseStoreUnavailable
-from tailrace.consumer.rules.lane_group import LaneGroupLogic
-from tailrace.consumer.rules.lane_key import PlacedEvent, key_hash, known_lane_key, lane_key, lane_keys, outline
-from tailrace.consumer.rules.lane_need import GiveLease, RunLanes
-from tailrace.consumer.rules.lane_shares import moves, share
-from tailrace.consumer.rules.lanes import Floor, LanePlan, all_at, order_of
-from tailrace.consumer.rules.lease import Lease
-from tailrace.consumer.rules.need import Outcome
-from tailrace.consumer.rules.position import StreamPosition
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken
 from tailrace.errors import UsageError
-from tailrace.event.resume_token import ResumeToken
 
 UUID = bytes(range(16))
 

@@ -19,20 +19,20 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.kernel.batch import EVENT, PLAIN, SKIPPED, KernelSettings, transform_batch
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import OplogBatch
+from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.errors import RESUMABLE_LABEL, LaterEntryError
-from tailrace.event.event_block import EventBlock
-from tailrace.images.fold import ImageFolder
-from tailrace.images.state import ImageState
-from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, KernelSettings, transform_batch
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.stream import ONE_OPLOG, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import OplogBatch
-from tailrace.source.base import OplogSource
-from tailrace.tables.oplogs import OplogMember
+from tailrace.lake.tables.oplogs import OplogMember
+from tailrace.read.images.fold import ImageFolder
+from tailrace.read.images.state import ImageState
+from tailrace.read.source.base import OplogSource
 from tests.golden import recording
 from tests.golden.replay import as_written_by, entry_filter
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tailrace.act.consumer.lease import LeaseCommit, commits_together
 from tailrace.consumer import Lease, LeaseLost, LeaseStore, MemoryLeaseStore
-from tailrace.consumer.lease import LeaseCommit, commits_together
 from tailrace.errors import UsageError
 from tailrace.testing import LeaseStoreError, check_lease_store
 
@@ -262,7 +262,7 @@ def test_a_store_that_shares_nothing_is_found() -> None:
 
 
 def test_a_lease_that_never_runs_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.testing.lease_store._WAIT_S", 1.0)
+    monkeypatch.setattr("tailrace.act.testing.lease_store._WAIT_S", 1.0)
     store = NeverRunsOut()
     with pytest.raises(LeaseStoreError, match="run out"):
         check_lease_store(lambda: store)

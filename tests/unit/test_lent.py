@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailrace.kernel import lent
-from tailrace.kernel.lent import KEPT_MAX, LENT_MAX, LENT_MIN, lend
+from tailrace.core.kernel import lent
+from tailrace.core.kernel.lent import KEPT_MAX, LENT_MAX, LENT_MIN, lend
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.consumer.rules.health import SILENT_AFTER_S, HealthLimits, ListenerFacts, NewestTimes, judged
-from tailrace.health import Health, whole
+from tailrace.act.consumer.rules.health import SILENT_AFTER_S, HealthLimits, ListenerFacts, NewestTimes, judged
+from tailrace.base.health import Health, whole
 
 
 def test_an_idle_clock_that_leaps_leaves_nobody_behind() -> None:

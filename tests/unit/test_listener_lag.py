@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from tailrace.consumer.metrics import ListenerCollector
-from tailrace.consumer.rules.errors import LeaseLost
-from tailrace.consumer.rules.need import CommitPosition, Need, PullChange, Pulled
-from tailrace.consumer.rules.position import StreamPosition
-from tailrace.consumer.rules.settings import ListenerStatistics
-from tailrace.consumer.standing import ListenerLag
+from tailrace.act.consumer.metrics import ListenerCollector
+from tailrace.act.consumer.rules.errors import LeaseLost
+from tailrace.act.consumer.rules.need import CommitPosition, Need, PullChange, Pulled
+from tailrace.act.consumer.rules.position import StreamPosition
+from tailrace.act.consumer.rules.settings import ListenerStatistics
+from tailrace.act.consumer.standing import ListenerLag
 from tests.unit.test_listener_losses import World, token
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from tailrace.consumer.rules.commit_policy import CommitPolicy
-from tailrace.consumer.rules.errors import LeaseStoreUnavailable
-from tailrace.consumer.rules.lanes import LanePlan
-from tailrace.consumer.rules.lease import Lease
-from tailrace.consumer.rules.listener import ListenerLogic
-from tailrace.consumer.rules.need import (
+from tailrace.act.consumer.rules.commit_policy import CommitPolicy
+from tailrace.act.consumer.rules.errors import LeaseStoreUnavailable
+from tailrace.act.consumer.rules.lanes import LanePlan
+from tailrace.act.consumer.rules.lease import Lease
+from tailrace.act.consumer.rules.listener import ListenerLogic
+from tailrace.act.consumer.rules.need import (
     AcquireLease,
     CommitPosition,
     FindStart,
@@ -32,11 +32,11 @@ from tailrace.consumer.rules.need import (
     TakeSnapshot,
     TellGap,
 )
-from tailrace.consumer.rules.position import GAPS_MAX, StreamPosition, joined_gaps
-from tailrace.consumer.rules.settings import ListenerSettings
+from tailrace.act.consumer.rules.position import GAPS_MAX, StreamPosition, joined_gaps
+from tailrace.act.consumer.rules.settings import ListenerSettings
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import ChangeStreamHistoryLost, SourceError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
 
 
 def token(seconds: int) -> Mapping[str, Any]:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from tailrace.consumer.rules.commit_policy import CommitPolicy
-from tailrace.consumer.rules.errors import LeaseDocumentError
-from tailrace.consumer.rules.lease import Lease
-from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
-from tailrace.consumer.rules.need import (
+from tailrace.act.consumer.rules.commit_policy import CommitPolicy
+from tailrace.act.consumer.rules.errors import LeaseDocumentError
+from tailrace.act.consumer.rules.lease import Lease
+from tailrace.act.consumer.rules.listener import ListenerLogic, ListenerSettings
+from tailrace.act.consumer.rules.need import (
     AcquireLease,
     CommitPosition,
     HandleChange,
@@ -26,11 +26,11 @@ from tailrace.consumer.rules.need import (
     PullChange,
     Pulled,
 )
-from tailrace.consumer.rules.position import StreamPosition
+from tailrace.act.consumer.rules.position import StreamPosition
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.witness import EntryMark
 from tailrace.errors import SourceError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.witness import EntryMark
 
 
 def token(seconds: int) -> Mapping[str, Any]:

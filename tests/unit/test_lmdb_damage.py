@@ -19,12 +19,12 @@ import bson
 import lmdb
 import pytest
 
+from tailrace.base.lmdb_file import check_before_opening, damage_of, note_closed
 from tailrace.errors import SinkError
-from tailrace.images.bucket import ImageStateError
-from tailrace.images.key import state_key
-from tailrace.images.state import ImageState
-from tailrace.lmdb_file import check_before_opening, damage_of, note_closed
-from tailrace.tables.state import TableState
+from tailrace.lake.tables.state import TableState
+from tailrace.read.images.bucket import ImageStateError
+from tailrace.read.images.key import state_key
+from tailrace.read.images.state import ImageState
 from tests.amounts import amount
 
 UUID = bytes(range(16))
@@ -172,7 +172,7 @@ def test_a_file_that_was_closed_is_not_read_again_and_any_other_is(
         return damage_of(path)
 
     data = made(tmp_path)
-    monkeypatch.setattr("tailrace.lmdb_file.damage_of", noted)
+    monkeypatch.setattr("tailrace.base.lmdb_file.damage_of", noted)
     with ImageState.open(tmp_path):
         pass
     assert read == []

@@ -17,10 +17,10 @@ from typing import Any
 import lmdb
 import pytest
 
+from tailrace.base.lmdb_file import is_whole
 from tailrace.errors import SinkError
-from tailrace.images.bucket import ImageBucket, ImageStateError
-from tailrace.lmdb_file import is_whole
-from tailrace.tables.state import TableState
+from tailrace.lake.tables.state import TableState
+from tailrace.read.images.bucket import ImageBucket, ImageStateError
 
 
 def opened(directory: Path) -> Any:

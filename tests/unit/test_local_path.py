@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tailrace.errors import UsageError
-from tailrace.lake.local_path import local_path
-from tailrace.spark.lake.pipeline_file import load
-from tailrace.spark.lake.stream import write_stream
+from tailrace.lake.spark.store.pipeline_file import load
+from tailrace.lake.spark.store.stream import write_stream
+from tailrace.lake.store.local_path import local_path
 
 ELSEWHERE = [
     "s3a://bucket/lake",

@@ -15,16 +15,16 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from tailrace.core.event.change_event import ChangeEvent
+from tailrace.core.event.update_description import describe_update
+from tailrace.core.kernel.batch import PLAIN, KernelSettings, transform_batch
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.request import Emit, OplogBatch
 from tailrace.errors import ServerError
-from tailrace.event.change_event import ChangeEvent
-from tailrace.event.update_description import describe_update
-from tailrace.kernel.batch import PLAIN, KernelSettings, transform_batch
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.request import Emit, OplogBatch
 
 UI = Binary(uuid.UUID(int=7).bytes, 4)
 PATH = "p" * 60_000

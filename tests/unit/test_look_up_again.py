@@ -9,11 +9,11 @@ from bson.codec_options import DEFAULT_CODEC_OPTIONS
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, PyMongoError
 
-from tailrace.client.oplog_resume import OplogResume
-from tailrace.client.request import WatchRequest
-from tailrace.oplog.namespace import Scope
-from tailrace.source.drive import AskAgainError
-from tailrace.source.failure import source_error
+from tailrace.core.oplog.namespace import Scope
+from tailrace.read.source.drive import AskAgainError
+from tailrace.read.source.failure import source_error
+from tailrace.watch.client.oplog_resume import OplogResume
+from tailrace.watch.client.request import WatchRequest
 
 
 def asked(failing: Any) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.gateway.attendant import LoopAttendant
+from tailrace.watch.gateway.attendant import LoopAttendant
 
 #: For a test that would otherwise wait for ever.
 LIMIT_S = 300

@@ -17,6 +17,7 @@ from bson.max_key import MaxKey
 from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
+from tailrace.act.consumer.messages.publisher import runs
 from tailrace.consumer.messages import (
     ChangeMessages,
     MemoryPublisher,
@@ -28,7 +29,6 @@ from tailrace.consumer.messages import (
     ordering_key,
     publish_all,
 )
-from tailrace.consumer.messages.publisher import runs
 from tailrace.errors import UsageError
 
 

@@ -11,9 +11,9 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tailrace.base.health import Health
+from tailrace.base.metrics_server import serve_metrics
 from tailrace.errors import SinkError
-from tailrace.health import Health
-from tailrace.metrics_server import serve_metrics
 
 
 class Counting(Collector):

@@ -7,8 +7,8 @@ from typing import Any
 import bson
 import pytest
 
-from tailrace.expression import compile_stages
-from tailrace.plan.conjuncts import FULL_DOCUMENT, Conjunct, leading_conjuncts
+from tailrace.core.expression import compile_stages
+from tailrace.core.plan.conjuncts import FULL_DOCUMENT, Conjunct, leading_conjuncts
 
 _AHEAD = bson.encode({"$set": {"z": 1}})
 

@@ -12,17 +12,17 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.kernel.batch import EVENT, PLAIN, KernelSettings, transform_batch
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import OplogBatch
+from tailrace.core.stream.kernel_choice import KernelUse
+from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.errors import OplogFormatError
-from tailrace.event.event_block import EventBlock
-from tailrace.kernel.batch import EVENT, PLAIN, KernelSettings, transform_batch
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.kernel import KernelUse
-from tailrace.pipeline.stream import ONE_OPLOG, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import OplogBatch
 
 UUID = Binary(bytes(16), 4)
 SESSION: dict[str, Any] = {"lsid": {"id": UUID, "uid": bytes(32)}, "txnNumber": Int64(1)}

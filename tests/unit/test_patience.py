@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.client import patience
-from tailrace.client.patience import try_next_patiently
 from tailrace.errors import ChangeStreamFatal, ChangeStreamHistoryLost, SourceError, TailraceError
+from tailrace.watch.client import patience
+from tailrace.watch.client.patience import try_next_patiently
 
 
 class Failing:

@@ -9,9 +9,9 @@ import pytest
 from tailrace.cli.main import build_parser
 from tailrace.cli.run import run
 from tailrace.errors import UsageError
-from tailrace.lake.compaction_policy import CompactionPolicy
-from tailrace.spark.lake.pipeline_file import ArchiveSettings, load
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.store.pipeline_file import ArchiveSettings, load
+from tailrace.lake.store.compaction_policy import CompactionPolicy
 
 LEAST = "source: {uri: 'mongodb://h'}\nlake: {path: lake}\n"
 

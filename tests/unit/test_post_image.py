@@ -10,9 +10,9 @@ from typing import Any
 import bson
 import pytest
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.oplog.update_delta import apply_diff
 from tailrace.errors import OplogFormatError
-from tailrace.oplog.update_delta import apply_diff
 
 Pairs = list[tuple[str, Any]]
 

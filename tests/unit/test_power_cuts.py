@@ -12,14 +12,15 @@ from pathlib import Path
 import bson
 import pytest
 
-from tailrace import durable, raw_bson
-from tailrace.archive.layout import DESCRIPTION, HEAD, Description, Reach, VersionNote, oplog_folder
-from tailrace.archive.record import write_record
-from tailrace.archive.segment import ImagesWriter, SegmentWriter
-from tailrace.archive.source import ArchiveSource
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.compaction import compact
-from tailrace.spark.lake import verify
+from tailrace.base import durable
+from tailrace.core import raw_bson
+from tailrace.lake import verify
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.compaction import compact
+from tailrace.read.archive.layout import DESCRIPTION, HEAD, Description, Reach, VersionNote, oplog_folder
+from tailrace.read.archive.record import write_record
+from tailrace.read.archive.segment import ImagesWriter, SegmentWriter
+from tailrace.read.archive.source import ArchiveSource
 from tests.unit.lake_events import begin, make, numbers_in, put, stage
 from tests.unit.power_cut import PowerCuts
 from tests.unit.test_archive import entry, entry_time, time_of

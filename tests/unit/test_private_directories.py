@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace import durable
+from tailrace.base import durable
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from tailrace.source.mongod import _may_push
+from tailrace.read.source.mongod import _may_push
 
 _OIDC: dict[str, Any] = {"authMechanism": "MONGODB-OIDC", "authMechanismProperties": {"ENVIRONMENT": "test"}}
 

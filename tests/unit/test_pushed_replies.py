@@ -13,7 +13,7 @@ import bson
 import pytest
 from pymongo import MongoClient
 
-from tailrace.source.raw_reply import PUSHED_BYTES_MAX, RawReplyCursor
+from tailrace.read.source.raw_reply import PUSHED_BYTES_MAX, RawReplyCursor
 
 _MORE = 2
 

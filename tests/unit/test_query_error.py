@@ -12,9 +12,9 @@ from py4j.java_gateway import GatewayClient
 from py4j.protocol import Py4JNetworkError
 from pyspark import accumulators
 
-from tailrace.durable import LakeFullError
+from tailrace.base.durable import LakeFullError
 from tailrace.errors import ChangeStreamHistoryLost, InvalidResumeToken, SinkError, TailraceError, UsageError
-from tailrace.spark.lake.failure import hush_loss_of_java, query_error
+from tailrace.lake.spark.store.failure import hush_loss_of_java, query_error
 
 TRACE = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION]
 Traceback (most recent call last):

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.kernel import reply
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.request import OplogBatch
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import OplogFormatError
-from tailrace.kernel import reply
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.request import OplogBatch
-from tailrace.source.batch import cut
-from tailrace.source.raw_reply import RawReplyCursor, unpacked
+from tailrace.read.source.batch import cut
+from tailrace.read.source.raw_reply import RawReplyCursor, unpacked
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 99, 100, 101, 1000, 1001, 12_345])

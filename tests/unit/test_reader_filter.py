@@ -8,16 +8,16 @@ from typing import Any
 
 import bson
 
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.entry import parse_entry
+from tailrace.core.oplog.namespace import Scope
 from tailrace.errors import OplogFormatError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.entry import parse_entry
-from tailrace.oplog.namespace import Scope
-from tailrace.tail.chains import Chains
-from tailrace.tail.entry_index import index_entries
-from tailrace.tail.interest import CLUSTER, EVERYONE
-from tailrace.tail.reader_filter import ReaderFilter
-from tailrace.tail.segment import Segment, TailPlace
-from tailrace.tail.shared_window import SharedWindow
+from tailrace.read.tail.chains import Chains
+from tailrace.read.tail.entry_index import index_entries
+from tailrace.read.tail.interest import CLUSTER, EVERYONE
+from tailrace.read.tail.reader_filter import ReaderFilter
+from tailrace.read.tail.segment import Segment, TailPlace
+from tailrace.read.tail.shared_window import SharedWindow
 from tests.property import random_entries
 
 KEYS = {b"shop.orders", b"shop.items"}

@@ -12,8 +12,8 @@ from typing import Any
 import bson
 import pytest
 
+from tailrace.core.expression import compile_stages
 from tailrace.errors import ServerError, TailraceError, UsageError
-from tailrace.expression import compile_stages
 from tests.amounts import amount
 from tests.differential import expression_patterns
 

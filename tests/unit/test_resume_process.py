@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import tailrace
-from tailrace.client.resume import Failure, Next, ResumeProcess, SaidStart, get_more_wait_ms, labels_of_stream
 from tailrace.errors import RESUMABLE_LABEL
+from tailrace.watch.client.resume import Failure, Next, ResumeProcess, SaidStart, get_more_wait_ms, labels_of_stream
 
 _LABELLED = frozenset({RESUMABLE_LABEL})
 

@@ -9,11 +9,11 @@ import bson
 import pytest
 from bson.binary import Binary
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event import keystring
+from tailrace.core.event.resume_token import EVENT, HIGH_WATER_MARK, ResumeToken, encode_event_token
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import InvalidResumeToken
-from tailrace.event import keystring
-from tailrace.event.resume_token import EVENT, HIGH_WATER_MARK, ResumeToken, encode_event_token
-from tailrace.oplog.cluster_time import ClusterTime
 
 TIME = "826B00D25600000002"
 UUID = "5A100497135FD0A6444263ADD9BA9780AE0A51"

@@ -11,11 +11,10 @@ import pytest
 from tailrace import connect
 from tailrace.cli import main as main_module
 from tailrace.cli.doctor import version_finding
-from tailrace.errors import UsageError
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.profile import (
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.profile import (
     PROFILES,
     ServerProfile,
     chosen_profile,
@@ -25,7 +24,8 @@ from tailrace.plan.profile import (
     profile_for,
     with_compatibility,
 )
-from tailrace.plan.reference import reference
+from tailrace.core.plan.reference import reference
+from tailrace.errors import UsageError
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "server-versions.md"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.base.health import Health
+from tailrace.base.service_manager import ServiceManager, notifying
 from tailrace.cli.processes import Beat, _health
-from tailrace.health import Health
-from tailrace.service_manager import ServiceManager, notifying
 
 
 class Manager:

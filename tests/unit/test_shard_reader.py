@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.request import OplogBatch, PreImageKey
-from tailrace.source import shard_reader
-from tailrace.source.shard_reader import ShardReader
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.request import OplogBatch, PreImageKey
+from tailrace.read.source import shard_reader
+from tailrace.read.source.shard_reader import ShardReader
 
 _PATIENCE_S = 60.0
 _IMAGES = {PreImageKey(bytes(16), ClusterTime(3), 0): b"image"}

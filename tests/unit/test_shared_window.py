@@ -14,17 +14,17 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 
-from tailrace import raw_bson
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.request import OplogBatch
-from tailrace.source.batch import entry_time
-from tailrace.tail.chains import Chains
-from tailrace.tail.entry_index import index_entries
-from tailrace.tail.interest import CLUSTER, key_of
-from tailrace.tail.segment import Segment, TailPlace
-from tailrace.tail.shared_tail import SharedTail
-from tailrace.tail.shared_window import SharedWindow
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.request import OplogBatch
+from tailrace.read.source.batch import entry_time
+from tailrace.read.tail.chains import Chains
+from tailrace.read.tail.entry_index import index_entries
+from tailrace.read.tail.interest import CLUSTER, key_of
+from tailrace.read.tail.segment import Segment, TailPlace
+from tailrace.read.tail.shared_tail import SharedTail
+from tailrace.read.tail.shared_window import SharedWindow
 from tests.amounts import amount
 from tests.golden.recording import load
 from tests.property import random_transactions

@@ -24,31 +24,31 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from tailrace.archive.columns import record_batch
-from tailrace.archive.metrics import ArchiveCollector
-from tailrace.archive.unknown import UnknownEntries
-from tailrace.archive.writer import ArchiveProgress
+from tailrace.act.consumer import metrics as consumer_metrics
 from tailrace.cli.compare import _remarks
 from tailrace.cli.main import main
 from tailrace.cli.run_skipped import SkippedOperations
-from tailrace.compare.comparison import Compared
-from tailrace.compare.seen import SeenEvents
-from tailrace.consumer import metrics as consumer_metrics
+from tailrace.core.expression import compile_stages
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.entry_kinds import PASSED_OVER
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import Plan, build_plan
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import OplogBatch
+from tailrace.core.stream.kernel_choice import KernelUse
+from tailrace.core.stream.merge import MergedStream
+from tailrace.core.stream.stream import ONE_OPLOG, Stream, open_stream
 from tailrace.errors import OplogFormatError
-from tailrace.expression import compile_stages
-from tailrace.gateway import stage_process
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.entry_kinds import PASSED_OVER
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.kernel import KernelUse
-from tailrace.pipeline.merge import MergedStream
-from tailrace.pipeline.stream import ONE_OPLOG, Stream, open_stream
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import OplogBatch
-from tailrace.source import unknown_kinds
-from tailrace.spark.reading import slice_plan
+from tailrace.lake.spark.reading import slice_plan
+from tailrace.read.archive.columns import record_batch
+from tailrace.read.archive.metrics import ArchiveCollector
+from tailrace.read.archive.unknown import UnknownEntries
+from tailrace.read.archive.writer import ArchiveProgress
+from tailrace.read.source import unknown_kinds
+from tailrace.watch.compare.comparison import Compared
+from tailrace.watch.compare.seen import SeenEvents
+from tailrace.watch.gateway import stage_process
 
 
 @pytest.fixture(autouse=True)

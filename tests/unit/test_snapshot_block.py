@@ -13,13 +13,13 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.regex import Regex
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import OplogFormatError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.snapshot.block import snapshot_block
-from tailrace.snapshot.documents import RunOfDocuments
-from tailrace.snapshot.event import snapshot_event
+from tailrace.read.snapshot.block import snapshot_block
+from tailrace.read.snapshot.documents import RunOfDocuments
+from tailrace.read.snapshot.event import snapshot_event
 from tests.property import random_values
 
 UUID = bytes(range(16))

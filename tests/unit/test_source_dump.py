@@ -13,11 +13,11 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.core.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError, SourceError, TailraceError
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
-from tailrace.source.dump import DumpSource
+from tailrace.read.source.dump import DumpSource
 
 
 def entry(seconds: int, increment: int = 1, **fields: Any) -> bytes:

@@ -14,9 +14,9 @@ import pytest
 
 import tailrace
 from tailrace.errors import SourceError, UsageError
-from tailrace.source.connection import CONNECTIONS_MIN, Reader, open_client
-from tailrace.source.topology import Cluster
-from tailrace.source.uri import ClientOptions, ConnectionString, find_uri, parse_complaint, redact_uri
+from tailrace.read.source.connection import CONNECTIONS_MIN, Reader, open_client
+from tailrace.read.source.topology import Cluster
+from tailrace.read.source.uri import ClientOptions, ConnectionString, find_uri, parse_complaint, redact_uri
 
 SECRET = "tr0ub4dor"
 

@@ -9,12 +9,12 @@ from typing import Any
 import bson
 import pytest
 
+from tailrace.core.event.resume_token import EVENT, ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.witness import EntryMark
 from tailrace.errors import UsageError
-from tailrace.event.resume_token import EVENT, ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.witness import EntryMark
-from tailrace.spark.source.offset import Offset, Resume, StreamIdentity
-from tailrace.spark.source.options import parse
+from tailrace.lake.spark.query.offset import Offset, Resume, StreamIdentity
+from tailrace.lake.spark.query.options import parse
 
 URI = "mongodb://user:s3cret@localhost/?replicaSet=rs0"
 TIME = ClusterTime.of(1_700_000_000, 3)

@@ -7,11 +7,11 @@ import pickle
 import bson
 import pytest
 
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.profile import profile_for
 from tailrace.errors import InvalidResumeToken, TailraceError, UsageError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.profile import profile_for
-from tailrace.spark.source.options import COLUMNS, cluster_time, parse
+from tailrace.lake.spark.query.options import COLUMNS, cluster_time, parse
 
 URI = "mongodb://user:s3cret@localhost/?replicaSet=rs0"
 

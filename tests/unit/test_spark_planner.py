@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.outline import Bucket
-from tailrace.spark.planning.planner import SLICE_BYTES_MIN, Limits, batch_end, cuts, parts_of_full, slices
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.lake.spark.planning.planner import SLICE_BYTES_MIN, Limits, batch_end, cuts, parts_of_full, slices
+from tailrace.read.source.outline import Bucket
 
 entries = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4 << 20)), max_size=60)
 

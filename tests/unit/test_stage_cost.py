@@ -10,14 +10,14 @@ from typing import Any
 import bson
 import pytest
 
-from tailrace import raw_bson
-from tailrace.cursor import OplogRead
-from tailrace.event.image import FoundDocuments
-from tailrace.gateway.cost import cost_of
-from tailrace.gateway.local_acting import LocalActing, size_of
-from tailrace.gateway.reading import INLINE_BYTES
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.request import OplogBatch
+from tailrace.core import raw_bson
+from tailrace.core.cursor import OplogRead
+from tailrace.core.event.image import FoundDocuments
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.request import OplogBatch
+from tailrace.watch.gateway.cost import cost_of
+from tailrace.watch.gateway.local_acting import LocalActing, size_of
+from tailrace.watch.gateway.reading import INLINE_BYTES
 
 
 def cost(*stages: dict[str, Any], **others: Any) -> Any:

@@ -17,19 +17,19 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from tailrace.core.kernel.change_rows import change_rows
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.oplog.selection import Selection
+from tailrace.core.plan.profile import profile_for
+from tailrace.core.plan.request import OplogBatch
 from tailrace.errors import UnknownEntryError
-from tailrace.images.fold import ImageFolder
-from tailrace.images.state import ImageState
-from tailrace.kernel.change_rows import change_rows
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.oplog.selection import Selection
-from tailrace.plan.profile import profile_for
-from tailrace.plan.request import OplogBatch
-from tailrace.source.base import OplogSource
-from tailrace.tables.fold import Fold, FoldOfOne
-from tailrace.tables.oplogs import EntryRun, OplogMember, OplogWindow
-from tailrace.tables.state import TabledCollection
+from tailrace.lake.tables.fold import Fold, FoldOfOne
+from tailrace.lake.tables.oplogs import EntryRun, OplogMember, OplogWindow
+from tailrace.lake.tables.state import TabledCollection
+from tailrace.read.images.fold import ImageFolder
+from tailrace.read.images.state import ImageState
+from tailrace.read.source.base import OplogSource
 
 UUID = Binary(bytes(range(16)), 4)
 OTHER = Binary(bytes(16), 4)

@@ -16,11 +16,11 @@ from typing import Any
 import lmdb
 import pytest
 
+from tailrace.base.lmdb_file import note_closed
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.core.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.errors import SinkError
-from tailrace.lmdb_file import note_closed
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
-from tailrace.tables.state import (
+from tailrace.lake.tables.state import (
     CopyBegun,
     CopyingCollection,
     TabledCollection,

@@ -13,11 +13,11 @@ from typing import Any, Self
 import pytest
 from bson.errors import InvalidBSON
 
-from tailrace.archive.recorder import ArchivePolicy, Recorder
+from tailrace.base.threads import CheckedThread, told
 from tailrace.cli import run_archive, run_tables
 from tailrace.cli.main import main
 from tailrace.errors import InternalError, SourceError, TailraceError
-from tailrace.threads import CheckedThread, told
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
 
 
 def broken() -> None:
@@ -83,7 +83,7 @@ def test_whatever_ends_the_tables_of_a_run_ends_the_run(
 ) -> None:
     """Errors of our own classes alone were passed on, and no other had been tried: the run went on without its tables,
     and ended with exit status 0."""
-    monkeypatch.setattr("tailrace.tables.writer.TablesWriter", Writer)
+    monkeypatch.setattr("tailrace.lake.tables.writer.TablesWriter", Writer)
     monkeypatch.setattr(Writer, "error", error, raising=False)
     stop = threading.Event()
     settings: Any = object()
@@ -114,8 +114,8 @@ def test_whatever_ends_one_oplogs_writer_ends_the_archive(tmp_path: Path, monkey
 
     monkeypatch.setattr(Recorder, "_begin", begin)
     monkeypatch.setattr(Recorder, "_note_version", lambda self, description: description)
-    monkeypatch.setattr("tailrace.archive.recorder.MongodSource", lambda client: client)
-    monkeypatch.setattr("tailrace.archive.recorder.OplogWriter", FailingOplogWriter)
+    monkeypatch.setattr("tailrace.read.archive.recorder.MongodSource", lambda client: client)
+    monkeypatch.setattr("tailrace.read.archive.recorder.OplogWriter", FailingOplogWriter)
     with pytest.raises(InternalError, match="InvalidBSON in tailrace-archive-rs0"):
         recorder.run()
 
@@ -142,7 +142,7 @@ def forgotten(work: Callable[[], None]) -> int:
 
 
 def fail_in_ours() -> None:
-    from tailrace import raw_bson
+    from tailrace.core import raw_bson
 
     raw_bson.read_int32(b"", 0)
 

@@ -7,7 +7,7 @@ import pytest
 from pymongo.uri_parser import parse_uri
 
 from tailrace.errors import SourceError, UsageError
-from tailrace.source.topology import Cluster, config_server_of, shard_uri
+from tailrace.read.source.topology import Cluster, config_server_of, shard_uri
 
 HOST = "rs1/h1:27018,h2:27019"
 

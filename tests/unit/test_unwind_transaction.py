@@ -12,13 +12,13 @@ from bson.codec_options import CodecOptions
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.shard import ChangeStreamPipeline
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
+from tailrace.core.plan.request import Answer, Emit, NeedEntries, OplogBatch
 from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
-from tailrace.plan.request import Answer, Emit, NeedEntries, OplogBatch
 
 OPTIONS = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
 UI = Binary(uuid.UUID(int=7).bytes, 4)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.witness import DeploymentIdentity, EntryMark, Witness
 
 AT = ClusterTime(7 << 32 | 3)
 SET = DeploymentIdentity({"rs0": "aa"})

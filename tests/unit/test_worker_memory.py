@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from tailrace.spark.runtime.worker_daemon import keep_memory_by
+from tailrace.lake.spark.worker_daemon import keep_memory_by
 
 _PROGRAM = """
 import resource, numpy
-from tailrace.spark.runtime.worker_daemon import keep_memory
+from tailrace.lake.spark.worker_daemon import keep_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -15,10 +15,10 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.oplog.entry import _read_fields
+from tailrace.core.oplog.write_head import fields_of_write, namespace_of_write, time_of_write
 from tailrace.errors import OplogFormatError
-from tailrace.oplog.entry import _read_fields
-from tailrace.oplog.write_head import fields_of_write, namespace_of_write, time_of_write
 from tests.property import random_entries
 
 _SESSION = {"lsid": {"id": Binary(bytes(16), 4), "uid": bytes(32)}, "txnNumber": Int64(7)}

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 from tailrace.cli.one_shard import warn_of_one_shard
 from tailrace.cli.output import say, show_progress, tell
 from tailrace.cli.stream_arguments import address_of, parse_duration
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SourceError, UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.uri import find_uri
+from tailrace.read.source.uri import find_uri
 
 if TYPE_CHECKING:
-    from tailrace.archive.recorder import Recorder
-    from tailrace.archive.verification import OplogReport
-    from tailrace.archive.writer import ArchiveProgress
+    from tailrace.read.archive.recorder import Recorder
+    from tailrace.read.archive.verification import OplogReport
+    from tailrace.read.archive.writer import ArchiveProgress
 
 _DESCRIPTION = """\
 Keep a deployment's oplog for longer than the deployment does. Every oplog entry goes to DIR as it is, once, with the
@@ -92,11 +92,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
-    from tailrace.archive.recorder import ArchivePolicy, Recorder  # noqa: PLC0415  so that --help does not load it
-    from tailrace.archive.retention import Retention  # noqa: PLC0415
-    from tailrace.archive.writer import SegmentLimits  # noqa: PLC0415
-    from tailrace.source.connection import open_client  # noqa: PLC0415
-    from tailrace.source.topology import Cluster  # noqa: PLC0415
+    from tailrace.read.archive.recorder import ArchivePolicy, Recorder  # noqa: PLC0415  so that --help does not load it
+    from tailrace.read.archive.retention import Retention  # noqa: PLC0415
+    from tailrace.read.archive.writer import SegmentLimits  # noqa: PLC0415
+    from tailrace.read.source.connection import open_client  # noqa: PLC0415
+    from tailrace.read.source.topology import Cluster  # noqa: PLC0415
 
     if args.metrics is not None:
         address_of(args.metrics, "--metrics")  # checked first: nobody connects if it is wrong
@@ -132,8 +132,8 @@ def _served(recorder: Recorder, metrics: str | None) -> Iterator[None]:
     if metrics is None:
         yield
         return
-    from tailrace.archive.metrics import ArchiveCollector  # noqa: PLC0415
-    from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
+    from tailrace.base.metrics_server import serve_metrics  # noqa: PLC0415
+    from tailrace.read.archive.metrics import ArchiveCollector  # noqa: PLC0415
 
     with serve_metrics(ArchiveCollector(recorder), *address_of(metrics, "--metrics")) as url:
         tell(f"tailrace: statistics at {url}")
@@ -168,7 +168,7 @@ def _print_progress(written: dict[str, ArchiveProgress], begun: float) -> None:
 
 
 def _report(folder: Path, *, reads_all: bool) -> int:
-    from tailrace.archive.verification import status, verify  # noqa: PLC0415
+    from tailrace.read.archive.verification import status, verify  # noqa: PLC0415
 
     def read(path: Path) -> None:
         if sys.stderr.isatty():

@@ -15,13 +15,13 @@ from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 from tailrace.cli.output import say, tell
 from tailrace.cli.sampled import report_path
 from tailrace.cli.stream_arguments import add_switches, add_uri_argument, parse_duration, pipeline_of, switches_of
+from tailrace.core.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
+from tailrace.core.plan.profile import for_people
 from tailrace.errors import TailraceError
-from tailrace.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
-from tailrace.plan.profile import for_people
-from tailrace.source.uri import find_uri
+from tailrace.read.source.uri import find_uri
 
 if TYPE_CHECKING:
-    from tailrace.compare import Compared, DeploymentComparison
+    from tailrace.watch.compare import Compared, DeploymentComparison
 
 #: The exit status where the two streams differ: 1 is an error, and 2 wrong usage.
 DIFFERENT: Final = 3
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     uri = find_uri(args.uri)
 
     from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415
-    from tailrace.compare import ComparisonLimits, DeploymentComparison, Streams  # noqa: PLC0415  so that --help does not load it
+    from tailrace.watch.compare import ComparisonLimits, DeploymentComparison, Streams  # noqa: PLC0415  so that --help does not load it
 
     switches = switches_of(args)
     streams = Streams(
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _give_result(comparison: DeploymentComparison, args: argparse.Namespace, path: Path | None) -> int:
     """Print the result, and write the report; the exit status that it means."""
-    from tailrace.compare import write_report  # noqa: PLC0415  as in run()
+    from tailrace.watch.compare import write_report  # noqa: PLC0415  as in run()
 
     report = comparison.report(show_names=args.show_names)
     if path is not None:

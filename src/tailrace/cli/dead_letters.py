@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from tailrace.cli.listen import load_handler, store_namespace
 from tailrace.cli.output import say
 from tailrace.errors import TailraceError, UsageError
-from tailrace.source.uri import URI_VARIABLE, find_uri, is_uri_argument
+from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
-    from tailrace.consumer.dead_letters import DeadLetter, DeadLetters
+    from tailrace.act.consumer.dead_letters import DeadLetter, DeadLetters
 
 LETTERS: Final = "tailrace.deadLetters"
 _DESCRIPTION: Final = """\
@@ -78,8 +78,8 @@ def refuse_arguments(args: argparse.Namespace, *, but: str = "") -> None:
 
 def run(args: argparse.Namespace, words: list[str]) -> int:
     """Carry out what follows ``dead-letters``. Raises TailraceError."""
-    from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
-    from tailrace.consumer.dead_letters import DeadLetters  # noqa: PLC0415
+    from tailrace.act.consumer.dead_letters import DeadLetters  # noqa: PLC0415
+    from tailrace.watch.client import connect  # noqa: PLC0415  so that --help does not load it
 
     action = words.pop(0) if words and words[0] in _ACTIONS else "list"
     handler = _handler(words) if action == "replay" else None
@@ -128,7 +128,7 @@ def _unknown(change: str) -> UsageError:
 def _handler(words: list[str]) -> Callable[..., Any]:
     if not words:
         raise UsageError("which handler takes them?", hint="tailrace dead-letters replay MODULE:HANDLER --all")
-    from tailrace.consumer.rules.unrun import check_runs  # noqa: PLC0415  so that --help does not load it
+    from tailrace.act.consumer.rules.unrun import check_runs  # noqa: PLC0415  so that --help does not load it
 
     handler = load_handler(words.pop(0))
     check_runs(handler, "the handler of dead letters")
@@ -144,7 +144,7 @@ def _discard(letters: DeadLetters, args: argparse.Namespace) -> int:
 
 
 def _replay(letters: DeadLetters, handler: Callable[..., Any], args: argparse.Namespace, client: Any) -> int:
-    from tailrace.consumer.rules.unrun import refuse_unrun  # noqa: PLC0415
+    from tailrace.act.consumer.rules.unrun import refuse_unrun  # noqa: PLC0415
 
     done: list[DeadLetter] = []
     tried: list[DeadLetter] = []
@@ -189,8 +189,8 @@ def _newer_changes(
     stack: ExitStack, letters: DeadLetters, args: argparse.Namespace, client: Any
 ) -> Callable[[DeadLetter], str | None]:
     """Says why a letter is kept."""
-    from tailrace.client import connect  # noqa: PLC0415  as in run()
-    from tailrace.consumer.newer_changes import NewerChanges  # noqa: PLC0415
+    from tailrace.act.consumer.newer_changes import NewerChanges  # noqa: PLC0415
+    from tailrace.watch.client import connect  # noqa: PLC0415  as in run()
 
     source = client if args.source is None else stack.enter_context(connect(find_uri(args.source)))
     chosen = letters.letters(args.resource, args.change)

@@ -16,15 +16,15 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.cli.output import say
 from tailrace.cli.stream_arguments import add_uri_argument
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.profile import for_people, knowledge_of, profile_for
 from tailrace.errors import TailraceError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.profile import for_people, knowledge_of, profile_for
-from tailrace.source.compatibility import compatibility_of
-from tailrace.source.failure import describe_members, source_error
-from tailrace.source.mongod import MongodSource
-from tailrace.source.shard_identity import ONE_SHARD_HINT, shard_name
-from tailrace.source.topology import Cluster
-from tailrace.source.uri import ConnectionString, find_uri
+from tailrace.read.source.compatibility import compatibility_of
+from tailrace.read.source.failure import describe_members, source_error
+from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.shard_identity import ONE_SHARD_HINT, shard_name
+from tailrace.read.source.topology import Cluster
+from tailrace.read.source.uri import ConnectionString, find_uri
 
 _HOURS_GOOD: Final = 24
 _HOURS_MIN: Final = 1

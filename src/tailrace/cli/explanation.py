@@ -10,11 +10,12 @@ import bson
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
 from tailrace.cli.output import say
-from tailrace.pipeline.explain import explain_text
+from tailrace.core.pipeline.explain import explain_text
 
 
 def print_explanation(document: Mapping[str, Any], form: str | None) -> None:
-    """Write the document of ``tailrace.pipeline.explain``: lines to read, one line of extended JSON, or its BSON."""
+    """Write the document of ``tailrace.core.pipeline.explain``: lines to read, one line of extended JSON, or its
+    BSON."""
     chosen = form or ("pretty" if sys.stdout.isatty() else "json")
     if chosen == "bson":
         sys.stdout.buffer.write(bson.encode(document))

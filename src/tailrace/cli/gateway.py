@@ -13,21 +13,21 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from tailrace.base.service_manager import notifying
 from tailrace.cli.output import tell
 from tailrace.cli.sampled import add_compare_arguments, check_compare, collectors, sampled
 from tailrace.cli.stream_arguments import address_of
 from tailrace.errors import UsageError
-from tailrace.service_manager import notifying
-from tailrace.source.uri import find_uri
+from tailrace.read.source.uri import find_uri
 
 if TYPE_CHECKING:
     import ssl
 
-    from tailrace.compare import SampledComparison, Streams
-    from tailrace.gateway.options import GatewayOptions
-    from tailrace.gateway.processes import GatewayProcesses
-    from tailrace.gateway.server import Gateway
-    from tailrace.source.uri import ConnectionString
+    from tailrace.read.source.uri import ConnectionString
+    from tailrace.watch.compare import SampledComparison, Streams
+    from tailrace.watch.gateway.options import GatewayOptions
+    from tailrace.watch.gateway.processes import GatewayProcesses
+    from tailrace.watch.gateway.server import Gateway
 
 _DESCRIPTION: Final = """\
 Listen for MongoDB drivers and answer their change streams from one shared read of the oplog. Everything else goes to
@@ -131,9 +131,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
-    from tailrace.gateway.log import log_to_standard_error  # noqa: PLC0415  so that --help does not load it
-    from tailrace.gateway.options import GatewayOptions  # noqa: PLC0415
-    from tailrace.gateway.stage_workers import StageLimits  # noqa: PLC0415
+    from tailrace.watch.gateway.log import log_to_standard_error  # noqa: PLC0415  so that --help does not load it
+    from tailrace.watch.gateway.options import GatewayOptions  # noqa: PLC0415
+    from tailrace.watch.gateway.stage_workers import StageLimits  # noqa: PLC0415
 
     check_compare(args)
     host, port = address_of(args.listen, "--listen")
@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _comparable() -> tuple[Streams, list[str]]:
     """What the streams of clients are made of: everything, with all kinds of events."""
-    from tailrace.compare import Streams  # noqa: PLC0415  as in run()
+    from tailrace.watch.compare import Streams  # noqa: PLC0415  as in run()
 
     return Streams(show_expanded_events=True), []
 
@@ -205,11 +205,11 @@ def _check_processes(args: argparse.Namespace) -> None:
 
 def _made(args: argparse.Namespace, uri: ConnectionString, options: GatewayOptions) -> Gateway | GatewayProcesses:
     """The gateway, which belongs to the event loop that runs."""
-    from tailrace.gateway.server import Gateway  # noqa: PLC0415
+    from tailrace.watch.gateway.server import Gateway  # noqa: PLC0415
 
     if args.processes == 1:
         return Gateway(uri, options)
-    from tailrace.gateway.processes import GatewayProcesses  # noqa: PLC0415
+    from tailrace.watch.gateway.processes import GatewayProcesses  # noqa: PLC0415
 
     return GatewayProcesses(
         uri,
@@ -224,8 +224,8 @@ def _made(args: argparse.Namespace, uri: ConnectionString, options: GatewayOptio
 async def _serve(
     args: argparse.Namespace, uri: ConnectionString, options: GatewayOptions, comparison: SampledComparison | None
 ) -> int:
-    from tailrace.gateway.process import raise_file_limit, settle  # noqa: PLC0415
-    from tailrace.gateway.pulse import Pulse  # noqa: PLC0415
+    from tailrace.watch.gateway.process import raise_file_limit, settle  # noqa: PLC0415
+    from tailrace.watch.gateway.pulse import Pulse  # noqa: PLC0415
 
     raise_file_limit()
     stopped = asyncio.Event()
@@ -242,8 +242,8 @@ async def _serve(
     try:
         with ExitStack() as stack:
             if metrics is not None:
-                from tailrace.gateway.collector import GatewayCollector  # noqa: PLC0415
-                from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
+                from tailrace.base.metrics_server import serve_metrics  # noqa: PLC0415
+                from tailrace.watch.gateway.collector import GatewayCollector  # noqa: PLC0415
 
                 collector = GatewayCollector(gateway.metrics, gateway.tail_statistics)
                 beside = collectors(comparison)
@@ -261,7 +261,7 @@ async def _serve(
 
 
 def _tls(certificate: str | None, authority: str | None) -> ssl.SSLContext | None:
-    from tailrace.gateway.tls import server_context  # noqa: PLC0415  as in run()
+    from tailrace.watch.gateway.tls import server_context  # noqa: PLC0415  as in run()
 
     if certificate is None:
         if authority is not None:

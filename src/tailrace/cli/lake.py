@@ -14,8 +14,8 @@ from bson.errors import InvalidBSON
 from tailrace.cli.output import say
 from tailrace.cli.stream_arguments import file_text, parse_duration
 from tailrace.cli.usage import WrongUsageError
+from tailrace.core.plan.profile import for_people
 from tailrace.errors import UsageError
-from tailrace.plan.profile import for_people
 
 _DESCRIPTION = """\
 Show, check and maintain the lake in DIR, which `tailrace run` or write_stream keeps. None of this needs Spark, and
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "compact":
         target_bytes = 128 << 20 if args.target_bytes is None else args.target_bytes
         return print_compaction(args.lake, target_bytes=target_bytes, retention=retention)
-    from tailrace.lake.retention import expire  # noqa: PLC0415  so that --help loads no Arrow
+    from tailrace.lake.store.retention import expire  # noqa: PLC0415  so that --help loads no Arrow
 
     if args.older_than is not None:
         _drop_days(args.lake, parse_duration("--older-than", args.older_than))
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _drop_days(root: Path, seconds: float) -> None:
-    from tailrace.lake.erasure import drop_days  # noqa: PLC0415
+    from tailrace.lake.store.erasure import drop_days  # noqa: PLC0415
 
     try:
         before = (datetime.now(UTC) - timedelta(seconds=seconds)).date()
@@ -131,7 +131,7 @@ def _drop_days(root: Path, seconds: float) -> None:
 
 
 def _erase(args: argparse.Namespace) -> int:
-    from tailrace.lake.erasure import erase  # noqa: PLC0415
+    from tailrace.lake.store.erasure import erase  # noqa: PLC0415
 
     if args.match is None:
         raise WrongUsageError("tailrace lake erase needs --match: which events to take out")
@@ -155,7 +155,7 @@ def _erase(args: argparse.Namespace) -> int:
 
 
 def _show_erasure(root: Path, match: dict[str, Any]) -> int:
-    from tailrace.lake.erasure_preview import preview  # noqa: PLC0415
+    from tailrace.lake.store.erasure_preview import preview  # noqa: PLC0415
 
     found = preview(root, match)
     files = _counted(len(found.files), "file")
@@ -187,7 +187,7 @@ def _read_match(text: str) -> dict[str, Any]:
 
 
 def _status(root: Path, form: str) -> int:
-    from tailrace.lake.status import lake_status  # noqa: PLC0415
+    from tailrace.lake.store.status import lake_status  # noqa: PLC0415
 
     status = lake_status(root)
     if form == "json":
@@ -224,7 +224,7 @@ def _short(value: Any) -> str:
 
 def print_compaction(root: Path, *, target_bytes: int, retention: timedelta) -> int:
     """Compact a lake and print how many files there were and are."""
-    from tailrace.lake.compaction import compact  # noqa: PLC0415
+    from tailrace.lake.store.compaction import compact  # noqa: PLC0415
 
     result = compact(root, target_bytes=target_bytes, retention=retention)
     say(
@@ -239,7 +239,7 @@ def print_compaction(root: Path, *, target_bytes: int, retention: timedelta) -> 
 def print_verification(root: Path, *, full: bool, checkpoint: Path | None = None) -> int:
     """Verify a lake, beside the ``checkpoint`` of its stream, and print what was found. Returns 1 where something is
     wrong."""
-    from tailrace.lake.verification import verify  # noqa: PLC0415
+    from tailrace.lake.store.verification import verify  # noqa: PLC0415
 
     report = verify(root, full=full, checkpoint=checkpoint)
     for problem in report.problems:

@@ -10,12 +10,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.cli.output import say
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import InvalidResumeToken, TailraceError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
 
 if TYPE_CHECKING:
-    from tailrace.consumer import Lease
+    from tailrace.act.consumer import Lease
 
 _PART: Final = re.compile(r"(?P<whole>.+)/(?P<generation>\d+)\.(?P<lane>\d+)", re.DOTALL)
 #: The parts of a line that belong to ``show``.
@@ -56,7 +56,7 @@ def lease_lines(
 ) -> list[LeaseLine]:
     """What is shown of all records, at the store's time ``now`` in a deployment that has come to ``newest``. Lanes that
     nobody has worked on yet are there too: they lag behind as well."""
-    from tailrace.consumer.rules.lanes import LanePlan, lane_resource  # noqa: PLC0415  so that --help does not load it
+    from tailrace.act.consumer.rules.lanes import LanePlan, lane_resource  # noqa: PLC0415  so that --help does not load it
 
     lines = {name: lease_line(name, found, now, newest) for name, found in records}
     for name, found in records:

@@ -13,11 +13,11 @@ from tailrace.cli.listen import STORE, store_namespace
 from tailrace.cli.output import say
 from tailrace.cli.token import parse_time, parse_timestamp, read_token
 from tailrace.errors import SourceError, UsageError
-from tailrace.source.uri import URI_VARIABLE, find_uri, is_uri_argument
+from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
-    from tailrace.consumer import LeaseOperations, MongoLeaseStore
-    from tailrace.consumer.rules.position import StreamPosition
+    from tailrace.act.consumer import LeaseOperations, MongoLeaseStore
+    from tailrace.act.consumer.rules.position import StreamPosition
 
 _DESCRIPTION: Final = """\
 List the leases of listeners: owner, version, age, position and how many seconds each lags behind; or act on one. Every
@@ -125,8 +125,8 @@ def run(args: argparse.Namespace) -> int:
     uri = words.pop(0) if words and is_uri_argument(words[0]) and args.uri is None else args.uri
     if words:
         raise UsageError(f"{words[0]!r} is not understood here", hint="tailrace leases --help shows how")
-    from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
-    from tailrace.consumer import LeaseOperations, MongoLeaseStore  # noqa: PLC0415
+    from tailrace.act.consumer import LeaseOperations, MongoLeaseStore  # noqa: PLC0415
+    from tailrace.watch.client import connect  # noqa: PLC0415  so that --help does not load it
 
     database, collection = store_namespace(args.store)
     with connect(find_uri(uri)) as client:
@@ -151,7 +151,7 @@ def _refuse_options(args: argparse.Namespace, action: str, allowed: tuple[str, .
 
 
 def _show(args: argparse.Namespace, store: MongoLeaseStore, client: Any, resource: str) -> int:
-    from tailrace.client.client import operation_time  # noqa: PLC0415
+    from tailrace.watch.client.client import operation_time  # noqa: PLC0415
 
     every = lease_lines(store.examine(), store.now(), operation_time(client))
     found = [line for line in every if not resource or belongs(line, resource)]
@@ -233,7 +233,7 @@ def _lanes(count: int) -> str:
 
 
 def _seek(args: argparse.Namespace, operations: LeaseOperations, client: Any, resource: str) -> int:
-    from tailrace.client import connect  # noqa: PLC0415  as in run()
+    from tailrace.watch.client import connect  # noqa: PLC0415  as in run()
 
     target = _target(args)
     if args.source is None:
@@ -249,8 +249,8 @@ def _seek(args: argparse.Namespace, operations: LeaseOperations, client: Any, re
 
 def _reach(client: Any) -> tuple[Any, Any]:
     """The oldest and the newest time that a stream may begin at; ``None`` where that cannot be told."""
-    from tailrace.client.client import operation_time  # noqa: PLC0415  as in run()
-    from tailrace.consumer.snapshots import oldest_reachable  # noqa: PLC0415
+    from tailrace.act.consumer.snapshots import oldest_reachable  # noqa: PLC0415
+    from tailrace.watch.client.client import operation_time  # noqa: PLC0415  as in run()
 
     try:
         return oldest_reachable(client), operation_time(client)
@@ -259,7 +259,7 @@ def _reach(client: Any) -> tuple[Any, Any]:
 
 
 def _target(args: argparse.Namespace) -> StreamPosition:
-    from tailrace.consumer.rules.position import StreamPosition  # noqa: PLC0415  as in run()
+    from tailrace.act.consumer.rules.position import StreamPosition  # noqa: PLC0415  as in run()
 
     given = [name for name in ("time", "timestamp", "token") if getattr(args, name) is not None]
     if len(given) != 1:

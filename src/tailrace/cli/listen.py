@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 from tailrace.cli.output import tell
 from tailrace.cli.standing import add_health_arguments, watched_over
 from tailrace.cli.stream_arguments import address_of, pipeline_of
+from tailrace.core.oplog.namespace import Scope
 from tailrace.errors import UsageError
-from tailrace.oplog.namespace import Scope
-from tailrace.source.uri import find_uri
+from tailrace.read.source.uri import find_uri
 
 _DESCRIPTION: Final = """\
 Call a handler with every change of a cluster, a database or a collection: in order, in one process at a time, from the
@@ -155,10 +155,10 @@ def divided(args: argparse.Namespace) -> list[argparse.Namespace]:
 
 def run_here(args: argparse.Namespace) -> int:
     """Listen in this process. Raises TailraceError."""
+    from tailrace.act.consumer import AsyncListener, Listener, MongoLeaseStore  # noqa: PLC0415
+    from tailrace.act.consumer.rules.unrun import is_coroutine_function  # noqa: PLC0415
     from tailrace.cli.unknown import tell_unknown  # noqa: PLC0415  so that --help does not load it
-    from tailrace.client import connect  # noqa: PLC0415
-    from tailrace.consumer import AsyncListener, Listener, MongoLeaseStore  # noqa: PLC0415
-    from tailrace.consumer.rules.unrun import is_coroutine_function  # noqa: PLC0415
+    from tailrace.watch.client import connect  # noqa: PLC0415
 
     handler = load_handler(args.handler)
     kind = AsyncListener if is_coroutine_function(handler) else Listener
@@ -231,8 +231,8 @@ def add_retry_arguments(parser: argparse.ArgumentParser) -> None:
 
 def error_policy(args: argparse.Namespace, keeper: Any, *, then: Literal["skip", "stop"] = "skip") -> Any:
     """The options of a listener for ``--retries`` and ``--dead-letters``, which ``keeper`` keeps. Raises UsageError."""
-    from tailrace.consumer.dead_letters import DeadLetters  # noqa: PLC0415
-    from tailrace.consumer.rules.retry_schedule import RetrySchedule  # noqa: PLC0415
+    from tailrace.act.consumer.dead_letters import DeadLetters  # noqa: PLC0415
+    from tailrace.act.consumer.rules.retry_schedule import RetrySchedule  # noqa: PLC0415
 
     retry = RetrySchedule(args.retries, args.retry_first, args.retry_factor, args.retry_longest)
     if args.dead_letters is None:

@@ -22,9 +22,9 @@ from typing import Any, Final, NoReturn
 from tailrace.cli.output import reader_is_gone, tell
 from tailrace.cli.uri_arguments import misplaced_uri
 from tailrace.cli.usage import WrongUsageError
+from tailrace.core.printable import in_a_line
 from tailrace.errors import InternalError, TailraceError
-from tailrace.printable import in_a_line
-from tailrace.source.uri import URI_VARIABLE, is_uri_argument, redact_uri
+from tailrace.read.source.uri import URI_VARIABLE, is_uri_argument, redact_uri
 
 #: The commands in the order of the help, and the modules that hold them: each has ``add_parser`` and ``run``.
 COMMANDS: Final = (

@@ -7,7 +7,7 @@ from typing import Any
 from pymongo import MongoClient
 
 from tailrace.cli.output import tell
-from tailrace.source.shard_identity import ONE_SHARD_HINT, shard_name
+from tailrace.read.source.shard_identity import ONE_SHARD_HINT, shard_name
 
 
 def warn_of_one_shard(client: MongoClient[Any]) -> None:

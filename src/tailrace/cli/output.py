@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Literal, TextIO
 
-from tailrace.printable import in_a_line, printable
+from tailrace.core.printable import in_a_line, printable
 
 #: A table has at least so many characters in a line.
 _TABLE_WIDTH: Final = 100

@@ -16,9 +16,9 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Final
 
+from tailrace.base.health import Health
+from tailrace.base.service_manager import ServiceManager, notifying
 from tailrace.cli.output import tell
-from tailrace.health import Health
-from tailrace.service_manager import ServiceManager, notifying
 
 #: The exit status of a process that signal n ended is this plus n.
 _SIGNALLED: Final = 128

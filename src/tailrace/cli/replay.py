@@ -22,20 +22,20 @@ from tailrace.cli.stream_arguments import (
     stage_of,
     token_argument,
 )
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.profile import PROFILES, ServerProfile, chosen_profile, for_people, profile_for
 from tailrace.errors import UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.plan.profile import PROFILES, ServerProfile, chosen_profile, for_people, profile_for
 
 if TYPE_CHECKING:
-    from tailrace.archive.layout import Description, VersionSpan
-    from tailrace.archive.replay import ArchiveReplay
-    from tailrace.event.event_block import EventBlock
-    from tailrace.plan.options import StreamOptions
-    from tailrace.plan.plan import Plan
-    from tailrace.source.base import OplogSource
-    from tailrace.source.dump import DumpSource
-    from tailrace.source.dump_version import SaidVersion
+    from tailrace.core.event.event_block import EventBlock
+    from tailrace.core.plan.options import StreamOptions
+    from tailrace.core.plan.plan import Plan
+    from tailrace.read.archive.layout import Description, VersionSpan
+    from tailrace.read.archive.replay import ArchiveReplay
+    from tailrace.read.source.base import OplogSource
+    from tailrace.read.source.dump import DumpSource
+    from tailrace.read.source.dump_version import SaidVersion
 
 _DESCRIPTION = """\
 Print the change events that a running deployment would have given for the entries of an oplog dump: the oplog.bson of
@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit code. Raises TailraceError, after everything before any damage has been
     printed."""
     from tailrace.cli.explanation import print_explanation  # noqa: PLC0415
-    from tailrace.pipeline.explain import explain  # noqa: PLC0415
-    from tailrace.plan.options import StreamOptions  # noqa: PLC0415  so that --help does not load it
-    from tailrace.plan.plan import build_plan  # noqa: PLC0415
+    from tailrace.core.pipeline.explain import explain  # noqa: PLC0415
+    from tailrace.core.plan.options import StreamOptions  # noqa: PLC0415  so that --help does not load it
+    from tailrace.core.plan.plan import build_plan  # noqa: PLC0415
 
     options = StreamOptions.parse(
         Scope.parse(args.namespace), stage_of(args), pipeline_of(args), collation=collation_of(args)
@@ -110,7 +110,7 @@ def _archived(folder: Path) -> Description | None:
     """What the archive at ``folder`` says of itself; ``None`` where there is none."""
     if not (folder / "archive.json").is_file():
         return None
-    from tailrace.archive.layout import existing  # noqa: PLC0415
+    from tailrace.read.archive.layout import existing  # noqa: PLC0415
 
     return existing(folder)
 
@@ -132,9 +132,9 @@ def _tell_versions(spans: Sequence[VersionSpan]) -> None:
 def _dump(dump: str, stack: contextlib.ExitStack, *, explains: bool) -> tuple[DumpSource | None, SaidVersion | None]:
     """The dump, and what an archive says of its server's version. What is unpacked is there until ``stack`` is closed.
     To explain, it need not be there."""
-    from tailrace.source.dump import DumpSource  # noqa: PLC0415
-    from tailrace.source.dump_archive import is_archive, unpack  # noqa: PLC0415
-    from tailrace.source.dump_version import SaidVersion  # noqa: PLC0415
+    from tailrace.read.source.dump import DumpSource  # noqa: PLC0415
+    from tailrace.read.source.dump_archive import is_archive, unpack  # noqa: PLC0415
+    from tailrace.read.source.dump_version import SaidVersion  # noqa: PLC0415
 
     if explains and (dump == "-" or not Path(dump).exists()):
         return None, None
@@ -149,7 +149,7 @@ def _dump(dump: str, stack: contextlib.ExitStack, *, explains: bool) -> tuple[Du
 
 def _profile_of_dump(chosen: str | None, source: DumpSource | None, said: SaidVersion | None) -> ServerProfile:
     """The version that is named, or else the dump's own, and then people are told which and why."""
-    from tailrace.source.dump_version import ASSUMED, version_of  # noqa: PLC0415
+    from tailrace.read.source.dump_version import ASSUMED, version_of  # noqa: PLC0415
 
     if chosen is not None:
         return chosen_profile(chosen)
@@ -175,7 +175,7 @@ def _standard_input() -> Iterator[str]:
 def _archive_blocks(
     options: StreamOptions, folder: Path, chosen: str | None, until: Until
 ) -> Generator[EventBlock, None, None]:
-    from tailrace.archive.replay import ArchiveReplay  # noqa: PLC0415
+    from tailrace.read.archive.replay import ArchiveReplay  # noqa: PLC0415
 
     profile = None if chosen is None else chosen_profile(chosen)
     replay = ArchiveReplay(folder, options, profile, until=until.time)
@@ -193,8 +193,8 @@ def _replayed(replay: ArchiveReplay) -> Generator[EventBlock, None, None]:
 
 
 def _blocks(plan: Plan, source: OplogSource, until: Until) -> Generator[EventBlock, None, None]:
-    from tailrace.pipeline.stream import ONE_OPLOG, open_stream  # noqa: PLC0415
-    from tailrace.source.drive import answers_of, drive  # noqa: PLC0415
+    from tailrace.core.stream.stream import ONE_OPLOG, open_stream  # noqa: PLC0415
+    from tailrace.read.source.drive import answers_of, drive  # noqa: PLC0415
 
     plan = _begun(plan, *source.oldest())
     stream, answers = open_stream(plan), answers_of(source)

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tailrace import durable
+from tailrace.base import durable
+from tailrace.base.service_manager import ServiceManager, notifying
 from tailrace.cli.copy_progress import CopyProgress, CopyWatch
 from tailrace.cli.lake import print_compaction, print_verification
 from tailrace.cli.output import say, show_progress, tell
@@ -25,15 +26,14 @@ from tailrace.cli.sampled import add_compare_arguments, check_compare, collector
 from tailrace.cli.stream_arguments import address_of
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import TailraceError, UsageError
-from tailrace.service_manager import ServiceManager, notifying
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from tailrace.archive.recorder import Recorder
-    from tailrace.compare import SampledComparison, Streams
-    from tailrace.spark.lake.pipeline_file import PipelineSettings
-    from tailrace.tables.writer import TablesWriter
+    from tailrace.lake.spark.store.pipeline_file import PipelineSettings
+    from tailrace.lake.tables.writer import TablesWriter
+    from tailrace.read.archive.recorder import Recorder
+    from tailrace.watch.compare import SampledComparison, Streams
 
 _DESCRIPTION = """\
 Read a change stream of MongoDB with Spark and keep it in a directory of Parquet files: in order, exactly once, also
@@ -86,14 +86,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Returns 0 when the stream ended or was stopped, 1 when ``--verify`` found a problem; raises
     TailraceError for whatever else is wrong."""
-    from tailrace.spark.lake.pipeline_file import load  # noqa: PLC0415  so that --help needs no pyspark
+    from tailrace.lake.spark.store.pipeline_file import load  # noqa: PLC0415  so that --help needs no pyspark
 
     _check_flags(args)
     settings = load(args.pipeline)
     if args.available_now:
         settings = replace(settings, available_now=True, processing_time=None)  # what is typed wins over the file
     if args.partition_by is not None:
-        from tailrace.lake.partitioning import Partitioning  # noqa: PLC0415
+        from tailrace.lake.store.partitioning import Partitioning  # noqa: PLC0415
 
         names = [name.strip() for name in args.partition_by.split(",")]
         settings = replace(settings, partition_by=Partitioning.of(names).names)
@@ -125,12 +125,12 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     from tailrace.cli.run_archive import archiving, has_history  # noqa: PLC0415
     from tailrace.cli.run_tables import tabling  # noqa: PLC0415
-    from tailrace.lake.progress import GrowthWatch  # noqa: PLC0415
-    from tailrace.spark.lake.failure import hush_loss_of_java, query_error  # noqa: PLC0415
-    from tailrace.spark.lake.gap import HISTORY_HINT  # noqa: PLC0415
-    from tailrace.spark.lake.stream import stream_of, write_stream  # noqa: PLC0415
-    from tailrace.spark.runtime.session import local_session  # noqa: PLC0415
-    from tailrace.spark.source import options as source_options  # noqa: PLC0415
+    from tailrace.lake.spark.query import options as source_options  # noqa: PLC0415
+    from tailrace.lake.spark.runtime.session import local_session  # noqa: PLC0415
+    from tailrace.lake.spark.store.failure import hush_loss_of_java, query_error  # noqa: PLC0415
+    from tailrace.lake.spark.store.gap import HISTORY_HINT  # noqa: PLC0415
+    from tailrace.lake.spark.store.stream import stream_of, write_stream  # noqa: PLC0415
+    from tailrace.lake.store.progress import GrowthWatch  # noqa: PLC0415
 
     if settings.archive is not None and "archive" not in settings.source and has_history(settings.archive.path):
         settings = replace(settings, source={**settings.source, "archive": str(settings.archive.path)})
@@ -184,8 +184,8 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
 def _only_run(settings: PipelineSettings) -> Iterator[None]:
     """Keep other runs of the pipeline out: two that go on from one checkpoint plan the same micro-batches, and each
     would take the other's for its own of an older copy."""
-    from tailrace.lake.layout import LakeLayout  # noqa: PLC0415
-    from tailrace.lake.local_path import local_path  # noqa: PLC0415
+    from tailrace.lake.store.layout import LakeLayout  # noqa: PLC0415
+    from tailrace.lake.store.local_path import local_path  # noqa: PLC0415
 
     lake = local_path(settings.lake, "the lake")
     where = settings.checkpoint
@@ -268,7 +268,7 @@ class _Shower:
 
     def behind(self, query: StreamingQuery) -> None:
         """Warn once when the oplog is about to overtake the query, and again only after it has caught up."""
-        from tailrace.spark.monitoring import backlog_of  # noqa: PLC0415
+        from tailrace.lake.spark.monitoring import backlog_of  # noqa: PLC0415
 
         progress = query.lastProgress
         backlog = None if progress is None else backlog_of(progress)
@@ -307,14 +307,14 @@ def _sampled(
     settings: PipelineSettings, args: argparse.Namespace, log: _SparkLog
 ) -> Iterator[SampledComparison | None]:
     """Compare a share of the source's stream while the body runs, if that was asked for."""
-    from tailrace.spark.source import options as source_options  # noqa: PLC0415
+    from tailrace.lake.spark.query import options as source_options  # noqa: PLC0415
 
     read = source_options.parse(settings.source)
 
     def asked() -> tuple[Streams, list[str]]:
         from bson.raw_bson import RawBSONDocument  # noqa: PLC0415
 
-        from tailrace.compare.sampling import comparable  # noqa: PLC0415
+        from tailrace.watch.compare.sampling import comparable  # noqa: PLC0415
 
         collation = None if read.collation is None else RawBSONDocument(read.collation)
         return comparable(read.stage, [RawBSONDocument(stage) for stage in read.stages], collation)
@@ -340,15 +340,15 @@ def _metrics(
     if address is None and not ServiceManager(os.environ).is_there:
         yield
         return
-    from tailrace.spark.monitoring import MetricsListener  # noqa: PLC0415
+    from tailrace.lake.spark.monitoring import MetricsListener  # noqa: PLC0415
 
     beside: list[Any] = [*collectors(comparison)]
     if tables is not None:
-        from tailrace.tables.metrics import TablesCollector  # noqa: PLC0415
+        from tailrace.lake.tables.metrics import TablesCollector  # noqa: PLC0415
 
         beside.append(TablesCollector(tables))
     if archive is not None:
-        from tailrace.archive.metrics import ArchiveCollector  # noqa: PLC0415
+        from tailrace.read.archive.metrics import ArchiveCollector  # noqa: PLC0415
 
         beside.append(ArchiveCollector(archive))
     listener = MetricsListener()

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tailrace.archive.layout import describe, head, oplog_folder
-from tailrace.archive.recorder import ArchivePolicy, Recorder
-from tailrace.archive.retention import Retention
+from tailrace.base.threads import CheckedThread
 from tailrace.errors import TailraceError
-from tailrace.source.connection import open_client
-from tailrace.source.topology import Cluster
-from tailrace.threads import CheckedThread
+from tailrace.read.archive.layout import describe, head, oplog_folder
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.archive.retention import Retention
+from tailrace.read.source.connection import open_client
+from tailrace.read.source.topology import Cluster
 
 if TYPE_CHECKING:
-    from tailrace.spark.lake.pipeline_file import ArchiveSettings
+    from tailrace.lake.spark.store.pipeline_file import ArchiveSettings
 
 
 def has_history(folder: Path) -> bool:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-#: What a worker says, once for each kind (``tailrace.spark.reading.slice_plan``).
+#: What a worker says, once for each kind (``tailrace.lake.spark.reading.slice_plan``).
 _LINE: Final = re.compile(rb"oplog entries of the kind '([^\n]{1,400}?)' are skipped[^\n]*\n")
 #: Read at once; of a line that does not fit, no more is asked for.
 _PIECE: Final = 1 << 20

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tailrace.base.threads import CheckedThread
 from tailrace.errors import TailraceError
-from tailrace.threads import CheckedThread
 
 if TYPE_CHECKING:
-    from tailrace.tables.settings import TableSettings
-    from tailrace.tables.writer import TablesWriter
+    from tailrace.lake.tables.settings import TableSettings
+    from tailrace.lake.tables.writer import TablesWriter
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def tabling(
     if settings is None:
         yield None
         return
-    from tailrace.tables.writer import TablesWriter  # noqa: PLC0415  Arrow and deltalake
+    from tailrace.lake.tables.writer import TablesWriter  # noqa: PLC0415  Arrow and deltalake
 
     with TablesWriter(uri, settings) as writer:
 

@@ -16,8 +16,8 @@ from tailrace.errors import TailraceError, UsageError
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-    from tailrace.compare import SampledComparison, Streams
-    from tailrace.oplog.namespace import Scope
+    from tailrace.core.oplog.namespace import Scope
+    from tailrace.watch.compare import SampledComparison, Streams
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser, note: str = "") -> None:
@@ -48,7 +48,7 @@ def check_compare(args: argparse.Namespace) -> None:
 
 
 def _share_of(args: argparse.Namespace) -> float:
-    from tailrace.compare.sampling import parse_share  # noqa: PLC0415  so that --help does not load it
+    from tailrace.watch.compare.sampling import parse_share  # noqa: PLC0415  so that --help does not load it
 
     try:
         return parse_share(args.compare)
@@ -81,7 +81,7 @@ def sampled(
     if args.compare is None:
         yield None
         return
-    from tailrace.compare import SampledComparison  # noqa: PLC0415  as above
+    from tailrace.watch.compare import SampledComparison  # noqa: PLC0415  as above
 
     report = None if args.compare_report is None else report_path("--compare-report", args.compare_report)
     say = told or (lambda text: tell(f"tailrace: {text}"))
@@ -106,6 +106,6 @@ def collectors(comparison: SampledComparison | None) -> list[Collector]:
     """What serves the numbers beside a command's own."""
     if comparison is None:
         return []
-    from tailrace.compare.metrics import ComparisonCollector  # noqa: PLC0415  not without prometheus_client
+    from tailrace.watch.compare.metrics import ComparisonCollector  # noqa: PLC0415  not without prometheus_client
 
     return [ComparisonCollector(comparison)]

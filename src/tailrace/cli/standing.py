@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tailrace.base.health import HUNG_AFTER_S
+from tailrace.base.service_manager import ServiceManager, notifying
 from tailrace.cli.output import tell
 from tailrace.cli.stream_arguments import address_of
 from tailrace.errors import UsageError
-from tailrace.health import HUNG_AFTER_S
-from tailrace.service_manager import ServiceManager, notifying
 
 if TYPE_CHECKING:
+    from tailrace.act.consumer import LeaseStore, Listener
     from tailrace.cli.processes import Beat
-    from tailrace.consumer import LeaseStore, Listener
 
 
 def add_health_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def watched_over(
 ) -> Iterator[Callable[[], None]]:
     """Serve statistics and health, and tell systemd, while the body runs, as far as that is asked for. What is yielded
     is to be called when the process is told to stop. Raises UsageError."""
-    from tailrace.consumer.rules.health import HealthLimits  # noqa: PLC0415
+    from tailrace.act.consumer.rules.health import HealthLimits  # noqa: PLC0415
 
     for name in ("hung_after", "behind_after"):
         value = getattr(args, name)
@@ -55,14 +55,14 @@ def watched_over(
     if args.metrics is None and not manager.is_there:
         yield lambda: None
         return
-    from tailrace.consumer.standing import Standing  # noqa: PLC0415
+    from tailrace.act.consumer.standing import Standing  # noqa: PLC0415
 
     with ExitStack() as stack:
         limits = HealthLimits(args.hung_after, args.behind_after)
         standing = stack.enter_context(Standing(listeners, client, store, limits=limits))
         if args.metrics is not None:
-            from tailrace.consumer.metrics import ListenerCollector  # noqa: PLC0415
-            from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
+            from tailrace.act.consumer.metrics import ListenerCollector  # noqa: PLC0415
+            from tailrace.base.metrics_server import serve_metrics  # noqa: PLC0415
 
             served = serve_metrics(
                 ListenerCollector(listeners, standing.lag),

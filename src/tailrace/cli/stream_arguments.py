@@ -18,10 +18,10 @@ from bson.json_util import CANONICAL_JSON_OPTIONS, JSONOptions, dumps, loads
 
 from tailrace.cli.event_writer import FORMATS
 from tailrace.cli.token import parse_time, parse_timestamp, read_token
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
 from tailrace.errors import UsageError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
 
 _PORT_MAX: Final = 65535
 #: Flags of the stage that are there or not: the flag, the server's name, the help.
@@ -50,7 +50,7 @@ _ANY_DATE: Final = JSONOptions(datetime_conversion=DatetimeConversion.DATETIME_A
 
 
 def add_uri_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the connection URI, which ``tailrace.source.uri.find_uri`` reads, to a command."""
+    """Add the connection URI, which ``tailrace.read.source.uri.find_uri`` reads, to a command."""
     parser.add_argument(
         "uri",
         nargs="?",

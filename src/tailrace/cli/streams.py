@@ -11,7 +11,7 @@ from bson.int64 import Int64
 
 from tailrace.cli.output import say, say_table
 from tailrace.errors import UsageError
-from tailrace.source.uri import find_uri
+from tailrace.read.source.uri import find_uri
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
     from pymongo.errors import OperationFailure, PyMongoError  # noqa: PLC0415  so that --help does not load it
 
-    from tailrace.source.connection import open_client  # noqa: PLC0415
-    from tailrace.source.failure import source_error  # noqa: PLC0415
+    from tailrace.read.source.connection import open_client  # noqa: PLC0415
+    from tailrace.read.source.failure import source_error  # noqa: PLC0415
 
     with open_client(find_uri(args.uri)) as client:
         try:

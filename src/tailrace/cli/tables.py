@@ -10,22 +10,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.base.health import Health
+from tailrace.base.service_manager import notifying
 from tailrace.cli.output import say, tell
 from tailrace.cli.sampled import add_compare_arguments, check_compare, collectors, sampled
 from tailrace.cli.stream_arguments import address_of, parse_duration
 from tailrace.cli.uri_arguments import is_uri
 from tailrace.cli.usage import WrongUsageError
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
 from tailrace.errors import SinkError, UsageError
-from tailrace.health import Health
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.namespace import Scope
-from tailrace.service_manager import notifying
-from tailrace.source.uri import URI_VARIABLE, find_uri, is_uri_argument
+from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
-    from tailrace.compare import SampledComparison, Streams
-    from tailrace.tables.settings import TableSettings
-    from tailrace.tables.writer import TablesProgress, TablesWriter
+    from tailrace.lake.tables.progress import TablesProgress
+    from tailrace.lake.tables.settings import TableSettings
+    from tailrace.lake.tables.writer import TablesWriter
+    from tailrace.watch.compare import SampledComparison, Streams
 
 _DESCRIPTION = """\
 Tables that equal their collections: a Delta table for each collection, kept up to date by `tailrace run` (section
@@ -118,9 +119,9 @@ def _root(word: str) -> Path:
 
 def _write(args: argparse.Namespace, words: list[str]) -> int:
     from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415  so that --help loads no PyMongo
-    from tailrace.source.connection import open_client  # noqa: PLC0415
-    from tailrace.source.topology import Cluster  # noqa: PLC0415
-    from tailrace.tables.settings import TableRule, TableSettings  # noqa: PLC0415  so that --help loads no Arrow
+    from tailrace.lake.tables.settings import TableRule, TableSettings  # noqa: PLC0415  so that --help loads no Arrow
+    from tailrace.read.source.connection import open_client  # noqa: PLC0415
+    from tailrace.read.source.topology import Cluster  # noqa: PLC0415
 
     if len(words) < 2:
         raise WrongUsageError(
@@ -140,7 +141,7 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
     with open_client(found) as client:
         if Cluster.discover(client, found, {}) is None:
             warn_of_one_shard(client)
-    from tailrace.tables.writer import TablesWriter  # noqa: PLC0415  it may have to be compiled: after the first errors
+    from tailrace.lake.tables.writer import TablesWriter  # noqa: PLC0415  it may have to be compiled: after the first errors
 
     with (
         sampled(args, found, _compared_scope(settings), _comparable) as comparison,
@@ -168,7 +169,7 @@ def _compared_scope(settings: TableSettings) -> Scope:
 
 def _comparable() -> tuple[Streams, list[str]]:
     """What tables follow: documents and definitions."""
-    from tailrace.compare import Streams  # noqa: PLC0415  as in _write()
+    from tailrace.watch.compare import Streams  # noqa: PLC0415  as in _write()
 
     return Streams(show_expanded_events=True), []
 
@@ -177,8 +178,8 @@ def _comparable() -> tuple[Streams, list[str]]:
 def _served(writer: TablesWriter, metrics: str | None, comparison: SampledComparison | None) -> Iterator[None]:
     with ExitStack() as stack:
         if metrics is not None:
-            from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
-            from tailrace.tables.metrics import TablesCollector  # noqa: PLC0415
+            from tailrace.base.metrics_server import serve_metrics  # noqa: PLC0415
+            from tailrace.lake.tables.metrics import TablesCollector  # noqa: PLC0415
 
             address = address_of(metrics, "--metrics")
             served = serve_metrics(
@@ -207,7 +208,7 @@ def _told(progress: TablesProgress, unmatched: list[str], resyncing: list[str]) 
 
 
 def _verify(uri: str | None, words: list[str], sample: int | None) -> int:
-    from tailrace.tables.verification import verify  # noqa: PLC0415
+    from tailrace.lake.tables.verification import verify  # noqa: PLC0415
 
     if not words or (sample is not None and sample < 1):
         raise WrongUsageError("tailrace tables verify needs URI and directory", hint="... verify URI DIR [NAMESPACE]")
@@ -238,13 +239,13 @@ def _verify(uri: str | None, words: list[str], sample: int | None) -> int:
 
 
 def _status(root: Path, words: list[str]) -> int:
-    from tailrace.tables.delta_commit import stated, time_text  # noqa: PLC0415
-    from tailrace.tables.delta_table import CollectionTable  # noqa: PLC0415
-    from tailrace.tables.description import described  # noqa: PLC0415
-    from tailrace.tables.names import folder_of  # noqa: PLC0415
-    from tailrace.tables.standing import harm_of  # noqa: PLC0415
-    from tailrace.tables.state import UNKNOWN, TableState  # noqa: PLC0415
-    from tailrace.tables.versions import disk_use  # noqa: PLC0415
+    from tailrace.lake.tables.delta_commit import stated, time_text  # noqa: PLC0415
+    from tailrace.lake.tables.delta_table import CollectionTable  # noqa: PLC0415
+    from tailrace.lake.tables.description import described  # noqa: PLC0415
+    from tailrace.lake.tables.names import folder_of  # noqa: PLC0415
+    from tailrace.lake.tables.standing import harm_of  # noqa: PLC0415
+    from tailrace.lake.tables.state import UNKNOWN, TableState  # noqa: PLC0415
+    from tailrace.lake.tables.versions import disk_use  # noqa: PLC0415
 
     state = TableState(root / "_tailrace" / "state", readonly=True)
     try:
@@ -279,7 +280,7 @@ def _status(root: Path, words: list[str]) -> int:
 
 
 def _as_of(root: Path, words: list[str], args: argparse.Namespace) -> int:
-    from tailrace.tables.as_of import as_of  # noqa: PLC0415
+    from tailrace.lake.tables.as_of import as_of  # noqa: PLC0415
 
     if len(words) != 2:
         raise WrongUsageError("tailrace tables as-of needs directory, namespace and time")
@@ -301,8 +302,8 @@ def _as_of(root: Path, words: list[str], args: argparse.Namespace) -> int:
 
 def _mark(root: Path, words: list[str], action: str) -> int:
     """``rebuild`` and ``resync``: what the next run does."""
-    from tailrace.tables.holding import mark_for_rebuilding  # noqa: PLC0415
-    from tailrace.tables.resync import request_resync  # noqa: PLC0415
+    from tailrace.lake.tables.holding import mark_for_rebuilding  # noqa: PLC0415
+    from tailrace.lake.tables.resync import request_resync  # noqa: PLC0415
 
     if len(words) != 1:
         raise WrongUsageError(f"tailrace tables {action} needs directory and namespace")
@@ -317,10 +318,10 @@ def _mark(root: Path, words: list[str], action: str) -> int:
 
 def _each(root: Path, words: list[str], args: argparse.Namespace) -> int:
     """``compact`` and ``expire``. No writer may run meanwhile."""
-    from tailrace.tables.delta_table import CollectionTable  # noqa: PLC0415
-    from tailrace.tables.holding import held_tables  # noqa: PLC0415
-    from tailrace.tables.names import folder_of  # noqa: PLC0415
-    from tailrace.tables.versions import Keeping  # noqa: PLC0415
+    from tailrace.lake.tables.delta_table import CollectionTable  # noqa: PLC0415
+    from tailrace.lake.tables.holding import held_tables  # noqa: PLC0415
+    from tailrace.lake.tables.names import folder_of  # noqa: PLC0415
+    from tailrace.lake.tables.versions import Keeping  # noqa: PLC0415
 
     with held_tables(root) as namespaces:
         for namespace in words or namespaces:
@@ -337,7 +338,7 @@ def _each(root: Path, words: list[str], args: argparse.Namespace) -> int:
 
 
 def _moment(text: str) -> datetime | ClusterTime:
-    from tailrace.tables.delta_commit import time_of  # noqa: PLC0415
+    from tailrace.lake.tables.delta_commit import time_of  # noqa: PLC0415
 
     try:
         return time_of(text) if "," in text else datetime.fromisoformat(text)

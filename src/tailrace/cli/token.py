@@ -14,10 +14,10 @@ from bson.errors import BSONError
 from bson.json_util import CANONICAL_JSON_OPTIONS, dumps, loads
 
 from tailrace.cli.output import say
+from tailrace.core.event.resume_token import EVENT, ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.printable import in_a_line
 from tailrace.errors import InvalidResumeToken, OplogFormatError, UsageError
-from tailrace.event.resume_token import EVENT, ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.printable import in_a_line
 
 _ANY_DATE: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_AUTO)
 _LARGEST_HALF = 0xFFFFFFFF

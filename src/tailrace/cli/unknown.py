@@ -9,10 +9,10 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from tailrace.cli.output import tell
+from tailrace.core.oplog.namespace import Scope
 from tailrace.errors import TailraceError
-from tailrace.oplog.namespace import Scope
-from tailrace.source.connection import Connection
-from tailrace.source.listing import list_collections
+from tailrace.read.source.connection import Connection
+from tailrace.read.source.listing import list_collections
 
 
 def tell_unknown(client: MongoClient[Any], scope: Scope) -> None:

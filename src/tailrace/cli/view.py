@@ -10,15 +10,15 @@ from typing import Any
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
 import tailrace
+from tailrace.act.consumer import MongoLeaseStore
+from tailrace.act.consumer.views import MISSING, Totals, TotalsUpkeep, View, ViewDifference, ViewKeeper, ViewUpkeep
+from tailrace.act.consumer.views.view import VERSIONS_FIELD
 from tailrace.cli.listen import add_retry_arguments, error_policy
 from tailrace.cli.output import say, tell
 from tailrace.cli.standing import add_health_arguments, watched_over
 from tailrace.cli.stream_arguments import add_uri_argument
-from tailrace.consumer import MongoLeaseStore
-from tailrace.consumer.views import MISSING, Totals, TotalsUpkeep, View, ViewDifference, ViewKeeper, ViewUpkeep
-from tailrace.consumer.views.view import VERSIONS_FIELD
 from tailrace.errors import UsageError
-from tailrace.source.uri import find_uri
+from tailrace.read.source.uri import find_uri
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

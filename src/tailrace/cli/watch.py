@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 from bson.json_util import CANONICAL_JSON_OPTIONS, dumps
 from bson.raw_bson import RawBSONDocument
 
-from tailrace import raw_bson
 from tailrace.cli.event_writer import EventWriter, new_writer, say_skipped
 from tailrace.cli.output import tell
 from tailrace.cli.sampled import add_compare_arguments, check_compare, sampled
@@ -26,13 +25,14 @@ from tailrace.cli.stream_arguments import (
     token_argument,
 )
 from tailrace.cli.usage import WrongUsageError
+from tailrace.core import raw_bson
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.namespace import Scope
 from tailrace.errors import invariant
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.namespace import Scope
-from tailrace.source.uri import find_uri
+from tailrace.read.source.uri import find_uri
 
 if TYPE_CHECKING:
-    from tailrace.client import ChangeStream
+    from tailrace.watch.client import ChangeStream
 
 _DESCRIPTION = """\
 Print the change events of a cluster, a database or a collection as they come. They are made here, from the oplog,
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     from tailrace.cli.explanation import print_explanation  # noqa: PLC0415
     from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415
     from tailrace.cli.unknown import tell_unknown  # noqa: PLC0415
-    from tailrace.client import connect, operation_time, watch_scope  # noqa: PLC0415  so that --help does not load it
+    from tailrace.watch.client import connect, operation_time, watch_scope  # noqa: PLC0415  so that --help does not load it
 
     _check_compare(args)
     scope, stage, pipeline = Scope.parse(args.namespace), stage_of(args), pipeline_of(args)
@@ -164,13 +164,13 @@ def _check_compare(args: argparse.Namespace) -> None:
 
 
 def _comparable(stage: dict[str, Any], pipeline: list[dict[str, Any]], args: argparse.Namespace) -> Any:
-    from tailrace.compare.sampling import comparable  # noqa: PLC0415  as in run()
+    from tailrace.watch.compare.sampling import comparable  # noqa: PLC0415  as in run()
 
     return comparable(stage, pipeline, collation_of(args))
 
 
 def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what: str) -> None:
-    from tailrace.client.patience import try_next_patiently  # noqa: PLC0415  as in run()
+    from tailrace.watch.client.patience import try_next_patiently  # noqa: PLC0415  as in run()
 
     first, found_nothing = stream.resume_token, False
     shown = None if first is None else raw_bson.bytes_of(first)

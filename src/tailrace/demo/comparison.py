@@ -17,9 +17,9 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo.database import Database
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
 from tailrace.errors import SourceError
-from tailrace.spark.lake import files
+from tailrace.lake.spark.store.snapshot import files
 
 _KEPT: Final = 5
 _SILENT_MAX: Final = 60

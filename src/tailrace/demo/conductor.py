@@ -18,7 +18,7 @@ from typing import Any
 import pymongo
 from bson.timestamp import Timestamp
 
-from tailrace import kernel
+from tailrace.core import kernel
 from tailrace.demo.comparison import Comparison, compare, lake_events, native_events
 from tailrace.demo.lag import Lag, lag_of
 from tailrace.demo.pipeline_process import PipelineProcess, start_child, write_pipeline
@@ -26,9 +26,9 @@ from tailrace.demo.shop import DATABASE
 from tailrace.demo.tables_act import TablesResult, compare_tables, record, wait_for_tables
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.progress import GrowthWatch
-from tailrace.spark.lake import LakeReport, verify
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.progress import GrowthWatch
+from tailrace.lake.store.verification import LakeReport, verify
 
 _LOOK_S = 0.2
 #: How long the lake may take for its first commit (Spark starts) and to catch up at the end.
@@ -118,7 +118,7 @@ class Demo:
             path = write_pipeline(self._directory, database=DATABASE, since=f"{since.time},{since.inc}")
             self._say("Compiling the batch kernel (once on a machine)")
             kernel.warm_up()
-            importlib.import_module("tailrace.kernel.change_rows")
+            importlib.import_module("tailrace.core.kernel.change_rows")
             watch = GrowthWatch(self._lake)
             self._say("Starting the Spark pipeline while the shop fills its shelves")
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tailrace.lake.commit_log import CommitLog
-from tailrace.spark.lake import files
+from tailrace.lake.spark.store.snapshot import files
+from tailrace.lake.store.commit_log import CommitLog
 
 
 @dataclass(frozen=True, slots=True)

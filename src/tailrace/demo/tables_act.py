@@ -14,12 +14,12 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, TailraceError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables.as_of import as_of
-from tailrace.tables.names import folder_of
-from tailrace.tables.state import TableState
+from tailrace.lake.tables.as_of import as_of
+from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.state import TableState
 
 _RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
 _LOOK_S = 0.2

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tailrace.cache import cached_directory
+from tailrace.base.cache import cached_directory
 from tailrace.embedded.errors import EmbeddedError
 from tailrace.embedded.wheels import Wheel, fetch, installed_files
 

@@ -12,7 +12,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailrace.cache import cache_directory, cached_directory
+from tailrace.base.cache import cache_directory, cached_directory
 from tailrace.embedded.errors import EmbeddedError
 
 

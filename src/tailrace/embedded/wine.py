@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tailrace.cache import cache_directory, cached_directory
+from tailrace.base.cache import cache_directory, cached_directory
 from tailrace.embedded.errors import EmbeddedError
 
 INSTALL: Final = "apt-get update && apt-get install --yes --no-install-recommends wine64 libz-mingw-w64"

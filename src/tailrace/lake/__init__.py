@@ -1,1 +1,48 @@
-"""A lake of change events on disk, without Spark: layout, Delta log, commits, verification, compaction, retention."""
+"""What is kept for queries: lakes of change events, tables of current documents, and Spark, which writes and reads
+them.
+
+Here is what users import of the lake, change events as a Delta table of Parquet files, in order, exactly once, readable
+without Tailrace. ``write_stream`` runs a stream into a lake; ``read`` and ``files`` read it at one version; ``compact``
+and ``verify`` work on a lake that is there, without Spark. Heavy imports happen when a name is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace.faces import lazily
+
+if TYPE_CHECKING:
+    from tailrace.base.durable import LakeFullError
+    from tailrace.lake.spark.store.snapshot import files, read
+    from tailrace.lake.spark.store.stream import write_stream
+    from tailrace.lake.store.compaction import CompactionResult, compact
+    from tailrace.lake.store.compaction_policy import CompactionPolicy
+    from tailrace.lake.store.verification import LakeReport, verify
+
+__all__ = [
+    "CompactionPolicy",
+    "CompactionResult",
+    "LakeFullError",
+    "LakeReport",
+    "compact",
+    "files",
+    "read",
+    "verify",
+    "write_stream",
+]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "CompactionPolicy": "tailrace.lake.store.compaction_policy",
+        "CompactionResult": "tailrace.lake.store.compaction",
+        "LakeFullError": "tailrace.base.durable",
+        "LakeReport": "tailrace.lake.store.verification",
+        "compact": "tailrace.lake.store.compaction",
+        "files": "tailrace.lake.spark.store.snapshot",
+        "read": "tailrace.lake.spark.store.snapshot",
+        "verify": "tailrace.lake.store.verification",
+        "write_stream": "tailrace.lake.spark.store.stream",
+    },
+)

@@ -4,9 +4,18 @@
 imported from their modules ``redis_streams``, ``nats_jetstream`` and ``kafka``.
 """
 
-from tailrace.consumer.messages.making import ChangeMessages, Outbox, ordering_key
-from tailrace.consumer.messages.publisher import MemoryPublisher, Message, MessageRefused, Publisher, PublisherAway
-from tailrace.consumer.messages.relay import MessageRelay, publish_all
+from tailrace.act.consumer.messages import (
+    ChangeMessages,
+    MemoryPublisher,
+    Message,
+    MessageRefused,
+    MessageRelay,
+    Outbox,
+    Publisher,
+    PublisherAway,
+    ordering_key,
+    publish_all,
+)
 
 __all__ = [
     "ChangeMessages",

@@ -14,11 +14,11 @@ from bson.min_key import MinKey
 from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
-from tailrace import raw_bson
+from tailrace.core import raw_bson
+from tailrace.core.event import keystring
 from tailrace.embedded.sharding.connections import CONFIG, Connections
 from tailrace.errors import UsageError
-from tailrace.event import keystring
-from tailrace.source.shard_key import shard_key
+from tailrace.read.source.shard_key import shard_key
 
 _NO_EPOCH = ObjectId("0" * 24)
 _ZERO = Timestamp(0, 0)

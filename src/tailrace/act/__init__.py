@@ -1,0 +1,1 @@
+"""Who acts on changes, once and in order: listeners, views and messages."""

@@ -1,0 +1,191 @@
+"""Messages for Kafka, through librdkafka's idempotent producer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from tailrace.act.consumer.messages.publisher import Message as ToPublish
+from tailrace.act.consumer.messages.publisher import MessageRefused, PublisherAway
+from tailrace.errors import SinkError, UsageError
+
+#: The producer itself tries for so long to deliver a message, then gives it back.
+_DELIVERY_TIMEOUT_MS: Final = 15_000
+_POLL_S: Final = 0.5
+_CLOSE_S: Final = 10.0
+_ABOUT_THE_MESSAGE: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.INVALID_RECORD,
+        KafkaError._INVALID_ARG,
+    }
+)
+ID_HEADER: Final = "tailrace-id"
+
+#: librdkafka's own remarks: several for each outage, which our one line tells too.
+_client_log = logging.getLogger("tailrace.kafka")
+_client_log.addHandler(logging.NullHandler())
+_client_log.propagate = False
+
+
+class KafkaPublisher:
+    """Produces to Kafka with ``acks=all`` and the idempotent producer, and waits for the delivery reports. Messages of
+    one key go to one partition, in order.
+
+    ``servers``  ``bootstrap.servers``: ``host:9092,host:9092``
+    ``config``   further settings of librdkafka, such as those of TLS and SASL
+
+    The message id stands in the header ``tailrace-id``. CloudEvents' headers have the prefix ``ce_``, as the binding
+    for Kafka wants. The topics have to exist, or the brokers create them.
+    """
+
+    #: A message that is given back may be overtaken by the next one.
+    keeps_order = False
+
+    def __init__(self, servers: str, config: Mapping[str, Any] | None = None) -> None:
+        fixed = {"bootstrap.servers": servers, "enable.idempotence": True, "acks": "all"}
+        given = dict(config or {})
+        if str(given.get("acks", "all")) not in ("all", "-1") or given.get("enable.idempotence", True) not in (
+            True,
+            "true",
+        ):
+            raise UsageError(
+                "acks and enable.idempotence cannot be changed: messages could be lost", hint="Leave both out"
+            )
+        defaults = {"message.timeout.ms": _DELIVERY_TIMEOUT_MS, "linger.ms": 0, "partitioner": "murmur2_random"}
+        self._config = {**defaults, **given, **fixed}
+        self._name = f"Kafka at {servers}"
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+        self._open()
+
+    def _open(self) -> Producer:
+        with self._lock:
+            if self._producer is None:
+                try:
+                    self._producer = Producer(self._config, logger=_client_log)
+                except KafkaException as error:
+                    raise UsageError(f"the settings of Kafka cannot be used: {error.args[0].str()}") from None
+            return self._producer
+
+    def publish(self, messages: Sequence[ToPublish]) -> int:
+        """See ``Publisher``."""
+        producer = self._open()
+        reports: dict[int, KafkaError | None] = {}
+        sent = 0
+        for index, message in enumerate(messages):
+            try:
+                self._produce(producer, message, reports, index)
+            except KafkaException as error:
+                reports[index] = error.args[0]
+            sent += 1
+            if reports.get(index) is not None:
+                break
+        while len(reports) < sent:
+            producer.poll(_POLL_S)
+        failed = next((index for index in range(sent) if reports[index] is not None), None)
+        if failed is None:
+            return sent
+        judged = self._judged(reports[failed], messages[failed])
+        if failed:
+            return failed
+        raise judged
+
+    def _produce(
+        self, producer: Producer, message: ToPublish, reports: dict[int, KafkaError | None], index: int
+    ) -> None:
+        def delivered(error: KafkaError | None, _message: Any) -> None:
+            reports[index] = error
+
+        headers = {name.replace("ce-", "ce_", 1): value for name, value in message.headers.items()}
+        while True:
+            try:
+                producer.produce(
+                    message.topic,
+                    value=message.body,
+                    key=None if message.key is None else message.key.encode(),
+                    headers=[*((name, value.encode()) for name, value in headers.items()), (ID_HEADER, message.id)],
+                    on_delivery=delivered,
+                )
+            except BufferError:  # its queue is full: some have to leave it first
+                producer.poll(_POLL_S)
+            else:
+                return
+
+    def _judged(self, error: KafkaError | None, message: ToPublish) -> SinkError:
+        assert error is not None
+        if error.fatal():
+            with self._lock:
+                self._producer = None  # it has lost its place among the sequence numbers: a new one starts afresh
+        if error.code() in _ABOUT_THE_MESSAGE:
+            return MessageRefused(f"{self._name} refused a message for the topic {message.topic!r}: {error.str()}")
+        return PublisherAway(f"{self._name} did not take a message for the topic {message.topic!r}: {error.str()}")
+
+    def close(self) -> None:
+        """See ``Publisher``."""
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.flush(_CLOSE_S)
+
+
+class SeenRecords:
+    """Which records of Kafka a consumer has seen before, by the header ``tailrace-id``.
+
+    A publisher that ends between the brokers' acknowledgement and the commit of its position publishes its last
+    messages again, to the same partitions, and no broker notices. ``is_new(record)`` says so of each record in turn: of
+    a partition the last ``size`` ids are remembered. They are read back from the topic when a partition is assigned:
+
+        consumer = Consumer({..., "enable.auto.commit": False})
+        consumer.subscribe(["orders"], on_assign=seen.assigned)
+
+    So a record of before the committed offset comes again, and is not new. Commit after new records only: an offset
+    must not go back. What is done with a record and the commit of its offset are two steps: an effect that must be
+    carried out once, though the consumer ends between the two, belongs into one transaction with a mark
+    (``SeenChanges``, ``SeenMessages``) or with the offset (Kafka's own transactions).
+    """
+
+    def __init__(self, size: int = 100_000) -> None:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(f"size must be a whole number, 1 or more, not {size!r}")
+        self._size = size
+        self._ids: dict[tuple[str, int], OrderedDict[bytes, None]] = {}
+        #: Where each partition's records begin that were not consumed before.
+        self._begin: dict[tuple[str, int], int] = {}
+
+    def assigned(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+        """For ``on_assign``: let the consumer read ``size`` records before its committed offsets too."""
+        begins = []
+        for committed in consumer.committed(partitions):
+            place = (committed.topic, committed.partition)
+            self._ids.pop(place, None)
+            self._begin.pop(place, None)
+            if committed.offset >= 0:
+                self._begin[place] = committed.offset
+                oldest, _ = consumer.get_watermark_offsets(TopicPartition(*place))
+                committed.offset = max(oldest, committed.offset - self._size)
+            begins.append(committed)
+        consumer.assign(begins)
+
+    def is_new(self, record: Message) -> bool:
+        """Whether the record is to be acted on. A record without an id, which is none of ours, is new each time."""
+        place = (str(record.topic()), int(record.partition() or 0))
+        headers: Any = record.headers() or ()
+        identity = next((value for name, value in headers if name == ID_HEADER), None)
+        before = (record.offset() or 0) < self._begin.get(place, 0)
+        if identity is None:
+            return not before
+        ids = self._ids.setdefault(place, OrderedDict())
+        key = identity.encode() if isinstance(identity, str) else bytes(identity or b"")
+        known = key in ids
+        ids[key] = None
+        if len(ids) > self._size:
+            ids.popitem(last=False)
+        return not known and not before

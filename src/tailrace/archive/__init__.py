@@ -1,5 +1,0 @@
-"""The archive: raw oplog entries, kept for longer than the oplog keeps them.
-
-``tailrace.archive.recorder`` writes it, ``tailrace.archive.source`` reads it as a source like any other, and
-``tailrace.archive.hybrid`` goes from it over to the live oplog. docs/design/archive.md says how it is laid out.
-"""

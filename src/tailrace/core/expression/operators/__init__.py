@@ -1,0 +1,43 @@
+"""The aggregation operators by group. Importing this package fills the registry."""
+
+from tailrace.core.expression.operators import (
+    accumulate,
+    arithmetic,
+    array,
+    bits,
+    convert,
+    date_math,
+    date_text,
+    dates,
+    iterate,
+    logic,
+    numeric,
+    objects,
+    quantiles,
+    refused,
+    regex,
+    sets,
+    text,
+    variables,
+)
+
+__all__ = [
+    "accumulate",
+    "arithmetic",
+    "array",
+    "bits",
+    "convert",
+    "date_math",
+    "date_text",
+    "dates",
+    "iterate",
+    "logic",
+    "numeric",
+    "objects",
+    "quantiles",
+    "refused",
+    "regex",
+    "sets",
+    "text",
+    "variables",
+]

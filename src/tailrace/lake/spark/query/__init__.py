@@ -1,0 +1,1 @@
+"""What a Spark query asks for, and where it stands: options, filters, schema, offsets."""

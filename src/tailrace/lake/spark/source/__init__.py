@@ -1,0 +1,1 @@
+"""The data source as Spark's driver sees it: the readers that Spark calls."""

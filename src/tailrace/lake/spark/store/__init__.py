@@ -1,0 +1,1 @@
+"""A lake as Spark writes it, in micro-batches, and reads it."""

@@ -1,0 +1,326 @@
+"""The file that ``tailrace run`` takes: YAML to checked settings. ``examples/pipeline.yaml`` explains each of them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from bson import json_util
+
+from tailrace.errors import UsageError
+from tailrace.lake.spark.query.options import KNOWN
+from tailrace.lake.store.compaction_policy import CompactionPolicy
+from tailrace.lake.store.local_path import local_path
+from tailrace.lake.store.partitioning import Partitioning
+from tailrace.lake.store.quarantine import ON_ERRORS
+from tailrace.lake.tables.section import KEYS, settings_of
+from tailrace.lake.tables.settings import TableSettings
+from tailrace.read.source.uri import URI_VARIABLE, find_uri
+
+_LIMITS: Final = ("maxEventsPerTrigger", "maxBytesPerTrigger")
+#: Options of the source that have a place of their own in the file.
+_ELSEWHERE: Final = {"columns": "lake", "documents": "lake", **dict.fromkeys(_LIMITS, "limits")}
+_SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "source": tuple(name for name in KNOWN if name not in _ELSEWHERE),
+    "lake": ("path", "checkpoint", "columns", "documents", "acceptGap", "partitionBy", "onError"),
+    "trigger": ("every", "availableNow"),
+    "archive": ("path", "keep", "keepBytes", "preImages"),
+    "limits": _LIMITS,
+    "compaction": ("every", "targetBytes", "fanIn", "retention"),
+    "tables": KEYS,
+    "spark": ("cores", "memory", "config"),
+}
+#: A pipeline of stages may be long; what is longer is some other file.
+_BYTES_MAX: Final = 1 << 20
+_NUL: Final = "\0"
+#: How often a stream commits unless the file says otherwise. Without a pause it commits several times a second while
+#: there is load, and each commit makes a file.
+_EVERY: Final = "1 second"
+_VARIABLE = re.compile(r"\$\{([^}]*)\}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)b?", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]{1,6}) *(minute|hour|day)s?")
+_FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSettings:
+    """An archive to keep beside the lake: where, and for how long (``None``: all of it)."""
+
+    path: Path
+    keep_seconds: float | None
+    keep_bytes: int | None
+    images: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """A checked pipeline file. ``source`` holds the options of ``format("tailrace")`` as text; paths are absolute."""
+
+    source: dict[str, str] = field(repr=False)
+    lake: Path
+    checkpoint: Path | None
+    processing_time: str | None
+    available_now: bool
+    compaction: CompactionPolicy
+    cores: int | None
+    memory: str
+    spark_config: dict[str, str]
+    accept_gap: bool = False
+    partition_by: tuple[str, ...] | None = None
+    on_error: str = "fail"
+    archive: ArchiveSettings | None = None
+    tables: TableSettings | None = None
+
+
+def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> PipelineSettings:
+    """Read and check the pipeline file at ``path``; ``${NAME}`` in any text is replaced by that environment variable.
+
+    Paths in it are relative to the file. Raises UsageError that names the file, the key and what is wrong.
+    """
+    file = Path(path)
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(_BYTES_MAX + 1)
+        text = raw.decode("utf-8")
+    except (OSError, ValueError) as error:  # ValueError: also a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"cannot read {file}: {'its name holds a NUL' if _NUL in str(file) else reason}") from None
+    if len(raw) > _BYTES_MAX:
+        raise UsageError(f"{file} is longer than a pipeline file may be, {_BYTES_MAX >> 20} MB")
+    try:
+        _refuse_aliases(file, text)
+        document = yaml.load(text, Loader=_Loader)
+    except (RecursionError, ValueError, OverflowError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
+        raise UsageError(f"{file} cannot be used: {reason}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise UsageError(f"{file} is not YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
+    try:
+        return _settings(document, file.absolute().parent, environment)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error.message}", hint=error.hint) from None
+
+
+def _refuse_aliases(file: Path, text: str) -> None:
+    """A few of them stand for gigabytes, or for themselves."""
+    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+        if isinstance(token, yaml.AliasToken):
+            where = f"line {token.start_mark.line + 1}, column {token.start_mark.column + 1}"
+            raise UsageError(
+                f"{file} has the alias *{token.value} at {where}, but aliases are not supported",
+                hint="Write its value out",
+            )
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's own rule, which PyYAML does not check: a key occurs once. Otherwise the last of two would win without a
+    word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key '{key.value}' is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _settings(document: object, base: Path, environment: Mapping[str, str]) -> PipelineSettings:
+    sections = _mapping(document, "the file")
+    _check_keys(sections, _SECTIONS, "")
+    parts: dict[str, dict[str, Any]] = {}
+    for name, known in _SECTIONS.items():
+        parts[name] = _mapping(_expanded(sections.get(name, {}), environment), name)
+        _check_keys(parts[name], known, f"{name}.")
+    source, lake, trigger, spark = parts["source"], parts["lake"], parts["trigger"], parts["spark"]
+    source["uri"] = _uri(source.get("uri"), base, environment)
+    for name in ("archive", "images"):
+        if name in source:
+            source[name] = str(local_path(_text(source[name], f"source.{name}"), f"source.{name}", base))
+    if "path" not in lake:
+        raise UsageError("lake.path is missing: the directory that the events go to")
+    options = {**source, **parts["limits"]}
+    options.update({key: lake[key] for key in ("columns", "documents") if key in lake})
+    available_now = _flag(trigger.get("availableNow", False), "trigger.availableNow")
+    if available_now and "every" in trigger:
+        raise UsageError("trigger.every and trigger.availableNow cannot be used together")
+    return PipelineSettings(
+        source={name: _option(name, value) for name, value in options.items()},
+        lake=_path(lake, "path", base),
+        checkpoint=_path(lake, "checkpoint", base) if "checkpoint" in lake else None,
+        processing_time=None if available_now else _interval(trigger.get("every", _EVERY)),
+        available_now=available_now,
+        compaction=_compaction(parts["compaction"]),
+        cores=_whole(spark["cores"], "spark.cores", least=1) if "cores" in spark else None,
+        memory=_text(spark.get("memory", "1g"), "spark.memory"),
+        spark_config={key: _option(key, value) for key, value in _mapping(spark.get("config"), "spark.config").items()},
+        accept_gap=_flag(lake.get("acceptGap", False), "lake.acceptGap"),
+        partition_by=_partition_by(lake["partitionBy"]) if "partitionBy" in lake else None,
+        on_error=_on_error(lake.get("onError", "fail")),
+        archive=_archive(parts["archive"], base) if parts["archive"] else None,
+        tables=settings_of(parts["tables"], base) if parts["tables"] else None,
+    )
+
+
+def _partition_by(value: object) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"lake.partitionBy must be a list of day, hour and collection, not {_shown(value)}")
+    return Partitioning.of(names).names
+
+
+def _on_error(value: object) -> str:
+    if value not in ON_ERRORS:
+        raise UsageError(f"lake.onError must be one of {', '.join(ON_ERRORS)}, not {_shown(value)}")
+    return str(value)
+
+
+def _archive(given: Mapping[str, Any], base: Path) -> ArchiveSettings:
+    if "path" not in given:
+        raise UsageError("archive.path is missing: the directory that the archive is kept in")
+    keep = _duration(given["keep"], "archive.keep").total_seconds() if "keep" in given else None
+    return ArchiveSettings(
+        path=local_path(_text(given["path"], "archive.path"), "archive.path", base),
+        keep_seconds=keep,
+        keep_bytes=_size(given["keepBytes"], "archive.keepBytes") if "keepBytes" in given else None,
+        images=_flag(given.get("preImages", True), "archive.preImages"),
+    )
+
+
+def _uri(value: object, base: Path, environment: Mapping[str, str]) -> str:
+    """``source.uri``: the URI itself, ``@`` and a file that holds it, or nothing for the variable TAILRACE_URI."""
+    if value is None and not environment.get(URI_VARIABLE, "").strip():
+        raise UsageError(
+            "source.uri is missing",
+            hint=f"Give it there, as ${{MONGODB_URI}} from the environment, as @FILE, or set {URI_VARIABLE}",
+        )
+    text = None if value is None else _text(value, "source.uri")
+    return find_uri(text, environment, base if text is not None else None).reveal()
+
+
+def _mapping(value: object, name: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UsageError(f"{name} must hold keys and values, not {_shown(value)}")
+    return {str(key): inner for key, inner in value.items()}
+
+
+def _check_keys(given: Iterable[str], known: Iterable[str], prefix: str) -> None:
+    names = list(known)
+    for key in given:
+        if key in names:
+            continue
+        if prefix == "source." and key in _ELSEWHERE:
+            raise UsageError(f"unknown key '{prefix}{key}'", hint=f"It belongs in '{_ELSEWHERE[key]}.{key}'")
+        close = difflib.get_close_matches(key.lower(), [name.lower() for name in names], n=1, cutoff=0.5)
+        nearest = next((name for name in names if close and name.lower() == close[0]), None)
+        hint = f"Did you mean '{prefix}{nearest}'?" if nearest else f"The known keys are {', '.join(names)}"
+        raise UsageError(f"unknown key '{prefix}{key}'", hint=hint)
+
+
+def _expanded(value: Any, environment: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda match: _variable(match[1], environment), value)
+    if isinstance(value, dict):
+        return {key: _expanded(inner, environment) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_expanded(inner, environment) for inner in value]
+    return value
+
+
+def _variable(name: str, environment: Mapping[str, str]) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"'${{{name}}}' is not the name of an environment variable")
+    if name not in environment:
+        raise UsageError(f"the environment variable {name} is not set")
+    return environment[name]
+
+
+def _option(name: str, value: object) -> str:
+    """A value as Spark's options want it, as text: a pipeline or a token as JSON, a list of names with commas."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, list) and name == "columns":
+        return ",".join(str(item) for item in value)
+    if isinstance(value, list | dict):
+        return json_util.dumps(value, json_options=json_util.CANONICAL_JSON_OPTIONS)
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat())  # YAML reads 2026-11-21T10:00:00Z as a moment
+    raise UsageError(f"'{name}' does not have a usable value: {_shown(value)}")
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{name} must be text, not {_shown(value)}")
+    return value
+
+
+def _path(lake: Mapping[str, Any], key: str, base: Path) -> Path:
+    return local_path(_text(lake[key], f"lake.{key}"), f"lake.{key}", base)
+
+
+def _flag(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be true or false, not {_shown(value)}")
+    return value
+
+
+def _whole(value: object, name: str, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} must be a whole number, {least} or more, not {_shown(value)}")
+    return value
+
+
+def _interval(value: object) -> str:
+    text = f"{value} seconds" if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)? *(milliseconds?|seconds?|minutes?|hours?)", text):
+        raise UsageError(f"trigger.every must be a duration such as '1 second' or '5 minutes', not {_shown(value)}")
+    return text
+
+
+def _size(value: object, name: str) -> int:
+    match = _SIZE.fullmatch(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
+    if match is None or int(match[1]) < 1:
+        raise UsageError(f"{name} must be a number of bytes such as 134217728 or 128m, not {_shown(value)}")
+    return int(match[1]) * _FACTORS[match[2].lower()]
+
+
+def _compaction(given: Mapping[str, Any]) -> CompactionPolicy:
+    default = CompactionPolicy()
+    return CompactionPolicy(
+        target_bytes=_size(given.get("targetBytes", default.target_bytes), "compaction.targetBytes"),
+        every=_whole(given.get("every", default.every), "compaction.every", least=0),
+        fan_in=_whole(given.get("fanIn", default.fan_in), "compaction.fanIn", least=2),
+        retention=_duration(given["retention"], "compaction.retention") if "retention" in given else default.retention,
+    )
+
+
+def _duration(value: object, name: str) -> timedelta:
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise UsageError(f"{name} must be a time such as '7 days' or '12 hours', not {_shown(value)}")
+    return timedelta(**{f"{match[2]}s": int(match[1])})
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,103 @@
+"""The lake as a Spark streaming sink (Python Data Source API): the files that tasks have written are committed by the
+driver's side.
+
+Use ``tailrace.lake.spark.store.write_stream``, which opens the lake and hands over the options. The data source is
+registered as ``tailrace-lake``; what it takes are the rows of ``LakeSource``, a finished file each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake.spark.store.staged_rows import STAGED_SCHEMA, from_batches
+from tailrace.lake.store.committer import abort_batch, commit_batch
+from tailrace.lake.store.compaction_policy import CompactionPolicy
+from tailrace.lake.store.manifest import PlannedRange, StagedFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+@dataclass
+class LakeMessage(WriterCommitMessage):
+    """What a task tells the driver: the files it has finished, in the order of the stream, and the range that their
+    micro-batch was planned for (``None`` of a task that had no slice)."""
+
+    files: tuple[StagedFile, ...]
+    planned: PlannedRange | None = None
+
+
+class LakeStreamWriter(DataSourceStreamArrowWriter):
+    """``write`` runs in Spark's tasks, ``commit`` and ``abort`` in a Python process beside the driver. All of them see
+    the lake's directory under the same path."""
+
+    def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
+        try:
+            self.root = Path(options["lake"])
+            self.claim = options["claim"]
+            self.checkpoint = Path(options["checkpoint"])
+        except KeyError as error:
+            raise UsageError(
+                f"the option {error} is missing", hint="Start the stream with tailrace.lake.spark.store.write_stream"
+            ) from None
+        self.policy = CompactionPolicy.from_options(options)
+        if schema.fieldNames() != STAGED_SCHEMA.fieldNames():
+            raise UsageError(
+                "the lake takes only the rows of its own source",
+                hint="Start the stream with tailrace.lake.spark.store.write_stream",
+            )
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> LakeMessage:
+        rows = list(from_batches(iterator))
+        files = tuple(file for file, _ in rows if file is not None)
+        return LakeMessage(files, rows[0][1] if rows else None)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
+        files, planned = _files(messages), _planned(messages)
+        if planned is None:
+            return
+        commit = commit_batch(self.root, self.claim, batchId, planned, files, checkpoint=self.checkpoint)
+        if commit is not None and self.policy.due(commit.number):
+            from tailrace.lake.store.compaction import compact_after  # noqa: PLC0415  Arrow and Parquet, now and then
+
+            compact_after(self.root, commit, self.policy)
+        elif not files and batchId:  # an empty micro-batch comes every ten seconds at most
+            from tailrace.lake.store.compaction import compact_idle  # noqa: PLC0415
+
+            compact_idle(self.root, self.policy)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        abort_batch(self.root, _files(messages))
+
+
+class LakeSink(DataSource):
+    """The data source ``tailrace-lake``; it can be written as a stream only."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tailrace-lake"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LakeStreamWriter:  # noqa: N802
+        if overwrite:
+            raise UsageError("a lake holds every event: it can only be appended to", hint='Use outputMode("append")')
+        return LakeStreamWriter(schema, self.options)
+
+
+def _files(messages: Sequence[WriterCommitMessage | None]) -> tuple[StagedFile, ...]:
+    """The files of all tasks: messages come in the order of the partitions, and those in the stream's order."""
+    return tuple(file for message in messages if isinstance(message, LakeMessage) for file in message.files)
+
+
+def _planned(messages: Sequence[WriterCommitMessage | None]) -> PlannedRange | None:
+    """The range that Spark planned the micro-batch for; ``None`` where it had no tasks."""
+    found = {message.planned for message in messages if isinstance(message, LakeMessage) and message.planned}
+    if len(found) > 1:
+        raise SinkError(f"the tasks of one micro-batch were planned for different ranges: {sorted(map(str, found))}")
+    return next(iter(found), None)

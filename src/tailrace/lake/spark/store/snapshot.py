@@ -1,0 +1,47 @@
+"""Read a lake: its files at one version, as the log names them. What is named stays, so a reader misses nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.errors import UsageError
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.identity import partitioning_of, read_identity
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def files(path: Path | str, *, version: int | None = None) -> list[str]:
+    """The Parquet files that the lake at ``path`` consists of, in the order of the stream: absolute names, for whatever
+    reads a list of Parquet files. ``version`` is a commit's number (default: the newest); the log keeps the last few
+    hundred.
+
+    Raises UsageError where ``path`` is not a lake, SinkError where its log is damaged or does not have that version.
+    """
+    root = Path(path).absolute()
+    if read_identity(root) is None:
+        raise UsageError(f"{root} is not a lake of Tailrace")
+    return [str(root / file.name) for file in CommitLog(root).state(version).in_order]
+
+
+def read(spark: SparkSession, path: Path | str, *, version: int | None = None) -> DataFrame:
+    """The lake at ``path`` as a Spark DataFrame: all its columns, ``day`` and (where it is divided by it) ``hour``, at
+    one version, without Delta's JARs.
+
+    The files are those that the log names now (or at ``version``); they stay for the compaction's retention, so the
+    DataFrame may be used while the lake grows and is compacted. Order by ``token`` for the order of the stream.
+    Raises as ``files``.
+    """
+    names = files(path, version=version)
+    if names:
+        return spark.read.option("basePath", str(Path(path).absolute())).parquet(*names)
+    from pyspark.sql.types import StructType  # noqa: PLC0415  with a session only
+
+    from tailrace.lake.spark.query.schema import spark_schema  # noqa: PLC0415
+
+    known = read_identity(Path(path)) or {}
+    schema = spark_schema(known["stream"]["columns"], known["stream"]["documents"])
+    divided = StructType.fromJson({"type": "struct", "fields": partitioning_of(known).fields()})
+    return spark.createDataFrame([], StructType([*schema.fields, *divided.fields]))

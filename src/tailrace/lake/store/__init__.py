@@ -1,0 +1,1 @@
+"""A lake of change events on disk, without Spark: layout, Delta log, commits, verification, compaction, retention."""

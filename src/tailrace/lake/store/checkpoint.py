@@ -1,0 +1,209 @@
+"""Checkpoints of the lake's log: its state at one commit as a Parquet file, in Delta's form, so that nobody has to read
+all commits. ``deltalake`` writes them; it does not sync them, so this does, before any older commit goes.
+
+``deltalake`` keeps the names of replaced files for ``delta.deletedFileRetentionDuration``, which is the longest time
+that a lake may keep such files: 30 days, so 2.6 million names at a commit a second. What is needed are the names of
+files that are still there, for readers: these must not be taken for leftovers. The others are taken out.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tailrace.base import durable
+from tailrace.errors import SinkError
+from tailrace.lake.store.delta_log import entry_of, erasures_of, gaps_of, guarded, removal_of, versions_of
+from tailrace.lake.store.layout import LakeLayout
+from tailrace.lake.store.log_state import LogState
+from tailrace.lake.store.part_writer import sha256_of
+
+_NUMBERED = re.compile(r"([0-9]{20})\.(?:json|checkpoint\.parquet)")
+_DIGESTS = "checkpoints.json"
+_POINTER = "_last_checkpoint"
+#: In ``_staging``: the log, where the next checkpoint is made.
+_BESIDE = "log"
+_COLUMNS = [
+    "add.path",
+    "add.size",
+    "add.stats",
+    "add.tags",
+    "add.partitionValues",
+    "remove.path",
+    "remove.size",
+    "remove.deletionTimestamp",
+    "remove.partitionValues",
+    "metaData.configuration",
+]
+
+
+def make(layout: LakeLayout, number: int, *, keep: int) -> None:
+    """Write the checkpoint of commit ``number``, the newest; then take away commits older than the last ``keep`` and
+    checkpoints but the last two. The caller holds the lock.
+
+    If there is no room for one, the log continues without it: a checkpoint is a shortcut for readers, and the next one
+    is tried at its time.
+    """
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415  half a second, and once in a hundred commits
+
+    try:
+        _publish(layout, number)
+    except (OSError, DeltaError, SinkError):
+        return
+    finally:
+        shutil.rmtree(layout.staging / _BESIDE, ignore_errors=True)
+    durable.step("checkpoint")
+    checkpoints = _numbers(layout)
+    known = _digests(layout)
+    known[number] = sha256_of(_path(layout, number))
+    kept_digests = {str(one): known[one] for one in checkpoints[-2:] if one in known}
+    durable.write_sealed(layout.state / _DIGESTS, {"checkpoints": kept_digests})
+    for path in layout.log.iterdir():
+        match = _NUMBERED.fullmatch(path.name)
+        if match is None:
+            continue
+        kept = int(match[1]) in checkpoints[-2:] if path.suffix == ".parquet" else int(match[1]) > number - keep
+        if not kept:
+            path.unlink(missing_ok=True)
+
+
+def _numbers(layout: LakeLayout) -> list[int]:
+    return sorted(int(path.name[:20]) for path in layout.log.glob("*.checkpoint.parquet"))
+
+
+def _publish(layout: LakeLayout, number: int) -> None:
+    """Make the checkpoint of a copy of the log, so that readers see it as a whole and never another one in its place:
+    they look for a file's end by the size that the directory said."""
+    from deltalake import DeltaTable  # noqa: PLC0415
+
+    beside = layout.staging / _BESIDE
+    shutil.rmtree(beside, ignore_errors=True)
+    copy = LakeLayout(beside)
+    copy.log.mkdir(parents=True)
+    base = max((one for one in _numbers(layout) if one < number), default=-1)
+    for path in [_path(layout, base)] * (base >= 0) + [layout.commit(one) for one in range(base + 1, number + 1)]:
+        try:
+            (copy.log / path.name).hardlink_to(path)
+        except OSError:  # there are file systems without links
+            shutil.copyfile(path, copy.log / path.name)
+    DeltaTable(beside.absolute().as_uri()).create_checkpoint()
+    made, pointer = _path(copy, number), copy.log / _POINTER
+    _forget_removed(layout.root, made, pointer)
+    for path in (made, pointer):
+        durable.sync_file(path)
+        durable.publish_file(path, layout.log / path.name)
+
+
+def _forget_removed(root: Path, made: Path, pointer: Path) -> None:
+    """Take the replaced files that are gone out of the checkpoint ``made`` of the lake at ``root``."""
+    with pq.ParquetFile(made) as file:
+        removed = pc.struct_field(file.read(columns=["remove.path"]).column("remove"), "path").to_pylist()
+        present: dict[Path, set[str]] = {}
+        kept = [name is None or _is_present(root / name, present) for name in removed]
+        if all(kept):
+            return
+        left = file.read().filter(pa.array(kept))
+    made.unlink()
+    pq.write_table(left, made)
+    said = durable.read_json(pointer) or {}
+    durable.write_json(pointer, {**said, "size": left.num_rows, "sizeInBytes": made.stat().st_size})
+
+
+def _is_present(path: Path, present: dict[Path, set[str]]) -> bool:
+    """Whether a file is there. ``present``: what was found in each directory so far."""
+    folder = path.parent
+    if folder not in present:
+        present[folder] = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
+    return path.name in present[folder]
+
+
+def read(layout: LakeLayout, number: int) -> LogState:
+    """The log's state at the checkpoint of commit ``number``. FileNotFoundError where it has gone, SinkError where it
+    is damaged."""
+    path = _path(layout, number)
+    state = LogState(number)
+    if _is_changed(layout, path):
+        raise SinkError(
+            f"{path} is damaged: it was changed after it was written",
+            hint="Remove it, or start a stream, which removes it: the commits and the checkpoint before it hold the "
+            "same",
+        )
+    for row in _rows(path):
+        if (add := row.get("add")) is not None and add["path"] is not None:
+            maps = {name: dict(add[name] or ()) for name in ("tags", "partitionValues")}
+            entry = entry_of({**add, **maps}, path)
+            state.files[entry.name] = entry
+        elif (remove := row.get("remove")) is not None and remove["path"] is not None:
+            removal = removal_of({**remove, "partitionValues": dict(remove.get("partitionValues") or ())}, path)
+            state.removed[removal.name] = removal
+        elif (metadata := row.get("metaData")) is not None and metadata["configuration"] is not None:
+            configuration = dict(metadata["configuration"])
+            state.gaps, state.erasures = gaps_of(configuration, path), erasures_of(configuration, path)
+            state.versions = versions_of(configuration, path)
+    return state
+
+
+def problems(layout: LakeLayout) -> list[str]:
+    """The checkpoints that are not what was written, in sentences."""
+    changed = [path for path in sorted(layout.log.glob("*.checkpoint.parquet")) if _is_changed(layout, path)]
+    return [f"{path} is damaged: it was changed after it was written" for path in changed]
+
+
+def _digests(layout: LakeLayout) -> dict[int, str]:
+    """The SHA-256 of each checkpoint's file, by its number. Parquet has checksums of pages, and ``deltalake`` writes
+    none."""
+    path = layout.state / _DIGESTS
+    value = durable.read_sealed(path, ("checkpoints",))
+    known: Any = {} if value is None else value["checkpoints"]
+    return guarded(lambda: {int(number): str(digest) for number, digest in known.items()}, path)
+
+
+def _is_changed(layout: LakeLayout, path: Path) -> bool:
+    known = _digests(layout).get(int(path.name[:20]))
+    return known is not None and sha256_of(path) != known
+
+
+def drop_torn(layout: LakeLayout) -> None:
+    """Take away checkpoints that a power cut has left unreadable, or that were changed since: all commits that they add
+    up are still there then, because those go only when the checkpoint is on the device. The caller holds the lock."""
+    shutil.rmtree(layout.staging / _BESIDE, ignore_errors=True)
+    torn = []
+    for path in layout.log.glob("*.checkpoint.parquet"):
+        try:
+            pq.read_metadata(path)
+            if _is_changed(layout, path):
+                torn.append(path)
+        except (OSError, pa.ArrowException):
+            torn.append(path)
+    pointer = layout.log / _POINTER
+    try:
+        value = durable.read_json(pointer)
+    except SinkError:
+        value = {}
+    if value is not None:
+        version = value.get("version")
+        named = isinstance(version, int) and version >= 0 and _path(layout, version)
+        if not named or named in torn or not named.exists():
+            pointer.unlink(missing_ok=True)
+    for path in torn:
+        path.unlink(missing_ok=True)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(path) as file:
+            return list(file.read(columns=_COLUMNS).to_pylist())
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise SinkError(f"{path} is damaged: {error}") from error
+
+
+def _path(layout: LakeLayout, number: int) -> Path:
+    return layout.log / f"{number:020d}.checkpoint.parquet"

@@ -1,0 +1,442 @@
+"""A lake's commits in the form of Delta Lake's transaction log, and back.
+
+One file a commit, one JSON object a line (the protocol is public, https://github.com/delta-io/delta/blob/master/
+PROTOCOL.md): ``add`` and ``remove`` name files, ``txn`` says which micro-batch it was, ``metaData`` the columns. What
+Delta has no word for is in ``commitInfo.tailrace``, which other readers ignore. Reader version 1 and writer version 2
+are the oldest, which every reader knows; ``delta.appendOnly`` keeps others from deleting rows.
+
+Everything that is read is checked here, by type and, where it becomes a path, by name: a log that was changed by hand
+gives a SinkError that names the file, never a path outside the lake.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.witness import marks_from_json, marks_to_json
+from tailrace.errors import SinkError
+from tailrace.lake.store.layout import (
+    checked_name,
+    checked_quarantine_name,
+    cluster_time_of,
+    is_in_period,
+    partition_values,
+)
+from tailrace.lake.store.manifest import (
+    BatchMark,
+    Commit,
+    Erasure,
+    FileEntry,
+    Gap,
+    PlannedRange,
+    Removal,
+    WrittenVersion,
+)
+from tailrace.lake.store.partitioning import Partitioning
+from tailrace.version import version
+
+#: The format of what is ours in the log and beside it. 1 was the log of manifests, without Delta.
+FORMAT: Final = 2
+OURS: Final = "tailrace"
+SHA256: Final = "tailrace.sha256"
+GAPS: Final = "tailrace.gaps"
+ERASURES: Final = "tailrace.erasures"
+VERSIONS: Final = "tailrace.serverVersions"
+#: How long other programs that clean up Delta tables keep replaced files, and the longest that we can.
+RETENTION_MAX_DAYS: Final = 30
+_OPERATIONS: Final = {
+    "create": "CREATE TABLE",
+    "append": "STREAMING UPDATE",
+    "compaction": "OPTIMIZE",
+    "gap": "SET TBLPROPERTIES",
+    "erase": "DELETE",
+}
+_ENGINE: Final = f"tailrace/{version()}"
+
+Value = TypeVar("Value")
+
+
+def table_schema(columns: Sequence[Mapping[str, Any]], partitioning: Partitioning) -> dict[str, Any]:
+    """The table's schema: ``columns`` in Spark's JSON form, which Delta's is, and what files are divided by."""
+    return {"type": "struct", "fields": [*columns, *partitioning.fields()]}
+
+
+def table_metadata(
+    table_id: str,
+    schema: Mapping[str, Any],
+    partitioning: Partitioning,
+    gaps: Sequence[Gap],
+    created: datetime,
+    *,
+    erasures: Sequence[Erasure] = (),
+    versions: Sequence[WrittenVersion] = (),
+) -> dict[str, Any]:
+    """The ``metaData`` action. Accepted gaps, erasures and server versions are in it because it is the part of the log
+    that is always kept."""
+    return {
+        "metaData": {
+            "id": table_id,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps(schema),
+            "partitionColumns": list(partitioning.names),
+            "configuration": {
+                # Delta's rule: where rows were deleted, the table is no longer one that is appended to only.
+                "delta.appendOnly": "false" if erasures else "true",
+                "delta.enableExpiredLogCleanup": "false",
+                # The bounds that every file has. deltalake 1.6 takes a bound that is missing for NULL, and leaves the
+                # file out whatever a filter on that column asks for.
+                "delta.dataSkippingStatsColumns": "token",
+                "delta.deletedFileRetentionDuration": f"interval {RETENTION_MAX_DAYS} days",
+                GAPS: json.dumps([_gap_to_json(gap) for gap in gaps]),
+                ERASURES: json.dumps([_erasure_to_json(erasure) for erasure in erasures]),
+                VERSIONS: json.dumps([_note_to_json(note) for note in versions]),
+            },
+            "createdTime": _millis(created),
+        }
+    }
+
+
+def encode(commit: Commit, metadata: Mapping[str, Any] | None = None) -> bytes:
+    """The commit's file. ``metadata`` is a ``metaData`` action, where the commit changes it."""
+    ours: dict[str, Any] = {
+        "format": FORMAT,
+        "kind": commit.kind,
+        "claim": commit.claim,
+        "previous": commit.previous,
+        "committedAt": commit.committed_at.isoformat(timespec="microseconds"),
+        "newest": None if commit.newest is None else mark_to_json(commit.newest),
+    }
+    parameters: dict[str, str] = {}
+    if commit.batch is not None and commit.planned is not None:
+        parameters = {"epochId": str(commit.batch), "outputMode": "Append"}
+        wall = commit.last_wall_time
+        ours.update(
+            batch=commit.batch,
+            planned=_range_to_json(commit.planned),
+            rows=commit.rows,
+            firstToken=commit.first_token,
+            lastToken=commit.last_token,
+            lastWallTime=None if wall is None else wall.isoformat(),
+            follows=None if commit.follows is None else time_to_json(commit.follows),
+        )
+    if commit.quarantined:
+        ours.update(quarantined=list(commit.quarantined), quarantinedRows=commit.quarantined_rows)
+    if commit.gap is not None:
+        ours["gap"] = _gap_to_json(commit.gap)
+    if commit.erasure is not None:
+        ours["erasure"] = _erasure_to_json(commit.erasure)
+    actions: list[Mapping[str, Any]] = [
+        {
+            "commitInfo": {
+                "timestamp": _millis(commit.committed_at),
+                "operation": _OPERATIONS[commit.kind],
+                "operationParameters": parameters,
+                "isBlindAppend": commit.kind == "append",
+                "engineInfo": _ENGINE,
+                OURS: ours,
+            }
+        }
+    ]
+    if commit.kind == "create":
+        actions.append({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}})
+    if metadata is not None:
+        actions.append(metadata)
+    if commit.batch is not None:
+        stamp = _millis(commit.committed_at)
+        actions.append({"txn": {"appId": f"{OURS}/{commit.claim}", "version": commit.batch, "lastUpdated": stamp}})
+    actions += [_remove(removal, commit) for removal in commit.removed]
+    actions += [_add(file, commit) for file in commit.files]
+    return "".join(json.dumps(action) + "\n" for action in actions).encode()
+
+
+def _add(file: FileEntry, commit: Commit) -> dict[str, Any]:
+    return {
+        "add": {
+            "path": file.name,
+            "partitionValues": file.partition,
+            "size": file.size,
+            "modificationTime": _millis(commit.committed_at),
+            "dataChange": commit.kind != "compaction",
+            "stats": file.stats,
+            "tags": {SHA256: file.sha256},
+        }
+    }
+
+
+def _remove(removal: Removal, commit: Commit) -> dict[str, Any]:
+    return {
+        "remove": {
+            "path": removal.name,
+            "deletionTimestamp": _millis(removal.at),
+            "dataChange": commit.kind != "compaction",
+            "extendedFileMetadata": True,
+            "partitionValues": partition_values(removal.name, removal.collection),
+            "size": removal.size,
+        }
+    }
+
+
+def decode(content: bytes, number: int, where: object) -> Commit:
+    """The commit in a file's ``content``. Raises SinkError that names ``where``: damaged, of a later version of
+    Tailrace, or written by another program."""
+    actions = actions_of(content, where)
+    info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
+    ours = info.get(OURS) if isinstance(info, dict) else None
+    if not isinstance(ours, dict):
+        raise SinkError(
+            f"{where} was not written by Tailrace: a lake has one writer",
+            hint="Let other programs read the lake, and write to tables of their own",
+        )
+    check_format(ours, where)
+
+    def read() -> Commit:
+        kind = _text(ours["kind"])
+        if kind not in _OPERATIONS:
+            raise ValueError(f"kind {kind!r}")
+        files = [entry_of(action["add"], where) for action in actions if "add" in action]
+        wall = ours.get("lastWallTime")
+        if files and wall is not None:
+            newest = max(range(len(files)), key=lambda number: files[number].last_token)
+            files[newest] = replace(files[newest], last_wall_time=datetime.fromisoformat(_text(wall)))
+        return Commit(
+            number=number,
+            kind=kind,
+            claim=_text(ours["claim"]),
+            previous=_text(ours["previous"]),
+            files=tuple(files),
+            removed=tuple(removal_of(action["remove"], where) for action in actions if "remove" in action),
+            batch=_whole(ours["batch"]) if kind == "append" else None,
+            planned=_range_from_json(ours["planned"]) if kind == "append" else None,
+            follows=None if ours.get("follows") is None else time_from_json(ours["follows"]),
+            gap=_gap_from_json(ours["gap"]) if kind == "gap" else None,
+            erasure=_erasure_from_json(ours["erasure"]) if kind == "erase" else None,
+            newest=None if ours["newest"] is None else mark_from_json(ours["newest"]),
+            quarantined=tuple(checked_quarantine_name(name, where) for name in ours.get("quarantined", [])),
+            quarantined_rows=_whole(ours.get("quarantinedRows", 0)),
+            committed_at=datetime.fromisoformat(_text(ours["committedAt"])),
+        )
+
+    return guarded(read, where)
+
+
+def actions_of(content: bytes, where: object) -> list[dict[str, Any]]:
+    """The actions of a commit file, one a line."""
+
+    def read() -> list[dict[str, Any]]:
+        actions = [json.loads(line) for line in content.decode("utf-8").splitlines() if line]
+        if not actions or not all(isinstance(action, dict) for action in actions):
+            raise ValueError("not a JSON object on each line")
+        return actions
+
+    return guarded(read, where)
+
+
+def guarded(read: Callable[[], Value], where: object) -> Value:
+    """What ``read`` gives. If anything is wrong with what it reads, that is a SinkError that says where."""
+    try:
+        return read()
+    except SinkError as error:
+        text = error.message if str(where) in error.message else f"{where} is damaged: {error.message}"
+        raise SinkError(text, hint=error.hint) from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        raise SinkError(f"{where} is damaged: {error!r}") from error
+
+
+def entry_of(add: Mapping[str, Any], where: object) -> FileEntry:
+    """A file of the lake from an ``add`` action, every part of it checked."""
+
+    def read() -> FileEntry:
+        name = checked_name(add["path"], where)
+        stats = json.loads(_text(add["stats"]))
+        first, last = _text(stats["minValues"]["token"]), _text(stats["maxValues"]["token"])
+        for token in (first, last):
+            if not is_in_period(name, token):
+                raise ValueError(f"{name} holds token {token} of another day or hour")
+        return FileEntry(
+            name=name,
+            rows=_whole(stats["numRecords"]),
+            size=_whole(add["size"]),
+            sha256=_text(add["tags"][SHA256]),
+            first_token=first,
+            last_token=last,
+            stats=add["stats"],
+            collection=_collection_of(add),
+        )
+
+    return guarded(read, where)
+
+
+def removal_of(remove: Mapping[str, Any], where: object) -> Removal:
+    """A replaced file from a ``remove`` action."""
+
+    def read() -> Removal:
+        at = datetime.fromtimestamp(_whole(remove["deletionTimestamp"]) / 1000, UTC)
+        name = checked_name(remove["path"], where)
+        return Removal(name, at, _whole(remove.get("size") or 0), _collection_of(remove))
+
+    return guarded(read, where)
+
+
+def _collection_of(action: Mapping[str, Any]) -> str | None:
+    """The collection of a file's rows, in a lake that is divided by it."""
+    value = (action.get("partitionValues") or {}).get("collection")
+    return None if value is None else _text(value)
+
+
+def gaps_of(configuration: Mapping[str, Any], where: object) -> tuple[Gap, ...]:
+    """The accepted gaps that a ``metaData`` action keeps."""
+    return guarded(lambda: tuple(_gap_from_json(gap) for gap in json.loads(configuration.get(GAPS) or "[]")), where)
+
+
+def erasures_of(configuration: Mapping[str, Any], where: object) -> tuple[Erasure, ...]:
+    """What was erased, as a ``metaData`` action keeps it."""
+    return guarded(
+        lambda: tuple(_erasure_from_json(one) for one in json.loads(configuration.get(ERASURES) or "[]")), where
+    )
+
+
+def versions_of(configuration: Mapping[str, Any], where: object) -> tuple[WrittenVersion, ...]:
+    """The server versions whose events the lake holds, as a ``metaData`` action keeps them."""
+    return guarded(
+        lambda: tuple(_note_from_json(one) for one in json.loads(configuration.get(VERSIONS) or "[]")), where
+    )
+
+
+def mark_to_json(mark: BatchMark) -> dict[str, Any]:
+    return {
+        "number": mark.number,
+        "claim": mark.claim,
+        "batch": mark.batch,
+        "planned": _range_to_json(mark.planned),
+        "firstToken": mark.first_token,
+        "lastToken": mark.last_token,
+        "rows": mark.rows,
+    }
+
+
+def mark_from_json(value: Mapping[str, Any]) -> BatchMark:
+    mark = BatchMark(
+        number=_whole(value["number"]),
+        claim=_text(value["claim"]),
+        batch=_whole(value["batch"]),
+        planned=_range_from_json(value["planned"]),
+        first_token=_text(value["firstToken"]),
+        last_token=_text(value["lastToken"]),
+        rows=_whole(value["rows"]),
+    )
+    cluster_time_of(mark.last_token)
+    return mark
+
+
+def check_format(value: Mapping[str, Any], where: object) -> None:
+    """Refuse what another version of Tailrace has written in a form that this one does not know."""
+    written = value.get("format")
+    if written == FORMAT and not isinstance(written, bool):
+        return
+    if written == 1:
+        raise SinkError(
+            f"{where} has format 1, from before lakes had a Delta log, and this version knows format {FORMAT}",
+            hint="Begin a new lake (startingFrom=oldest, if the oplog reaches back), or use the release that wrote it",
+        )
+    raise SinkError(f"{where} has format {written!r}, and this version of Tailrace knows format {FORMAT}")
+
+
+def _gap_to_json(gap: Gap) -> dict[str, Any]:
+    return {
+        "afterToken": gap.after_token,
+        "after": time_to_json(gap.after),
+        "until": time_to_json(gap.until),
+        "acceptedAt": gap.accepted_at.isoformat(timespec="seconds"),
+    }
+
+
+def _gap_from_json(value: Mapping[str, Any]) -> Gap:
+    token = value["afterToken"]
+    return Gap(
+        None if token is None else _text(token),
+        time_from_json(value["after"]),
+        time_from_json(value["until"]),
+        datetime.fromisoformat(_text(value["acceptedAt"])),
+    )
+
+
+def _erasure_to_json(erasure: Erasure) -> dict[str, Any]:
+    at = erasure.at.isoformat(timespec="seconds")
+    return {"rows": erasure.rows, "files": erasure.files, "before": erasure.before, "at": at}
+
+
+def _erasure_from_json(value: Mapping[str, Any]) -> Erasure:
+    before = value["before"]
+    return Erasure(
+        _whole(value["rows"]),
+        _whole(value["files"]),
+        None if before is None else _text(before),
+        datetime.fromisoformat(_text(value["at"])),
+    )
+
+
+def _note_to_json(note: WrittenVersion) -> dict[str, Any]:
+    return {"version": note.version, "after": time_to_json(note.after)}
+
+
+def _note_from_json(value: Mapping[str, Any]) -> WrittenVersion:
+    return WrittenVersion(_text(value["version"]), time_from_json(value["after"]))
+
+
+def range_to_text(planned: PlannedRange) -> str:
+    """As one text, for a column of the rows that tasks give."""
+    return json.dumps(_range_to_json(planned))
+
+
+def range_from_text(text: str) -> PlannedRange:
+    return _range_from_json(json.loads(text))
+
+
+def _range_to_json(planned: PlannedRange) -> dict[str, Any]:
+    value: dict[str, Any] = {"after": time_to_json(planned.after), "until": time_to_json(planned.until)}
+    if planned.snapshot:
+        value["snapshot"] = planned.snapshot
+    if planned.entries:
+        value["entries"] = marks_to_json(planned.entries)
+    if planned.server_version:
+        value["serverVersion"] = planned.server_version
+    return value
+
+
+def _range_from_json(value: Mapping[str, Any]) -> PlannedRange:
+    snapshot = _text(value.get("snapshot", ""))
+    entries = marks_from_json(value.get("entries", {}))
+    version = _text(value.get("serverVersion", ""))
+    return PlannedRange(time_from_json(value["after"]), time_from_json(value["until"]), snapshot, entries, version)
+
+
+def time_to_json(time: ClusterTime) -> list[int]:
+    return [time.seconds, time.increment]
+
+
+def time_from_json(value: Sequence[Any]) -> ClusterTime:
+    seconds, increment = (_whole(part) for part in value)
+    if max(seconds, increment) > 0xFFFFFFFF:
+        raise ValueError(f"{value} is not a cluster time")
+    return ClusterTime.of(seconds, increment)
+
+
+def _millis(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"{value!r} is not a whole number, 0 or more")
+    return value

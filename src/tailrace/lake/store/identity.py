@@ -1,0 +1,336 @@
+"""Whose lake it is: the stream that a lake holds, and the one checkpoint that may continue to write it.
+
+``lake.json`` names the stream (source, scope, options, columns; never an address or a password) and the *claim*: a
+random id that the current checkpoint holds in its ``tailrace-lake.json``. A commit under any other claim is refused, so
+an old checkpoint, a copied one, or a process that was believed dead cannot add to the lake. A new checkpoint takes a
+new claim, and its stream continues right after the lake's last event.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tailrace.base import durable
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.witness import EntryMark
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake.store.checkpoint_file import CHECKPOINT_FILE, read_held, require_seen, write_held
+from tailrace.lake.store.commit_log import CommitLog, Head
+from tailrace.lake.store.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
+from tailrace.lake.store.file_system import check_file_system
+from tailrace.lake.store.layout import QUARANTINE
+from tailrace.lake.store.log_state import LogState
+from tailrace.lake.store.manifest import Commit, Gap
+from tailrace.lake.store.partitioning import BY_DAY, Partitioning
+from tailrace.lake.store.quarantine import settle
+from tailrace.lake.store.retention import remove_leftovers
+
+_KEYS = ("format", "id", "created", "stream", "columns", "partitionBy", "claim")
+#: What may lie in a directory that is to become a lake.
+_OWN_NAMES = frozenset({"_tailrace", "_staging", "_delta_log", QUARANTINE})
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A lake opened for a stream: its id, the claim to commit under, and, if a new checkpoint continues an existing
+    lake, the token ``after`` which it does. If a gap was accepted, ``start`` is the cluster time that it reads from;
+    if the lake ends in the middle of a copy, ``snapshot`` says how far that is, as JSON text. ``entries`` are marks of
+    oplog entries that the lake was read up to: the deployment must still hold them."""
+
+    lake_id: str
+    claim: str
+    after: str | None
+    start: ClusterTime | None = None
+    snapshot: str | None = None
+    entries: Mapping[str, EntryMark] = field(default_factory=dict)
+
+
+def open_lake(
+    root: Path,
+    checkpoint: Path,
+    stream: Mapping[str, Any],
+    columns: Sequence[Mapping[str, Any]],
+    *,
+    gap: Gap | None = None,
+    partitioning: Partitioning | None = None,
+) -> Opening:
+    """Make or open the lake at ``root`` for the stream described by ``stream`` (a JSON object) and ``checkpoint``.
+
+    ``columns`` are the fields of the lake's table, in Spark's JSON form. ``gap`` is one that is accepted: a new
+    checkpoint continues after it, and the log says so. ``partitioning`` is what a new lake is divided by (the day by
+    default). Removes what a crash left behind. Raises UsageError where the lake belongs to another stream or is divided
+    otherwise, the checkpoint to another lake, or the checkpoint was superseded; SinkError where
+    the lake is damaged.
+    """
+    log = CommitLog(root)
+    known = read_identity(root)
+    _check_stream(root, known, stream)
+    _check_partitioning(root, known, partitioning)
+    held = read_held(checkpoint)
+    begun = _has_begun(checkpoint)
+    if not begun:
+        _drop_unfinished_start(checkpoint)
+    if begun and held is None:
+        raise UsageError(
+            f"the checkpoint {checkpoint} was not made for a lake",
+            hint="Give a checkpoint directory of its own to each lake",
+        )
+    if known is None:
+        if begun:
+            raise UsageError(
+                f"the checkpoint {checkpoint} continues a lake, and there is none at {root}",
+                hint="Give the lake's new place, or a fresh checkpoint directory to begin again",
+            )
+        return _create(log, checkpoint, stream, columns, partitioning or BY_DAY)
+    check_file_system(log.layout.state)
+    from tailrace.lake.store import checkpoint as log_checkpoint  # noqa: PLC0415  Arrow; on the driver only
+
+    with durable.locked(log.layout.lock):
+        log_checkpoint.drop_torn(log.layout)
+    with log.locked() as head:
+        log.create(str(known["id"]), known["columns"], partitioning_of(known), str(known["claim"]))
+        problems = log.problems()
+        if problems:
+            raise SinkError(problems[0], hint="Restore it from a copy; --verify says what else is wrong")
+        continued = held if begun and gap is None else None
+        if continued is not None:  # before anything goes: data files of a log that was set back may be wanted again
+            _check_lake(root, checkpoint, known, continued)
+            require_seen(log, head, checkpoint, continued)
+            _check_claim(root, checkpoint, known, continued)
+        settle(log.layout, log.newest_batch(head))
+        remove_leftovers(log)
+        if continued is not None:
+            opening = _opening(known, continued, checkpoint / CHECKPOINT_FILE)
+            return replace(opening, entries=_entries(head))
+        snapshot = head.newest.planned.snapshot if head.newest is not None and gap is None else None
+        return _take_over(log, head, checkpoint, known, gap, snapshot=snapshot or None)
+
+
+def read_identity(root: Path) -> dict[str, Any] | None:
+    """The content of ``lake.json``, or ``None`` where ``root`` is not a lake (it may be missing or empty)."""
+    path = CommitLog(root).layout.identity
+    value = durable.read_sealed(path, _KEYS)
+    if value is not None:
+        check_format(value, path)
+        for key, kind in (("id", str), ("claim", str), ("stream", dict), ("columns", list), ("created", str)):
+            if not isinstance(value.get(key), kind):
+                raise SinkError(f"{path} is damaged: no {key}")
+        return value
+    if root.exists():
+        if not root.is_dir():
+            raise UsageError(f"{root} is not a directory")
+        foreign = sorted(entry.name for entry in root.iterdir() if entry.name not in _OWN_NAMES)
+        if foreign:
+            raise UsageError(
+                f"{root} is not empty and not a lake of Tailrace (it holds {foreign[0]!r})",
+                hint="Give a directory of its own",
+            )
+        if any((root / "_delta_log").glob("*")):
+            raise UsageError(
+                f"{root} is a Delta table, and not a lake of Tailrace (it has no {path.name})",
+                hint="Give a directory of its own",
+            )
+    return None
+
+
+def partitioning_of(known: Mapping[str, Any]) -> Partitioning:
+    """What the lake with this ``lake.json`` is divided by: the day if the file says nothing."""
+    names = known.get("partitionBy", ["day"])
+    if not isinstance(names, list):
+        raise SinkError("lake.json is damaged: partitionBy is not a list")
+    return guarded(lambda: Partitioning.of(names), "lake.json")
+
+
+def _check_partitioning(root: Path, known: Mapping[str, Any] | None, asked: Partitioning | None) -> None:
+    there = None if known is None else partitioning_of(known)
+    if there is not None and asked is not None and asked != there:
+        raise UsageError(
+            f"the lake {root} is partitioned by {', '.join(there.names)}, not by {', '.join(asked.names)}",
+            hint="A lake keeps its partitions: leave partitionBy out, or begin another lake",
+        )
+
+
+def metadata_after(known: Mapping[str, Any], state: LogState, commit: Commit) -> dict[str, Any]:
+    """The table's ``metaData`` action in ``commit``, which follows ``state`` in a lake with this ``lake.json``. The
+    state is moved on by it."""
+    state.apply(commit)
+    created = guarded(lambda: datetime.fromisoformat(str(known["created"])), "lake.json")
+    partitioning = partitioning_of(known)
+    schema = table_schema(known["columns"], partitioning)
+    return table_metadata(
+        str(known["id"]),
+        schema,
+        partitioning,
+        state.gaps,
+        created,
+        erasures=state.erasures,
+        versions=state.versions,
+    )
+
+
+def check_claim(root: Path, claim: str) -> dict[str, Any]:
+    """Refuse to commit under a claim that is not, or no longer, the lake's. The caller holds the lake's lock. Returns
+    the content of ``lake.json``."""
+    known = read_identity(root)
+    if known is None:
+        raise SinkError(f"{root} is no longer a lake: lake.json is gone")
+    if known["claim"] != claim:
+        raise SinkError(
+            f"another checkpoint has taken over the lake {root}",
+            hint="Only one stream at a time may write a lake; this one stops here",
+        )
+    return known
+
+
+def _has_begun(checkpoint: Path) -> bool:
+    """Whether Spark has planned a micro-batch in this checkpoint."""
+    offsets = checkpoint / "offsets"
+    return offsets.is_dir() and any(entry.name.isdigit() for entry in offsets.iterdir())
+
+
+def _drop_unfinished_start(checkpoint: Path) -> None:
+    """Remove what Spark leaves if it could not write the first micro-batch's offsets: a full disk, or a kill. It would
+    refuse the checkpoint for it ever after (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY, PySpark 4.3)."""
+    for name in (".0.*.tmp", "..0.*.tmp.crc"):
+        for path in (checkpoint / "offsets").glob(name):
+            path.unlink(missing_ok=True)
+
+
+def _check_stream(root: Path, known: Mapping[str, Any] | None, stream: Mapping[str, Any]) -> None:
+    if known is None:
+        return
+    there, here = _flat(known["stream"]), _flat(stream)
+    for key in sorted({*there, *here}):
+        if key.startswith("replicaSets.") and "" in (there.get(key), here.get(key)):
+            continue  # a server that does not tell its replica set's id
+        if there.get(key) != here.get(key):
+            raise UsageError(
+                f"the lake {root} belongs to another stream: "
+                f"{key} is {_shown(there.get(key))} there and {_shown(here.get(key))} here",
+                hint="Give this stream a lake of its own",
+            )
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots, so that a difference is named as closely as can be."""
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            flat.update(_flat(inner, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = inner
+    return flat
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
+    text = json.dumps(value, sort_keys=True)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _check_lake(root: Path, checkpoint: Path, known: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+    if held.get("lake") != known["id"]:
+        raise UsageError(
+            f"the checkpoint {checkpoint} belongs to another lake than {root}",
+            hint="Give the checkpoint of this lake, or a fresh directory: it goes on after the lake's last event",
+        )
+
+
+def _check_claim(root: Path, checkpoint: Path, known: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+    if held.get("claim") != known["claim"]:
+        raise UsageError(
+            f"the checkpoint {checkpoint} was superseded: another one has written the lake {root} since",
+            hint="Give the newer checkpoint, or a fresh directory: it goes on after the lake's last event",
+        )
+
+
+def _opening(known: Mapping[str, Any], held: Mapping[str, Any], where: Path) -> Opening:
+    def read() -> Opening:
+        after, start = held.get("after"), held.get("start")
+        if after is not None and not isinstance(after, str):
+            raise TypeError("after is not a string")
+        time = None if start is None else ClusterTime.of(int(start[0]), int(start[1]))
+        snapshot = held.get("snapshot")
+        if snapshot is not None and not isinstance(snapshot, str):
+            raise TypeError("snapshot is not a string")
+        return Opening(str(known["id"]), str(known["claim"]), after, time, snapshot)
+
+    return guarded(read, where)
+
+
+def _create(
+    log: CommitLog,
+    checkpoint: Path,
+    stream: Mapping[str, Any],
+    columns: Sequence[Mapping[str, Any]],
+    partitioning: Partitioning,
+) -> Opening:
+    layout = log.layout
+    with durable.writing(layout.root):
+        durable.make_private(layout.root)
+        for directory in (layout.state, layout.log, layout.staging):
+            durable.make_directory(directory)
+    check_file_system(layout.state)
+    with durable.locked(layout.lock):
+        if read_identity(layout.root) is not None:
+            raise UsageError(f"another process has just made a lake at {layout.root}")
+        known = {
+            "format": FORMAT,
+            "id": str(uuid.uuid4()),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "stream": dict(stream),
+            "columns": [dict(column) for column in columns],
+            "partitionBy": list(partitioning.names),
+        }
+        opening = _take_over(log, log.head(), checkpoint, known, None)
+        log.create(opening.lake_id, columns, partitioning, opening.claim)
+        return opening
+
+
+def _take_over(
+    log: CommitLog,
+    head: Head,
+    checkpoint: Path,
+    known: Mapping[str, Any],
+    gap: Gap | None,
+    *,
+    snapshot: str | None = None,
+) -> Opening:
+    """Give the lake to ``checkpoint``. The checkpoint's file comes first: a crash between the two leaves the lake with
+    its old owner and a checkpoint that has not begun, which takes over again."""
+    claim = str(uuid.uuid4())
+    with durable.writing(checkpoint):
+        durable.make_private(checkpoint)
+    after = head.last_token
+    start = gap.until if gap is not None else None
+    if start is None and after is None and snapshot is None and head.reached is not None:
+        start = head.reached.tick()  # nothing has happened so far, and what has since is not to be missed
+    held: dict[str, Any] = {"lake": known["id"], "claim": claim, "after": after}
+    if start is not None:
+        held["start"] = [start.seconds, start.increment]
+    if snapshot is not None:
+        held["snapshot"] = snapshot
+    write_held(checkpoint, held, head)
+    durable.step("claim.checkpoint")
+    durable.write_sealed(log.layout.identity, {**known, "claim": claim})
+    if gap is not None:
+        _write_gap(log, claim, known, gap)
+    return Opening(str(known["id"]), claim, after, start, snapshot, _entries(head))
+
+
+def _entries(head: Head) -> Mapping[str, EntryMark]:
+    return {} if head.newest is None else head.newest.planned.entries
+
+
+def _write_gap(log: CommitLog, claim: str, known: Mapping[str, Any], gap: Gap) -> None:
+    """The log says what will be missing before anything after the gap can come. The caller holds the lock."""
+    head = log.head()
+    commit = Commit(head.number + 1, "gap", claim, head.digest, gap=gap, newest=head.newest)
+    log.write(commit, metadata_after(known, log.state(), commit))

@@ -1,0 +1,341 @@
+"""The events of a lake's stream that could not be written as rows, with the reason, in ``_quarantine``.
+
+A task writes them to a file in ``_staging``. The commit of the micro-batch names that file, and what the commit names
+counts: after the commit the file is moved to ``_quarantine``. If a crash comes in between, the next program that
+commits to the lake or opens it moves the file; a file that no commit names is removed with the other leftovers. So an
+event is in quarantine exactly once, from the commit on that adds the events around it. Compaction merges the files. It
+first writes a note of what it will move; if a crash comes in between, the next program finishes that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tailrace.base import durable
+from tailrace.errors import SinkError
+from tailrace.lake.store.layout import QUARANTINE, LakeLayout, checked_quarantine_name, cluster_time_of, is_quarantine
+from tailrace.lake.store.manifest import Commit, StagedFile
+
+#: What may be done with an event that cannot be written: end the stream, or put the event aside.
+ON_ERRORS: Final = ("fail", "quarantine")
+
+#: The key of the rows' digest in a file's footer.
+_DIGEST: Final = b"tailrace.sha256"
+_DIGEST_ROWS: Final = 1024
+_RESTORE: Final = "Restore it from a copy, or remove it"
+#: The beginning of the name of a file that waits for its commit.
+_WAITING: Final = "quarantine-"
+#: The note of a merge, beside the lake's other state, and the name of a merged file that waits for the note.
+_MERGE: Final = "quarantine.json"
+STAGED_MERGE: Final = re.compile(r"merge-quarantine-[0-9a-f]{32}")
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tailrace.core.event.quarantined import QuarantinedEvent
+
+Value = TypeVar("Value")
+
+
+def divided(files: Sequence[StagedFile]) -> tuple[tuple[StagedFile, ...], tuple[StagedFile, ...]]:
+    """The files of rows, and those of events that were put aside."""
+    rows = tuple(file for file in files if not is_quarantine(file.name))
+    return rows, tuple(file for file in files if is_quarantine(file.name))
+
+
+def schema() -> pa.Schema:
+    """As the quarantine of tables has it, with the event in place of the document."""
+    import pyarrow as pa  # noqa: PLC0415  --help and the planner have no use for it
+
+    return pa.schema(
+        [
+            pa.field("namespace", pa.string()),
+            pa.field("reason", pa.string()),
+            pa.field("code", pa.int32()),
+            pa.field("cluster_time", pa.struct([("t", pa.int64()), ("i", pa.int64())])),
+            pa.field("token", pa.string()),
+            pa.field("event", pa.binary()),
+            pa.field("noticed", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+
+
+def stage(root: Path, events: Sequence[QuarantinedEvent], *, one_token: int = 1) -> StagedFile:
+    """Write events to a file, in the order of the stream, that a commit may name. ``one_token`` is how many events may
+    have one token: the number of shards that they come from. Raises LakeFullError."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    from tailrace.lake.store.part_writer import sha256_of  # noqa: PLC0415
+
+    now = time.time_ns() // 1000
+    equal = groupby(sorted(events, key=_token_of), key=_token_of)
+    ordered = [one for _, same in equal for one in islice(same, one_token)]
+    rows = [
+        {
+            "namespace": one.namespace,
+            "reason": one.reason,
+            "code": one.code,
+            "cluster_time": {"t": one.cluster_time.seconds, "i": one.cluster_time.increment},
+            "token": one.token,
+            "event": one.event,
+            "noticed": now,
+        }
+        for one in ordered
+    ]
+    first, last = ordered[0].token, ordered[-1].token
+    name = f"{QUARANTINE}/{cluster_time_of(first):016X}-{uuid.uuid4().hex}.parquet"
+    path = waiting(LakeLayout(root), name)
+    with durable.writing(path):
+        try:
+            write_rows(pa.Table.from_pylist(rows, schema()), path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    return StagedFile(name, len(rows), path.stat().st_size, sha256_of(path), first, last)
+
+
+def _token_of(event: QuarantinedEvent) -> str:
+    return event.token
+
+
+class RowsDigest:
+    """The SHA-256 of what a file's rows hold, one table after the other. No log knows the quarantine's files, so each
+    carries its own, in its footer."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+
+    def add(self, table: pa.Table) -> RowsDigest:
+        import pyarrow as pa  # noqa: PLC0415
+
+        for batch in table.to_batches(_DIGEST_ROWS):
+            columns = [one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in batch.columns]
+            for row in zip(*(one.to_pylist() for one in columns), strict=True):
+                self._sha256.update(repr(row).encode("utf-8", "surrogatepass"))
+        return self
+
+    @property
+    def metadata(self) -> dict[bytes, bytes]:
+        """For the file's footer."""
+        return {_DIGEST: self._sha256.hexdigest().encode()}
+
+
+def write_rows(table: pa.Table, path: Path) -> None:
+    """Write a file of rows with their digest, and sync it. Raises OSError and ArrowException."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    table = table.replace_schema_metadata(RowsDigest().add(table).metadata)
+    pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+    durable.sync_file(path)
+
+
+def read_checked(path: Path) -> pa.Table:
+    """The rows of a file. Raises FileNotFoundError, and SinkError where it is damaged or was changed."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            known = (file.metadata.metadata or {}).get(_DIGEST)
+            table: pa.Table = file.read()
+        if known is not None and RowsDigest().add(table).metadata[_DIGEST] != known:
+            raise SinkError(f"{path} is damaged: it was changed after it was written", hint=_RESTORE)
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException, UnicodeDecodeError, ValueError, OverflowError) as error:
+        raise SinkError(f"{path} cannot be read: {error}", hint=_RESTORE) from error
+    return table
+
+
+def waiting(layout: LakeLayout, name: str) -> Path:
+    """Where a file lies until its commit has been made."""
+    return layout.staging / f"{_WAITING}{name.removeprefix(f'{QUARANTINE}/')}"
+
+
+def check_waiting(layout: LakeLayout, files: Sequence[StagedFile]) -> None:
+    """Each file that a commit is to name waits for it."""
+    for file in files:
+        if not waiting(layout, file.name).exists():
+            raise SinkError(f"{waiting(layout, file.name)} is gone before it could be committed")
+
+
+def settle(layout: LakeLayout, commit: Commit | None) -> None:
+    """Move the files that ``commit`` names to their place, if they are not there yet, and finish a merge that a crash
+    has interrupted. The caller holds the lock."""
+    finish_merge(layout)
+    names = [] if commit is None else [name for name in commit.quarantined if waiting(layout, name).exists()]
+    if not names:
+        return
+    folder = layout.root / QUARANTINE
+    with durable.writing(folder):
+        durable.make_directory(folder)
+        durable.sync_directory(layout.root)
+        for name in names:
+            waiting(layout, name).rename(layout.root / name)
+        durable.sync_directory(folder)
+    durable.step("commit.quarantine")
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineMerge:
+    """A merge of files of the quarantine, noted before anything is moved: the file ``staged`` in ``_staging``, which is
+    whole and on the device, takes the place of those in ``replaces`` under ``name``."""
+
+    name: str
+    staged: str
+    replaces: tuple[str, ...]
+
+    def staged_at(self, layout: LakeLayout) -> Path:
+        return layout.staging / self.staged
+
+    def note(self, layout: LakeLayout) -> None:
+        """Write the note: from here on the replaced files no longer count."""
+        known = {"name": self.name, "staged": self.staged, "replaces": list(self.replaces)}
+        durable.write_sealed(layout.state / _MERGE, known)
+        durable.step("quarantine.noted")
+
+    @classmethod
+    def noted(cls, layout: LakeLayout) -> QuarantineMerge | None:
+        """The merge that is under way or was interrupted. Every name is checked before it becomes a path."""
+        path = layout.state / _MERGE
+        known = durable.read_sealed(path, ("name", "staged", "replaces"))
+        if known is None:
+            return None
+        name, staged, replaces = known.get("name"), known.get("staged"), known.get("replaces")
+        if not isinstance(replaces, list) or not isinstance(staged, str) or not STAGED_MERGE.fullmatch(staged):
+            raise SinkError(f"{path} is damaged: it does not name the files of a merge")
+        for one in (name, *replaces):
+            checked_quarantine_name(f"{QUARANTINE}/{one}", path)
+        return cls(str(name), staged, tuple(replaces))
+
+
+def finish_merge(layout: LakeLayout) -> None:
+    """Finish the merge that is noted, if there is one. This needs no room on the disk. The caller holds the lock."""
+    merge = QuarantineMerge.noted(layout)
+    if merge is None:
+        return
+    folder, staged = layout.root / QUARANTINE, merge.staged_at(layout)
+    place = folder / merge.name
+    with durable.writing(place):
+        if staged.exists():
+            os.replace(staged, place)
+            durable.sync_directory(folder)
+        elif not place.exists():
+            raise SinkError(f"{staged} is missing: it was to replace files in {folder}")
+        durable.step("quarantine.placed")
+        for name in merge.replaces:
+            (folder / name).unlink(missing_ok=True)
+        durable.sync_directory(folder)
+        durable.step("quarantine.replaced")
+        (layout.state / _MERGE).unlink(missing_ok=True)
+        durable.sync_directory(layout.state)
+
+
+def files_of(layout: LakeLayout, newest: Commit | None) -> list[Path]:
+    """The files of the quarantine, those of the newest micro-batch included that still wait. Takes no lock."""
+    folder = layout.root / QUARANTINE
+    found = {path.name: path for path in folder.glob("*.parquet")} if folder.is_dir() else {}
+    for name in newest.quarantined if newest is not None else ():
+        path = waiting(layout, name)
+        if path.exists():
+            found.setdefault(Path(name).name, path)
+    merge = QuarantineMerge.noted(layout)
+    if merge is not None:
+        for name in merge.replaces:
+            found.pop(name, None)
+        found[merge.name] = merge.staged_at(layout) if merge.staged_at(layout).exists() else folder / merge.name
+    return [found[name] for name in sorted(found)]
+
+
+def rows_in(paths: Sequence[Path]) -> int:
+    """How many events are in these files."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    return sum(_read(path, lambda found: pq.read_metadata(found).num_rows) for path in paths)
+
+
+def events_in(paths: Sequence[Path]) -> Iterator[bytes]:
+    """The events in these files."""
+    for path in paths:
+        yield from _read(path, read_checked).column("event").to_pylist()
+
+
+def last_token(paths: Sequence[Path]) -> str | None:
+    """The greatest token in these files, which are checked."""
+
+    def last_of(path: Path) -> str:
+        return str(read_checked(path).column("token")[-1].as_py())
+
+    return max((_read(path, last_of) for path in paths), default=None)
+
+
+def _read(path: Path, read: Callable[[Path], Value]) -> Value:
+    """What ``read`` gives for a file, which may be moved to its place meanwhile."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return read(path.parent.parent / QUARANTINE / path.name.removeprefix(_WAITING))
+
+
+class QuarantineRemoval:
+    """Rows to take out of the quarantine. What stays of each file is written beside it first, since that needs room;
+    ``carry_out`` only renames and removes. The caller holds the lock. Raises LakeFullError.
+
+    ``rows`` are to go, of ``searched`` that were looked at.
+    """
+
+    def __init__(self, layout: LakeLayout, paths: Sequence[Path], goes: Callable[[dict[str, Any]], bool]) -> None:
+        self.rows = self.searched = 0
+        self._changes: list[tuple[Path, Path | None]] = []
+        try:
+            for path in paths:
+                self._prepare(layout, path, goes)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _prepare(self, layout: LakeLayout, path: Path, goes: Callable[[dict[str, Any]], bool]) -> None:
+        import pyarrow as pa  # noqa: PLC0415
+
+        table = read_checked(path)
+        left = [not goes(row) for row in table.to_pylist()]
+        self.searched += len(left)
+        if all(left):
+            return
+        self.rows += left.count(False)
+        beside = layout.staging / f"{_WAITING}{uuid.uuid4().hex}" if any(left) else None
+        self._changes.append((path, beside))
+        if beside is not None:
+            with durable.writing(beside):
+                write_rows(table.filter(pa.array(left)), beside)
+
+    def carry_out(self) -> None:
+        """Replace each file with what stays of it, one after the other. If this fails, the remaining files are as they
+        were, and their rows can be taken out by another try."""
+        try:
+            for path, beside in self._changes:
+                with durable.writing(path):
+                    if beside is None:
+                        path.unlink()
+                    else:
+                        os.replace(beside, path)
+                    durable.sync_directory(path.parent)
+                durable.step("quarantine.removed")
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Remove what was written beside the files."""
+        for _, beside in self._changes:
+            if beside is not None:
+                beside.unlink(missing_ok=True)

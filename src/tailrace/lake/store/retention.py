@@ -1,0 +1,69 @@
+"""When files leave the lake's directory: replaced ones after a time that readers need, leftovers of interrupted
+processes at once.
+
+A reader that has opened the lake at one version names its files, and they stay until the retention has passed. No
+directory is ever emptied, renamed or swapped.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from tailrace.base import durable
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.compaction_policy import CompactionPolicy
+from tailrace.lake.store.layout import LakeLayout, is_lake_file, is_merged
+
+
+def expire(path: Path | str, retention: timedelta) -> int:
+    """Remove the files of the lake at ``path`` that were replaced longer than ``retention`` ago. Returns how many went.
+
+    A stream and readers do not have to stop. Raises UsageError where ``path`` is no lake or ``retention`` is more than
+    30 days, SinkError where a compaction is running.
+    """
+    root = Path(path)
+    if not LakeLayout(root).identity.exists():
+        raise UsageError(f"{root} is not a lake of Tailrace")
+    log = CommitLog(root)
+    policy = CompactionPolicy(retention=retention)
+    with durable.locked(log.layout.compaction_lock, wait=False) as mine:
+        if not mine:
+            raise SinkError(f"a compaction of {root} is running", hint="It removes these files itself at its end")
+        return remove_replaced(log, policy.retention)
+
+
+def remove_replaced(log: CommitLog, retention: timedelta) -> int:
+    """Remove the files that were replaced longer than ``retention`` ago. Returns how many went."""
+    state, until = log.state(), datetime.now(UTC) - retention
+    removed = 0
+    for removal in state.removed.values():
+        path, behind_link = log.layout.root / removal.name, log.layout.is_behind_link(removal.name)
+        if removal.at <= until and removal.name not in state.files and not behind_link and path.exists():
+            path.unlink(missing_ok=True)
+            removed += 1
+            durable.step("compaction.removed")
+    return removed
+
+
+def remove_leftovers(log: CommitLog) -> int:
+    """Remove what interrupted tasks and compactions have left: unfinished files, and finished ones that no commit
+    names. The caller holds the lock of a lake that no stream is writing. Returns how many files went."""
+    state = log.state()
+    removed = 0
+    with durable.locked(log.layout.compaction_lock, wait=False) as no_compaction:
+        for path in log.layout.staging.iterdir() if log.layout.staging.is_dir() else ():
+            if path.is_file() and (no_compaction or not path.name.startswith("merge-")):
+                path.unlink(missing_ok=True)
+                removed += 1
+        for path in log.layout.state.glob(durable.UNFINISHED):
+            path.unlink(missing_ok=True)
+            removed += 1
+        for name in list(log.layout.files_present()):
+            if not is_lake_file(name) or name in state.files or name in state.removed:
+                continue
+            if no_compaction or not is_merged(name):
+                (log.layout.root / name).unlink(missing_ok=True)
+                removed += 1
+    return removed

@@ -1,0 +1,63 @@
+"""Who holds a directory of tables, and what is done to one while no writer runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tailrace.base import durable
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake.tables.state import TableMark, TableState
+
+#: The folder of the state and the lock, in the directory of the tables.
+STATE: Final = "_tailrace"
+
+
+@contextmanager
+def held_tables(root: Path) -> Iterator[list[str]]:
+    """The tables in ``root``, by namespace, held so that no other process writes them meanwhile."""
+    descriptor = lock(root)
+    try:
+        state = TableState(root / STATE / "state", readonly=True)
+        try:
+            found = sorted(state.marks())
+        finally:
+            state.close()
+        yield found
+    finally:
+        os.close(descriptor)
+
+
+def mark_for_rebuilding(root: Path, namespace: str) -> None:
+    """Let the next writer rewrite a table from the state. Raises UsageError if there is no such table."""
+    with held_tables(root) as namespaces:
+        if namespace not in namespaces:
+            raise UsageError(f"{namespace} has no table in {root}")
+        state = TableState(root / STATE / "state")
+        try:
+            position, mark = state.position(), state.marks()[namespace]
+            with state.writing() as transaction:
+                transaction.set_mark(TableMark(namespace, mark.collection, mark.batch, whole=True))
+                if position is not None:
+                    transaction.set_position(position.next_batch())
+        finally:
+            state.close()
+
+
+def lock(root: Path) -> int:
+    """Lock the directory of the tables. Raises SinkError if another process holds it."""
+    path = root / STATE / "lock"
+    with durable.writing(path):
+        durable.make_private(root)
+        durable.make_directory(path.parent)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise SinkError(f"another process writes the tables in {root}", hint="Tables have one writer") from None
+    return descriptor

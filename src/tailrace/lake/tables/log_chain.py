@@ -1,0 +1,147 @@
+"""Whether a table's log is what was written, from its last checkpoint of ours to a version.
+
+Delta's log has no checksums, and each version is the sum of the commits before it: one changed character in a commit
+long ago, and a file that was replaced is read once more. So each commit of ours has a seal of its own, and the digests
+of the files before it, back to our last one, whoever wrote those between. The state knows the digests of the newest
+commit and of the checkpoints. Commits from before there were seals, and those of other programs on top of ours, are
+taken as they are until the next commit names their digests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from tailrace.lake.tables import delta_commit
+from tailrace.lake.tables.delta_commit import PREVIOUS, DamagedCommitError
+
+_CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\.(?:.*\.)?(?:parquet|json)")
+#: So many commits of other programs on top of our last one are named in the next.
+_BETWEEN: Final = 1000
+
+
+def previous(root: Path, number: int) -> dict[int, str]:
+    """The digests of the versions' files before ``number``, back to our last one. One that is not what was written is
+    left out: its own seal tells."""
+    found: dict[int, str] = {}
+    for version in range(number - 1, max(-1, number - 1 - _BETWEEN), -1):
+        path = delta_commit.path_of(root, version)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            break
+        try:
+            info = delta_commit.info_of(delta_commit.actions_in(path, version, content))
+        except DamagedCommitError:
+            break
+        found[version] = delta_commit.digest(content)
+        if PREVIOUS in info:
+            break
+    return found
+
+
+def damaged(number: int) -> str:
+    """What is wrong with a table whose commit of a version was changed. It goes on after "the table"."""
+    return f"has a log that is not what was written: the file of version {number} was changed"
+
+
+def checkpoints_in(root: Path) -> dict[int, list[Path]]:
+    """The files of the checkpoints in a table's log, by version."""
+    found: dict[int, list[Path]] = {}
+    log = root / "_delta_log"
+    for path in sorted(log.iterdir()) if log.is_dir() else ():
+        if match := _CHECKPOINT.fullmatch(path.name):
+            found.setdefault(int(match[1]), []).append(path)
+    return found
+
+
+def digest_of(paths: list[Path]) -> str:
+    """The digest of a checkpoint's files."""
+    return delta_commit.digest(b"".join(path.read_bytes() for path in paths))
+
+
+def harm(root: Path, version: int, checkpoints: Mapping[int, str], digest: str | None = None) -> str | None:
+    """What in the log up to ``version`` is not what was written; ``None`` if nothing is. It goes on after "the table".
+
+    ``checkpoints``  the digests of those of ours
+    ``digest``       that of the file of ``version``, where it is known
+    """
+    there = checkpoints_in(root)
+    for number in checkpoints.keys() & there.keys():
+        with contextlib.suppress(FileNotFoundError):
+            if digest_of(there[number]) != checkpoints[number]:
+                return f"has a checkpoint of version {number} that is not the one that was written"
+    base = max((number for number in checkpoints if number in there and number <= version), default=-1)
+    newest = max((number for number in there if number <= version), default=-1)
+    try:
+        found = _commits(root, base + 1 if digest is None else min(base + 1, version), version, newest)
+    except _Harm as found_harm:
+        return str(found_harm)
+    if digest is not None and version in found and found[version][0] != digest:
+        return f"has a version {version} that is not the one that was written"
+    for number, (_, actions) in found.items():
+        for before, known in json.loads(delta_commit.info_of(actions).get(PREVIOUS, "{}")).items():
+            if int(before) in found and found[int(before)][0] != known:
+                return f"has a version {before} that is not the one that version {number} was written after"
+    if newest > base and len(found) == version - base and not _agrees(root, base, there, version, found):
+        return f"has a checkpoint of version {newest} that does not agree with its log"
+    return None
+
+
+class _Harm(Exception):  # noqa: N818  never leaves this module
+    pass
+
+
+_Commits = dict[int, tuple[str, list[dict[str, Any]]]]
+
+
+def _commits(root: Path, first: int, last: int, checkpoint: int) -> _Commits:
+    """The digests and actions of versions. Those up to ``checkpoint`` may have gone, as other programs remove them."""
+    found: _Commits = {}
+    for number in range(first, last + 1):
+        path = delta_commit.path_of(root, number)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            if number <= checkpoint:
+                continue
+            raise _Harm(f"lacks version {number} of its log") from None
+        try:
+            found[number] = delta_commit.digest(content), delta_commit.actions_in(path, number, content)
+        except DamagedCommitError:
+            raise _Harm(damaged(number)) from None
+    return found
+
+
+def _agrees(root: Path, base: int, there: Mapping[int, list[Path]], version: int, commits: _Commits) -> bool:
+    """Whether the files of ``version``, as readers find them by a checkpoint that is not ours, are those that its
+    commits add up to."""
+    try:
+        live = {name for path in there.get(base, ()) for name in _live(path)}
+        read = pa.table(DeltaTable(root.absolute().as_uri(), version=version).get_add_actions())
+    except (DeltaError, OSError, ValueError, pa.ArrowException):
+        return False
+    for number in sorted(commits):
+        for action in commits[number][1]:
+            if "remove" in action:
+                live.discard(unquote(action["remove"]["path"]))
+            if "add" in action:
+                live.add(unquote(action["add"]["path"]))
+    return live == {unquote(name) for name in read.column("path").to_pylist()}
+
+
+def _live(checkpoint: Path) -> list[str]:
+    with pq.ParquetFile(checkpoint) as file:
+        paths = pc.struct_field(file.read(columns=["add.path"]).column("add"), "path").to_pylist()
+    return [unquote(path) for path in paths if path is not None]

@@ -1,0 +1,46 @@
+"""Names of folders, keys and our own columns."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Final
+
+from tailrace.core import raw_bson
+from tailrace.core.event import keystring, keystring_number
+
+#: Our own columns. A field of a document with such a name gets another column name.
+KEY, BSON, JSON, CHANGED = "_key", "_bson", "_json", "_changed"
+OURS: Final = (KEY, BSON, JSON, CHANGED)
+
+_FOLDER_MAX: Final = 200
+_PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-.")
+#: LMDB takes keys of 511 bytes; the collection's number and its own need some of them.
+_KEY_MAX: Final = 480
+_HASHED: Final = 400
+
+
+def folder_of(namespace: str) -> str:
+    """The name of a collection's folder: its namespace, with ``~`` and two hex digits for each byte that a file system,
+    a URL or Spark might interpret. These include capital letters, since some file systems ignore case. ``%`` cannot be
+    used: ``deltalake`` always treats it as an escape in a path (1.6.6)."""
+    text = "".join(chr(one) if chr(one) in _PLAIN else f"~{one:02x}" for one in namespace.encode("utf-8", "replace"))
+    if text[0] in "._":
+        text = f"~{ord(text[0]):02x}{text[1:]}"
+    if len(text) <= _FOLDER_MAX:
+        return text
+    return f"{text[: _FOLDER_MAX - 33]}-{sha256(namespace.encode()).hexdigest()[:32]}"
+
+
+def sortable_key(type_: int, value: bytes) -> bytes:
+    """A value of ``_id`` as bytes that sort as the server sorts it: the server's own form of index keys. Equal numbers
+    of different types have the same bytes."""
+    if type_ == raw_bson.OBJECT_ID and len(value) == 12:
+        return b"\x64" + value
+    if (type_ == raw_bson.INT32 and len(value) == 4) or (type_ == raw_bson.INT64 and len(value) == 8):
+        return keystring_number.encode_int(int.from_bytes(value, "little", signed=True))
+    return keystring.encode(type_, value)[0]
+
+
+def state_key(key: bytes) -> bytes:
+    """The state's key for a sortable key: a long one is cut and gets a hash, so that it stays unique."""
+    return key if len(key) <= _KEY_MAX else key[:_HASHED] + b"#" + sha256(key).digest()

@@ -1,0 +1,122 @@
+"""The section ``tables`` of a pipeline file: checked settings from the parsed YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tailrace.errors import UsageError
+from tailrace.lake.store.local_path import local_path
+from tailrace.lake.tables.schema import POLICIES, Policy, TableSchema
+from tailrace.lake.tables.settings import TableRule, TableSettings
+
+KEYS: Final = (
+    "path",
+    "collections",
+    "every",
+    "onMismatch",
+    "compactEvery",
+    "targetBytes",
+    "grace",
+    "retention",
+    "versions",
+)
+_RULE_KEYS: Final = ("columns", "onMismatch", "partitionBy", "zOrder")
+_SIZE: Final = re.compile(r"(\d{1,15})\s*([kmg]?)b?", re.IGNORECASE)
+_TIME: Final = re.compile(r"(\d{1,9}(?:\.\d+)?) *(second|minute|hour|day)s?")
+_SECONDS: Final = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
+_FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
+    """The settings; paths are relative to ``base``. Raises UsageError with the name of the key."""
+    if "path" not in given:
+        raise UsageError("tables.path is missing: the directory that the tables are kept in")
+    if not isinstance(given["path"], str):
+        raise UsageError(f"tables.path must be a path, not {given['path']!r}", hint="Write it as path: ./tables")
+    default = TableSettings(Path(), ())
+    policy = _policy(given.get("onMismatch"), "tables.onMismatch")
+    return TableSettings(
+        root=local_path(given["path"], "tables.path", base),
+        rules=_rules(given.get("collections"), policy),
+        every_s=_seconds(given["every"], "tables.every") if "every" in given else default.every_s,
+        compact_every=_whole(given.get("compactEvery", default.compact_every), "tables.compactEvery"),
+        target_bytes=_size(given.get("targetBytes", default.target_bytes), "tables.targetBytes"),
+        grace_h=_hours(given, "grace", default.grace_h),
+        retention_h=_hours(given, "retention", default.retention_h),
+        versions=_whole(given.get("versions", default.versions), "tables.versions"),
+    )
+
+
+def _rules(given: object, policy: Policy | None) -> tuple[TableRule, ...]:
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, list):
+        given = dict.fromkeys(given)
+    if not isinstance(given, Mapping) or not given or not all(isinstance(one, str) for one in given):
+        raise UsageError(
+            "tables.collections must name collections: a list such as [shop.orders, shop.c*], or a mapping"
+        )
+    rules = tuple(_rule(pattern, {} if rule is None else rule, policy) for pattern, rule in given.items())
+    TableSettings(Path(), rules).check()
+    return rules
+
+
+def _rule(pattern: str, given: object, policy: Policy | None) -> TableRule:
+    where = f"tables.collections.{pattern}"
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{where} must be a mapping of {', '.join(_RULE_KEYS)}")
+    unknown = next((name for name in given if name not in _RULE_KEYS), None)
+    if unknown is not None:
+        raise UsageError(f"unknown key '{unknown}' in {where}. The known keys are {', '.join(_RULE_KEYS)}")
+    own = _policy(given.get("onMismatch"), f"{where}.onMismatch") or policy
+    columns = given.get("columns")
+    if columns is None:
+        schema = TableSchema(policy=own or "evolve")
+    elif isinstance(columns, Mapping) and all(isinstance(one, str) for one in (*columns, *columns.values())):
+        schema = TableSchema.declared(columns, own or "quarantine")
+    else:
+        raise UsageError(f"{where}.columns must be a mapping of fields to types, such as total: decimal(18,2)")
+    return TableRule(pattern, schema, _names(given, "partitionBy", where), _names(given, "zOrder", where))
+
+
+def _names(given: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    found = given.get(key, ())
+    found = (found,) if isinstance(found, str) else found
+    if not all(isinstance(one, str) for one in found):
+        raise UsageError(f"{where}.{key} must name columns")
+    return tuple(found)
+
+
+def _policy(given: object, where: str) -> Policy | None:
+    if given is None:
+        return None
+    if given not in POLICIES:
+        raise UsageError(f"{where} must be one of {', '.join(POLICIES)}, not {given!r}")
+    return given
+
+
+def _whole(given: object, where: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise UsageError(f"{where} must be a whole number, 0 or more, not {given!r}")
+    return given
+
+
+def _seconds(given: object, where: str) -> float:
+    match = _TIME.fullmatch(given) if isinstance(given, str) else None
+    if match is None:
+        raise UsageError(f"{where} must be a time such as '1 second' or '7 days', not {given!r}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _hours(given: Mapping[str, Any], key: str, default: float) -> float:
+    return _seconds(given[key], f"tables.{key}") / 3600 if key in given else default
+
+
+def _size(given: object, where: str) -> int:
+    match = _SIZE.fullmatch(str(given)) if isinstance(given, (int, str)) and not isinstance(given, bool) else None
+    if match is None or int(match[1]) < 1:
+        raise UsageError(f"{where} must be a number of bytes such as 128m, not {given!r}")
+    return int(match[1]) * _FACTORS[match[2].lower()]

@@ -1,0 +1,88 @@
+"""How tables are written: which collections, which columns, and what is done on schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tailrace.core.oplog.selection import Selection
+from tailrace.errors import UsageError
+from tailrace.lake.tables.schema import TableSchema
+from tailrace.lake.tables.versions import Keeping
+
+#: The types whose values can divide a table: each of them has bounds in Delta's log.
+_DIVIDING: Final = ("string", "int", "long", "boolean", "date", "objectid")
+
+
+@dataclass(frozen=True)
+class TableRule:
+    """The columns and files of the tables that match ``pattern`` (see ``Selection``).
+
+    ``partition_by``  typed, declared columns by which the files are divided
+    ``z_order``       typed columns by which compaction orders the rows
+    """
+
+    pattern: str
+    schema: TableSchema = field(default_factory=TableSchema)
+    partition_by: tuple[str, ...] = ()
+    z_order: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.partition_by or self.z_order:
+            names = {column.name: column.type for column in self.schema.columns}
+            for name in (*self.partition_by, *self.z_order):
+                if name not in names:
+                    raise UsageError(
+                        f"'{name}' is not a declared column of {self.pattern}", hint="Declare it under columns"
+                    )
+            for name in self.partition_by:
+                if names[name] not in _DIVIDING:
+                    raise UsageError(
+                        f"'{name}' cannot divide {self.pattern}: its type is {names[name]}",
+                        hint=f"Partition by {', '.join(_DIVIDING)}",
+                    )
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """Tables in ``root``, a directory of their own, for the collections of ``rules``; the first matching rule applies.
+
+    ``every_s``        seconds between micro-batches, while there is something to do
+    ``compact_every``  after this many micro-batches the small files of tables are merged (0: never)
+    ``grace_h``        replaced files are kept for this many hours, for queries that have begun
+    ``retention_h``    ``as of`` reaches back this many hours
+    ``versions``       so many older versions of a table are kept for it
+    """
+
+    root: Path
+    rules: Sequence[TableRule]
+    every_s: float = 1.0
+    compact_every: int = 64
+    target_bytes: int = 128 << 20
+    grace_h: float = 1 / 6
+    retention_h: float = 7 * 24
+    versions: int = 7
+    documents_per_second: float | None = None
+
+    @property
+    def keeping(self) -> Keeping:
+        """What is kept of a table besides its newest version."""
+        return Keeping(self.grace_h, self.retention_h, self.versions)
+
+    @property
+    def selection(self) -> Selection:
+        """The collections that have tables."""
+        return Selection.of((rule.pattern for rule in self.rules), "tables.collections")
+
+    def check(self) -> None:
+        """Raises UsageError if a pattern selects nothing that a collection can be called."""
+        Selection.of((rule.pattern for rule in self.rules), "tables.collections")
+
+    def rule(self, namespace: str) -> TableRule:
+        """The rule of a selected collection."""
+        for rule in self.rules:
+            if Selection((rule.pattern,)).has(namespace):
+                return rule
+        raise UsageError(f"{namespace} has no table")

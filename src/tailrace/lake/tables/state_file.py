@@ -1,0 +1,136 @@
+"""The LMDB file of the tables' state: documents, rows that wait, and what is known of both, as sealed records.
+
+Each record begins with a checksum of its key and its value, which is compared whenever it is read. Files of the first
+two formats have none; whoever opens one for writing gives it some, in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import lmdb
+
+from tailrace.base import durable
+from tailrace.base.durable import LakeFullError
+from tailrace.base.lmdb_file import (
+    check_before_opening,
+    check_before_reading,
+    confirm_missing,
+    records,
+    sealed,
+    unsealed,
+)
+from tailrace.errors import SinkError
+
+#: Address space in bytes, not disk space: the file grows as it is written.
+_MAP_BYTES: Final = 1 << 40
+#: LMDB's lock file, which it maps into memory.
+_LOCK_BYTES: Final = 8192
+_DATABASES: Final = ("documents", "waiting", "meta")
+_SEALED: Final = "sealed-"
+#: So many neighbours are compared on either side of a key that is missed. Every document that an application deletes is
+#: missed once.
+NEAR: Final = 2
+MADE_ANEW: Final = "Remove {path}: the next run copies the collections again, and rewrites the tables"
+
+
+class Databases(NamedTuple):
+    """The databases of an open file. ``has_seals``: whether the records have checksums."""
+
+    documents: Any
+    waiting: Any
+    meta: Any
+    has_seals: bool
+
+    def record(self, key: bytes, value: bytes) -> bytes:
+        """The record for a value."""
+        return sealed(key, value) if self.has_seals else value
+
+    def value(self, key: bytes, record: bytes) -> bytes:
+        """The value of a record. Raises ``lmdb.CorruptedError`` where it is not what was written under ``key``."""
+        return unsealed(key, record) if self.has_seals else record
+
+    def records(self, cursor: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of the records whose keys begin with ``prefix``. Raises ``lmdb.CorruptedError``."""
+        if self.has_seals:
+            yield from records(cursor, prefix)
+            return
+        for key, value in cursor.iternext() if cursor.set_range(prefix) else ():
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+    def confirm_missing(self, cursor: Any, key: bytes) -> None:
+        """Raise ``lmdb.CorruptedError`` where ``key`` is not found although it may be there."""
+        if self.has_seals:
+            confirm_missing(cursor, key, NEAR)
+
+
+def open_file(directory: Path, *, readonly: bool) -> tuple[Any, Databases]:
+    """The environment in ``directory`` and its databases. For writing, they are made if there is no file, and get
+    checksums if they have none. Raises ``lmdb.Error``, and SinkError where there is nothing to read."""
+    if not readonly:
+        with durable.writing(directory):
+            durable.make_directory(directory)
+            durable.reserve(directory / "lock.mdb", _LOCK_BYTES)
+        check_before_opening(directory)
+    elif not (directory / "data.mdb").exists():
+        raise SinkError(f"{directory} does not exist", hint="Give the directory of the tables")
+    else:
+        check_before_reading(directory, lock=directory.parent / "lock")
+    with durable.begun_whole(directory / "data.mdb"):
+        environment = lmdb.open(
+            str(directory), map_size=_MAP_BYTES, max_dbs=2 * len(_DATABASES), readahead=False, readonly=readonly
+        )
+    try:
+        return environment, _databases(environment, readonly=readonly)
+    except BaseException:
+        environment.close()
+        raise
+
+
+def _databases(environment: Any, *, readonly: bool) -> Databases:
+    plain, with_seals = (tuple(f"{prefix}{name}".encode() for name in _DATABASES) for prefix in ("", _SEALED))
+    with environment.begin() as transaction, transaction.cursor() as cursor:
+        found = set(cursor.iternext(values=False))
+    if found not in (set(), set(plain), set(with_seals)):
+        # One that is not found would be made, and be empty.
+        raise lmdb.CorruptedError("its databases are not those that were written")
+    if readonly:
+        names = plain if found == set(plain) else with_seals
+        documents, waiting, meta = (environment.open_db(name, create=False) for name in names)
+        return Databases(documents, waiting, meta, has_seals=names is with_seals)
+    with environment.begin(write=True) as transaction:
+        documents, waiting, meta = made = [environment.open_db(name, transaction) for name in with_seals]
+        if found == set(plain):
+            _seal(transaction, [environment.open_db(name, transaction, create=False) for name in plain], made)
+    return Databases(documents, waiting, meta, has_seals=True)
+
+
+def _seal(transaction: Any, plain: list[Any], with_seals: list[Any]) -> None:
+    """Take records over from databases without checksums, and remove these."""
+    for old, new in zip(plain, with_seals, strict=True):
+        with transaction.cursor(old) as reading, transaction.cursor(new) as writing:
+            writing.putmulti(((key, sealed(key, value)) for key, value in reading), append=True)
+        transaction.drop(old)
+
+
+@contextmanager
+def clear_errors(path: Path) -> Iterator[None]:
+    """Say what went wrong with the state in ``path``, and what to do."""
+    try:
+        yield
+    except lmdb.DiskError as error:
+        raise LakeFullError(f"no room left to write {path}: {error}", hint="Make room and start again") from error
+    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError) as error:
+        raise SinkError(f"{path} is damaged: {error}", hint=MADE_ANEW.format(path=path)) from error
+    except lmdb.Error as error:
+        text = str(error)
+        full = "No space left" in text or "File too large" in text or "quota" in text.lower()
+        # LMDB says no more than that about a write that was cut short.
+        if full or ("Input/output error" in text and durable.has_no_room(path)):
+            raise LakeFullError(f"no room left to write {path}: {text}", hint="Make room and start again") from error
+        raise SinkError(f"cannot use {path}: {text}") from error

@@ -1,0 +1,86 @@
+"""What a writer does for its tables besides writing them: small files are merged, and old ones removed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tailrace.errors import TailraceError
+from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.settings import TableSettings
+
+#: Old files of a table that rests are looked for this often.
+_RESTING_S: Final = 3600.0
+#: Others a few times in each grace, but not more often than this.
+_LEAST_S: Final = 5.0
+
+_log = logging.getLogger("tailrace.tables")
+
+
+@dataclass(slots=True)
+class _Seen:
+    """When old files of a table were looked for last, the version that it had then, and since when at least."""
+
+    at: float
+    version: int
+    since: float
+
+
+class Upkeep:
+    """The daily life of tables. ``batch``: the writer's last micro-batch. What fails is tried again later; it stops
+    nobody."""
+
+    def __init__(self, settings: TableSettings, batch: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._compacted = batch
+        self._merged: dict[str, int] = {}
+        self._expired: dict[str, _Seen] = {}
+        self._next = clock()
+
+    def compact(self, tables: Mapping[str, CollectionTable], batch: int) -> None:
+        """Merge small files, every ``compact_every`` micro-batches."""
+        every = self._settings.compact_every
+        if not every or batch // every == self._compacted // every:
+            return
+        self._compacted = batch
+        for namespace, table in tables.items():
+            if self._merged.get(namespace) == table.version:
+                continue
+            try:
+                z_order = self._settings.rule(namespace).z_order
+                table.compact(target_bytes=self._settings.target_bytes, z_order=z_order)
+            except TailraceError as error:
+                _log.warning("%s: small files were not merged: %s", namespace, error)
+            self._merged[namespace] = table.version
+
+    def expire(self, tables: Mapping[str, CollectionTable]) -> None:
+        """Remove what is no longer kept, now and then."""
+        now = self._clock()
+        if now < self._next:
+            return
+        grace = self._settings.grace_h * 3600
+        self._next = now + max(_LEAST_S, grace / 4)
+        for namespace, table in tables.items():
+            seen = self._expired.get(namespace)
+            rests = seen is not None and seen.version == table.version
+            since = seen.since if seen is not None and rests else now
+            # What the last change has replaced goes when the grace is over.
+            if seen is not None and rests and seen.at - since > grace and now - seen.at < _RESTING_S:
+                continue
+            try:
+                table.expire(self._settings.keeping)
+            except TailraceError as error:
+                _log.warning("%s: old files were not removed: %s", namespace, error)
+            self._expired[namespace] = _Seen(now, table.version, since)
+
+
+def replaced_bytes(tables: Mapping[str, CollectionTable]) -> tuple[int, int]:
+    """The bytes of files that were replaced since this was asked last, and of those that the tables have now."""
+    replaced = sum(table.replaced_bytes for table in tables.values())
+    for table in tables.values():
+        table.replaced_bytes = 0
+    return replaced, sum(table.live_bytes for table in tables.values())

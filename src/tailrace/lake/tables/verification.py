@@ -1,0 +1,385 @@
+"""Tables compared with their collections at one time, document by document, while both go on.
+
+A version of a table equals its collection at the time that the state tells. The collection is read later, piece by
+piece, while applications write. So a document that differs is looked at again: the changes since the version's time,
+from the oplog, are applied to the table's document, and the result is compared with the document as it is then. It
+differs only if it does so several times over while nobody changes it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import bson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from bson import json_util
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.errors import SinkError, SourceError, UsageError
+from tailrace.lake.tables.apply import Change, DocumentWork, StateMismatchError, apply_all
+from tailrace.lake.tables.copying import key_of
+from tailrace.lake.tables.fold import FoldOfOne
+from tailrace.lake.tables.holding import STATE
+from tailrace.lake.tables.names import BSON, KEY, folder_of
+from tailrace.lake.tables.oplogs import Oplogs
+from tailrace.lake.tables.standing import harm_of
+from tailrace.lake.tables.state import UNKNOWN, TabledCollection, TableMark, TablesPosition, TableState
+from tailrace.read.snapshot.places import Placement
+from tailrace.read.snapshot.reader import places_of, range_reader
+from tailrace.read.snapshot.state import LOWEST, KeyRange
+from tailrace.read.source.connection import RETRY_SECONDS, Connection, open_client
+from tailrace.read.source.topology import Cluster
+
+_RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
+#: So many documents are looked at again together.
+_TOGETHER: Final = 500
+#: A document differs if it did so this many times, and nobody changed it meanwhile.
+_STRIKES: Final = 3
+_ROUNDS: Final = 100
+_PAUSE_S: Final = 0.05
+_NUMBER: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A document that is not in the table as it is in the collection: its ``_id`` as Extended JSON, and how."""
+
+    id: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """A table beside its collection.
+
+    ``time``         the cluster time that the table was compared at
+    ``documents``    how many documents were compared
+    ``quarantined``  how many of them are in quarantine, and so not in the table
+    ``faults``       what else is wrong: a damaged file, a table that was set back
+    """
+
+    namespace: str
+    time: ClusterTime
+    documents: int
+    quarantined: int = 0
+    differences: Sequence[Difference] = ()
+    faults: Sequence[str] = ()
+
+    @property
+    def good(self) -> bool:
+        """Whether the table equals the collection."""
+        return not self.differences and not self.faults
+
+
+def verify(root: Path, uri: Any, namespaces: Sequence[str] = (), *, sample: int | None = None) -> Iterator[TableReport]:
+    """Compare the tables in ``root`` (or some of them) with their collections in the deployment at ``uri``. A writer
+    may run meanwhile.
+
+    ``sample``  compare only so many documents of each collection, and so many rows of each table, chosen at random
+
+    Raises UsageError for a namespace without a table, OtherHistoryError for another deployment than the tables'.
+    """
+    position, marks, _ = _state(root)
+    for namespace in namespaces:
+        if namespace not in marks:
+            raise UsageError(f"{namespace} has no table in {root}")
+    if position is None or not position.stated:
+        raise UsageError("the tables do not equal their collections yet: a copy has not caught up")
+    with ExitStack() as stack:
+        client = stack.enter_context(open_client(uri))
+        cluster = Cluster.discover(client, uri, {})
+        if cluster is not None:
+            stack.callback(cluster.close)
+        for namespace in namespaces or sorted(marks):
+            yield _Verification(root, namespace, client, cluster, sample).report()
+
+
+def _state(root: Path) -> tuple[TablesPosition | None, dict[str, TableMark], dict[int, str]]:
+    state = TableState(root / STATE / "state", readonly=True)
+    try:
+        return state.snapshot()
+    finally:
+        state.close()
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A document that seems to differ: what the table holds, and how often it differed."""
+
+    element: bytes
+    held: bytes | None
+    strikes: int = 0
+    broken: bool = False
+
+
+@dataclass(slots=True)
+class _Found:
+    documents: int = 0
+    quarantined: int = 0
+    candidates: dict[bytes, _Candidate] = field(default_factory=dict)
+
+
+class _Verification:
+    """One table beside its collection."""
+
+    def __init__(self, root: Path, namespace: str, client: Any, cluster: Cluster | None, sample: int | None) -> None:
+        self._root = root
+        self._folder = root / folder_of(namespace)
+        self._namespace = namespace
+        self._database, _, self._name = namespace.partition(".")
+        self._deployment = cluster or client
+        self._client, self._cluster = client, cluster
+        self._sample = sample
+        self._places = places_of(self._deployment, RETRY_SECONDS)
+
+    def report(self) -> TableReport:
+        """Compare the table."""
+        position, marks, uuids = _state(self._root)  # anew: it was later when the tables before were compared
+        assert position is not None
+        mark = marks[self._namespace]
+        stated = position.stated
+        if mark.collection == UNKNOWN:
+            return TableReport(self._namespace, stated, 0, faults=["the next run will rewrite it"])
+        if (harm := harm_of(self._folder, mark)) is not None:
+            fault = f"it does not match its state: it {harm}"
+            return TableReport(self._namespace, stated, 0, faults=[fault])
+        oplogs = Oplogs(
+            self._client,
+            self._cluster,
+            position.members,
+            witness=position.witness,
+            what=f"the tables in {self._root}",
+        )
+        try:
+            uuid = bytes.fromhex(uuids[mark.collection]) if mark.collection in uuids else None
+            faults: list[str] = []
+            table = self._table(mark, faults)
+            if table is None:
+                return TableReport(self._namespace, stated, 0, faults=faults)
+            found = self._compared(table, uuid)
+            differences = self._settled(found, uuid, oplogs, stated)
+        finally:
+            oplogs.close()
+        return TableReport(self._namespace, stated, found.documents, found.quarantined, differences, faults)
+
+    def _table(self, mark: TableMark, faults: list[str]) -> DeltaTable | None:
+        """The version that the state tells of, and what of it cannot be read."""
+        try:
+            table = DeltaTable(self._folder.absolute().as_uri(), version=mark.version if mark.version >= 0 else None)
+            for uri in table.file_uris():
+                path = Path(unquote(uri.partition("://")[2]) if "://" in uri else uri)
+                if self._sample is None:
+                    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                        for _ in file.iter_batches(4096):
+                            pass
+                elif not path.exists():
+                    raise FileNotFoundError(f"{path} is missing")
+        except TableNotFoundError:
+            if mark.collection is None:
+                return None
+            faults.append("there is no table")
+            return None
+        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+            faults.append(f"it is damaged: {error}")
+            return None
+        return table
+
+    # -- the first look -----------------------------------------------------------------------------------------------
+
+    def _compared(self, table: DeltaTable, uuid: bytes | None) -> _Found:
+        """What seems to differ between the table and the collection as it is read."""
+        keys = self._digests(table)
+        found = _Found()
+        wanted: dict[bytes, bytes] = {}
+        if self._sample is not None:
+            chosen = set(random.sample(sorted(keys), min(self._sample, len(keys))))
+            documents = self._sampled(uuid, self._sample)
+        else:
+            chosen, documents = set(keys), self._documents(uuid)
+        seen: set[bytes] = set()
+        for document in documents:
+            key = key_of(document)
+            found.documents += key not in seen
+            seen.add(key)
+            if keys.get(key) != _digest(document):
+                wanted[key] = _element(document)
+        for key in chosen - seen:
+            found.documents += self._sample is not None
+            wanted[key] = b""
+        held = self._rows(table, wanted)
+        quarantined = self._quarantined(wanted.keys() - held.keys())
+        for key, element in wanted.items():
+            row = held.get(key, quarantined.get(key))
+            found.candidates[key] = _Candidate(element or _element(row or b""), row)
+        found.quarantined = len(quarantined)
+        return found
+
+    def _digests(self, table: DeltaTable) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        for batch in table.to_pyarrow_dataset().to_batches(columns=[KEY, BSON]):
+            for key, document in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                found[key] = _digest(document)
+        return found
+
+    def _rows(self, table: DeltaTable, keys: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        wanted = pc.field(KEY).isin(pa.array(sorted(keys), pa.binary()))
+        rows = table.to_pyarrow_dataset().to_table(columns=[KEY, BSON], filter=wanted)
+        return dict(zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), strict=True))
+
+    def _quarantined(self, keys: set[bytes]) -> dict[bytes, bytes]:
+        """The documents in quarantine, of those that the table lacks."""
+        try:
+            table = DeltaTable((self._root / "_quarantine").absolute().as_uri())
+        except TableNotFoundError:
+            return {}
+        ours = pc.field("namespace") == self._namespace
+        rows = table.to_pyarrow_dataset().to_table(columns=["_key", "_bson", "noticed"], filter=ours)
+        rows = rows.sort_by("noticed")
+        both = zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), strict=True)
+        return {key: document for key, document in both if key in keys}
+
+    def _documents(self, uuid: bytes | None) -> Iterator[bytes]:
+        if uuid is None:
+            return
+        for chunk in range_reader(self._deployment, self._places.now())(self._namespace, uuid, KeyRange(LOWEST)):
+            yield from chunk.documents
+
+    def _sampled(self, uuid: bytes | None, count: int) -> Iterator[bytes]:
+        for placement, name, collection in self._parts(uuid):
+            for one in collection.aggregate([{"$sample": {"size": count}}]):
+                document = raw_bson.bytes_of(one)
+                if placement.owns(name, document):
+                    yield document
+
+    def _parts(self, uuid: bytes | None) -> Iterator[tuple[Placement, str, Any]]:
+        """Where the collection is now: the placement, and each replica set with its collection."""
+        placement = None if uuid is None else self._places.placement(uuid, self._database)
+        if placement is None:
+            return
+        collection = placement.namespace.partition(".")[2]
+        for name, client in placement.members.items():
+            yield placement, name, Connection(client).majority(self._database, collection, codec_options=_RAW)
+
+    # -- looking again ------------------------------------------------------------------------------------------------
+
+    def _settled(self, found: _Found, uuid: bytes | None, oplogs: Oplogs, stated: ClusterTime) -> list[Difference]:
+        """The candidates that differ for good."""
+        differences: list[Difference] = []
+        left, after = found.candidates, stated
+        for turn in range(_ROUNDS):
+            if not left:
+                return differences
+            before = self._now(uuid, left)
+            after = self._replayed(left, uuid, oplogs, after)
+            now = self._now(uuid, left)
+            for key in list(left):
+                one = left[key]
+                if before.get(key) != now.get(key):
+                    continue
+                if one.held == now.get(key) and not one.broken:
+                    del left[key]
+                    continue
+                one.strikes += 1
+                if one.strikes >= _STRIKES:
+                    del left[key]
+                    differences.append(Difference(_text(one.element), _how(one.held, now.get(key))))
+            time.sleep(_PAUSE_S * min(turn, 10))
+        differences += [
+            Difference(_text(one.element), "changed all the time, and table and collection never agreed")
+            for one in left.values()
+        ]
+        return differences
+
+    def _now(self, uuid: bytes | None, keys: Mapping[bytes, _Candidate]) -> dict[bytes, bytes]:
+        """The documents as they are now."""
+        found: dict[bytes, bytes] = {}
+        for placement, name, collection in self._parts(uuid):
+            elements = [one.element for one in keys.values()]
+            for first in range(0, len(elements), _TOGETHER):
+                for one in collection.find(_query(elements[first : first + _TOGETHER])):
+                    document = raw_bson.bytes_of(one)
+                    key = key_of(document)
+                    if key in keys and placement.owns(name, document):
+                        found[key] = document
+        return found
+
+    def _replayed(
+        self, left: Mapping[bytes, _Candidate], uuid: bytes | None, oplogs: Oplogs, after: ClusterTime
+    ) -> ClusterTime:
+        """Apply what has happened to the candidates since ``after``. Returns up to when."""
+        collection = None if uuid is None else TabledCollection(uuid.hex(), _NUMBER, self._namespace)
+        until = self._places.now()
+        numbers = iter(range(_NUMBER + 1, 1 << 30))
+        while after < until:
+            window = oplogs.window(after, at_once=True, at_least=until)
+            if window is None:
+                raise SourceError(f"the oplog cannot be read after {after}")
+            if uuid is not None and collection is not None:
+                fold = FoldOfOne(uuid, {uuid: collection})
+                fold.read(window, lambda: next(numbers))
+                for (_, key), changes in fold.grouped().items():
+                    if key in left:
+                        _apply(left[key], collection, key, changes)
+                if uuid not in fold.collections:
+                    for one in left.values():
+                        one.held = None
+            after = window.until
+        return after
+
+
+def _apply(one: _Candidate, collection: TabledCollection, key: bytes, changes: list[Change]) -> None:
+    work = DocumentWork(collection, key, one.held, changes)
+    try:
+        apply_all([work])
+    except StateMismatchError:
+        one.broken = True
+        return
+    one.held = work.document
+
+
+def _how(held: bytes | None, now: bytes | None) -> str:
+    if held is None:
+        return "is missing from the table"
+    return "is in the table, but not in the collection" if now is None else "is a different document in the table"
+
+
+def _digest(document: bytes) -> bytes:
+    return blake2b(document, digest_size=16).digest()
+
+
+def _element(document: bytes) -> bytes:
+    """The element ``_id`` of a document, its name included."""
+    element = raw_bson.find(document, b"_id") if document else None
+    if element is None:
+        raise SinkError("a row of the table holds no document with an _id")
+    return document[element.start : element.end]
+
+
+def _query(elements: Sequence[bytes]) -> RawBSONDocument:
+    """``{_id: {$in: [...]}}`` with the values as they are."""
+    values = [raw_bson.encode_element(one[0], str(number).encode(), one[5:]) for number, one in enumerate(elements)]
+    array = raw_bson.encode_document(*values)
+    inner = raw_bson.encode_document(raw_bson.encode_element(raw_bson.ARRAY, b"$in", array))
+    return RawBSONDocument(raw_bson.encode_document(raw_bson.encode_element(raw_bson.OBJECT, b"_id", inner)))
+
+
+def _text(element: bytes) -> str:
+    try:
+        return json_util.dumps(bson.decode(raw_bson.encode_document(element))["_id"])
+    except Exception:  # noqa: BLE001  what the codec cannot read is named by its bytes
+        return element[5:].hex()

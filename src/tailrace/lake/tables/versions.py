@@ -1,0 +1,221 @@
+"""Which versions of a table are kept, which files that needs, and which version a time is read from.
+
+Every version is kept for the *grace*: a reader that has begun with one can finish. Of older ones, up to the
+*retention*, the last one of each of a few equal spans of time is kept for ``as of``, with the commit after it, which
+says until when the version is exact. All other files go, also those of the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from tailrace.base import durable
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.errors import SinkError
+from tailrace.lake.tables import delta_commit
+from tailrace.lake.tables.delta_commit import DamagedCommitError, Stated
+
+_HOUR_MS: Final = 3_600_000
+_CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\..*parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is kept of a table besides its newest version.
+
+    ``grace_h``      replaced files stay for this many hours, and so does every version
+    ``retention_h``  ``as of`` reaches back this many hours
+    ``versions``     of the time between these two, this many versions are kept
+    """
+
+    grace_h: float
+    retention_h: float = 0.0
+    versions: int = 0
+
+
+def around(root: Path, moment: ClusterTime) -> tuple[Stated | None, Stated | None]:
+    """The newest version at or before ``moment`` that is still whole, and the one that came next."""
+    following: Stated | None = None
+    for one in delta_commit.stated(root, strict=True):
+        if one.time <= moment and _follows(root, one, following) and is_whole(root, one.version):
+            return one, following
+        following = one
+    return None, following
+
+
+def oldest_whole(root: Path) -> Stated | None:
+    """The oldest of our versions that is still whole."""
+    found = sorted(delta_commit.stated(root), key=lambda one: one.version)
+    return next((one for one in found if is_whole(root, one.version)), None)
+
+
+def _follows(root: Path, one: Stated, following: Stated | None) -> bool:
+    """Whether no version between the two was removed: it would have said until when ``one`` is exact."""
+    return following is None or all(
+        delta_commit.path_of(root, number).exists() for number in range(one.version + 1, following.version)
+    )
+
+
+def is_whole(root: Path, version: int) -> bool:
+    """Whether a version can be read: its log, and all its files."""
+    names = _files_of(root, version)
+    return names is not None and all((root / name).is_file() for name in names)
+
+
+def expire(root: Path, keeping: Keeping, latest: Iterable[str], now_ms: int | None = None) -> list[str]:
+    """Remove what ``keeping`` does not keep. ``latest``: the files of the newest version. Returns their names.
+
+    The caller is the table's writer, and has just read its log."""
+    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    horizon = now - int(keeping.grace_h * _HOUR_MS)
+    numbers = delta_commit.versions(root)
+    heads = {number: head for number in numbers if (head := _head(root, number)) is not None}
+    recent = [number for number in numbers if number not in heads or heads[number].at >= horizon]
+    kept = sorted(set(_kept(root, heads, keeping, now, horizon)))
+    needed = set(latest)
+    for number in recent:
+        needed |= _removed_by(root, number)
+    for number in kept:
+        needed |= _files_of(root, number) or set()
+    gone = list(_remove_files(root, needed, horizon / 1000))
+    _remove_log(root, numbers, heads, recent, kept)
+    return gone
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """What a table takes on the disk: bytes of all its files, its data files, and the files of its log."""
+
+    bytes: int
+    files: int
+    log: int
+
+
+def disk_use(root: Path) -> DiskUse:
+    """The table's files, those of older versions too."""
+    size = data = log = 0
+    for where, _, names in os.walk(root):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += (Path(where) / name).stat().st_size
+        is_log = Path(where).name == "_delta_log"
+        data, log = data + len(names) * (not is_log), log + len(names) * is_log
+    return DiskUse(size, data, log)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """When a commit was made, in milliseconds, and whether it is one of ours that states a time."""
+
+    at: int
+    states: bool
+
+
+def _head(root: Path, number: int) -> _Head | None:
+    """From the commit's first line alone, if it is ours; ``None`` if the commit does not say."""
+    try:
+        with delta_commit.path_of(root, number).open(encoding="utf-8") as file:
+            info = json.loads(file.readline()).get("commitInfo")
+        if info is None:
+            actions = delta_commit.actions_of(root, number)
+            info = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
+        return _Head(int(info["timestamp"]), delta_commit.TIME in info)
+    except (OSError, ValueError, KeyError, AttributeError, SinkError):
+        return None
+
+
+def _kept(root: Path, heads: dict[int, _Head], keeping: Keeping, now: int, horizon: int) -> Iterator[int]:
+    """The versions that stay for ``as of``: the last one of each span of time, and the one that held when the first of
+    these began, or the table's first one."""
+    if not keeping.versions:
+        return
+    first = now - int(keeping.retention_h * _HOUR_MS)
+    span = max(1, int(keeping.retention_h * _HOUR_MS) // keeping.versions)
+    places: dict[int, list[int]] = {}
+    for number in sorted(heads, reverse=True):
+        head = heads[number]
+        if head.states and head.at < horizon:
+            places.setdefault(head.at // span if head.at >= first else -1, []).append(number)
+    for numbers in places.values():
+        last = next((number for number in numbers if is_whole(root, number)), None)
+        if last is not None:
+            yield last
+    oldest = [] if -1 in places else next(reversed(places.values()), [])
+    begun = next((number for number in reversed(oldest) if is_whole(root, number)), None)
+    if begun is not None:
+        yield begun
+
+
+def _files_of(root: Path, version: int) -> set[str] | None:
+    """The names of a version's files; ``None`` if it cannot be read."""
+    try:
+        found = pa.table(DeltaTable(root.absolute().as_uri(), version=version).get_add_actions())
+    except (DeltaError, OSError, ValueError):
+        return None
+    return {unquote(name) for name in found.column("path").to_pylist()}
+
+
+def _removed_by(root: Path, number: int) -> set[str]:
+    with contextlib.suppress(FileNotFoundError, DamagedCommitError):
+        actions = delta_commit.actions_of(root, number)
+        return {unquote(one["remove"]["path"]) for one in actions if "remove" in one}
+    return set()
+
+
+def _remove_files(root: Path, needed: set[str], before: float) -> Iterator[str]:
+    """Remove the data files that no kept version has, if they were written before; also those of commits that never
+    came about."""
+    for where, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name[0] not in "_."]
+        folder = Path(where)
+        for name in names:
+            path = folder / name
+            relative = path.relative_to(root).as_posix()
+            if path.suffix != ".parquet" or relative in needed:
+                continue
+            with contextlib.suppress(FileNotFoundError), durable.writing(path):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+                    yield relative
+        if folder != root:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # only an empty one can be removed
+
+
+def _remove_log(root: Path, numbers: list[int], heads: dict[int, _Head], recent: list[int], kept: list[int]) -> None:
+    """Remove the commits and checkpoints that no kept version needs."""
+    log = root / "_delta_log"
+    names = {int(match[1]): path for path in log.iterdir() if (match := _CHECKPOINT.fullmatch(path.name))}
+    first = min(recent, default=numbers[-1] if numbers else 0)
+    # The version that held when the grace began belongs to it.
+    first = max((number for number in numbers if number < first), default=first)
+    base = max((number for number in names if number <= first), default=None)
+    if base is None:
+        return
+    commits = {number for number in numbers if number >= base}
+    checkpoints = {number for number in names if number >= base}
+    for version in kept:
+        begin = max((number for number in names if number <= version), default=None)
+        if begin is not None:
+            checkpoints.add(begin)
+        following = min((number for number in heads if number > version and heads[number].states), default=version)
+        commits |= set(range(0 if begin is None else begin, following + 1))
+    for number in numbers:
+        if number not in commits:
+            delta_commit.path_of(root, number).unlink(missing_ok=True)
+    for number, path in names.items():
+        if number not in checkpoints:
+            path.unlink(missing_ok=True)

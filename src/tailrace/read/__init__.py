@@ -1,0 +1,1 @@
+"""Where entries and documents come from: servers, archives and copies."""

@@ -1,0 +1,340 @@
+"""What lies where in an archive, and whether it is whole.
+
+    archive.json                              what the directory is, and of which deployment
+    <oplog>/head.json                         from where and up to where this oplog is archived
+    <oplog>/<after>-<until>-<digest>.parquet  a segment: every entry with after < ts <= until
+    <oplog>/<after>-<until>.images.parquet    the pre-images of these entries, where there are any
+
+``<oplog>`` is the replica set's or shard's name, ``config.shards`` the config server's. Times are written as 16
+hexadecimal digits, so names sort as the stream does; the digest is that of the file's footer, which holds sums of the
+rest (``checked_file``). A segment appears whole, by a rename, and is never changed. Two neighbours share a time: where
+they do not, one is missing. Each names the digest of the one before it and that of its pre-images, and the head names
+the newest one's, so no file of another archive can take the place of one of this.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.core.oplog.witness import DeploymentIdentity, Witness
+from tailrace.core.plan.profile import profile_for
+from tailrace.errors import SourceError, UsageError
+from tailrace.read.archive.record import read_record
+
+FORMAT: Final = "tailrace-archive"
+VERSION: Final = 1
+DESCRIPTION: Final = "archive.json"
+HEAD: Final = "head.json"
+LOCK: Final = ".lock"
+#: The config server's oplog, as in a merged stream.
+CONFIG_OPLOG: Final = "config.shards"
+
+_SEGMENT: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})\.parquet")
+IMAGES: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})\.images\.parquet")
+_TRIES: Final = 5
+_BRING_BACK: Final = "Restore the missing file. If it is lost, start a new archive in another directory"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ArchiveSegment:
+    """A file with every entry of one oplog with ``after`` < ts <= ``until``."""
+
+    after: ClusterTime
+    until: ClusterTime
+    digest: str
+    path: Path
+
+    @property
+    def images_path(self) -> Path:
+        return self.path.with_name(f"{self.after:016x}-{self.until:016x}.images.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far an oplog's archive reaches: every entry with ``start`` < ts <= ``until``.
+
+    ``newest``       the digest of the segment that ends at ``until``; ``""`` where there is none yet
+    ``replica_set``  the id of the replica set whose oplog this is, ``cluster`` that of its cluster; ``""`` if unknown
+    """
+
+    start: ClusterTime
+    until: ClusterTime
+    newest: str = ""
+    replica_set: str = ""
+    cluster: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was published yet."""
+        return self.until <= self.start
+
+    def identity(self, oplog: str) -> DeploymentIdentity:
+        return DeploymentIdentity({oplog: self.replica_set}, self.cluster)
+
+    def document(self) -> dict[str, object]:
+        known = {"newest": self.newest, "replicaSetId": self.replica_set, "clusterId": self.cluster}
+        return {
+            "after": {"clusterTime": f"{self.start:016x}", "readable": str(self.start)},
+            "until": {"clusterTime": f"{self.until:016x}", "readable": str(self.until)},
+            **{name: value for name, value in known.items() if value},
+        }
+
+
+class Membership(NamedTuple):
+    """A shard was one of its cluster's with ``after`` < cluster time <= ``until``."""
+
+    after: ClusterTime
+    until: ClusterTime | None = None
+
+
+class VersionNote(NamedTuple):
+    """From ``since`` on the servers were known to have this version: of a cluster, the oldest shard. The first note's
+    ``since`` is 0. A lower feature compatibility version is a part of the text: "6.0.27-fcv5.0"."""
+
+    version: str
+    since: ClusterTime = ZERO
+
+
+class VersionSpan(NamedTuple):
+    """What was written under one server version, up to and with cluster time ``until``; ``None``: to the end."""
+
+    version: str
+    until: ClusterTime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What ``archive.json`` says: a replica set's archive or a cluster's, and the versions of its servers.
+
+    ``versions``  the servers' versions over time, oldest first
+    ``name``    the replica set's; ``None`` for a cluster
+    ``shards``  of a cluster, by name: between which cluster times each was one. The start is 0 where it was one before
+                the archive began, the end ``None`` where it is one still
+    ``since``   of a cluster: from this cluster time on it is known who was a shard, so streams begin after it
+    ``identity``  of the deployment; ``None`` in an archive that an earlier version has written
+    """
+
+    name: str | None
+    versions: tuple[VersionNote, ...]
+    shards: dict[str, Membership]
+    since: ClusterTime = ZERO
+    identity: DeploymentIdentity | None = None
+
+    @property
+    def is_cluster(self) -> bool:
+        return self.name is None
+
+    @property
+    def server_version(self) -> str:
+        """The newest version: an earlier release takes it for all entries."""
+        return max((note.version for note in self.versions), key=lambda version: profile_for(version).rank)
+
+    def spans(self, start: ClusterTime) -> list[VersionSpan]:
+        """The versions of the entries from ``start`` on, oldest first."""
+        notes = self.versions
+        ends = [*(ClusterTime(note.since - 1) for note in notes[1:]), None]
+        spans = [VersionSpan(note.version, end) for note, end in zip(notes, ends, strict=True)]
+        return [span for span in spans if span.until is None or span.until >= start]
+
+    def with_version(self, version: str, since: ClusterTime) -> Description:
+        """The description with the version that the servers have from ``since`` on; itself, if they had it before."""
+        if self.versions[-1].version == version:
+            return self
+        return replace(self, versions=(*self.versions, VersionNote(version, since)))
+
+    @property
+    def oplogs(self) -> tuple[str, ...]:
+        return (*self.shards, CONFIG_OPLOG) if self.name is None else (self.name,)
+
+    def document(self) -> dict[str, Any]:
+        kind = {"sharded": {name: _membership_document(shard) for name, shard in self.shards.items()}}
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "serverVersion": self.server_version,
+            "serverVersions": [
+                {"version": note.version, "since": f"{note.since:016x}", "readable": str(note.since)}
+                for note in self.versions
+            ],
+            **({**kind, "since": f"{self.since:016x}"} if self.name is None else {"replicaSet": self.name}),
+            **({} if self.identity is None else {"identity": Witness(self.identity).to_document()}),
+        }
+
+
+def describe(folder: Path) -> Description | None:
+    """What an archive says of itself; ``None`` where the directory is empty or not there. Raises UsageError where it
+    holds something else."""
+    path = folder / DESCRIPTION
+    try:
+        found = read_record(path)
+        if found is None:
+            if folder.is_dir() and any(folder.iterdir()):
+                raise UsageError(
+                    f"{folder} is not an archive: it holds files, but no {DESCRIPTION}",
+                    hint="Name an archive that 'tailrace archive' made, or a new directory",
+                )
+            if folder.exists() and not folder.is_dir():
+                raise UsageError(f"{folder} is not a directory")
+            return None
+        if found.get("format") != FORMAT or found.get("version") != VERSION:
+            raise UsageError(
+                f"{path} is of another format or version ({found.get('format')!r}, {found.get('version')!r})",
+                hint=f"This Tailrace reads version {VERSION}",
+            )
+        name = found.get("replicaSet")
+        shards: Any = found.get("sharded", {})
+        # An archive that an earlier version has written names one version.
+        notes: Any = found.get("serverVersions") or [{"version": found["serverVersion"], "since": "0"}]
+        versions = tuple(VersionNote(str(note["version"]), ClusterTime(int(note["since"], 16))) for note in notes)
+        for note in versions:
+            profile_for(note.version)
+        since = ClusterTime(int(str(found.get("since", "0")), 16))
+        members = {str(shard): _membership(document) for shard, document in shards.items()}
+        said = found.get("identity")
+        identity = None if said is None else Witness.from_document(said).identity
+    except (KeyError, ValueError, AttributeError, TypeError) as error:
+        raise SourceError(f"{path} is damaged: {error!r}") from None
+    except OSError as error:
+        raise SourceError(f"cannot read {folder}: {error.strerror}") from None
+    return Description(None if name is None else str(name), versions, members, since, identity)
+
+
+def _membership_document(shard: Membership) -> dict[str, str]:
+    until = {} if shard.until is None else {"until": f"{shard.until:016x}"}
+    return {"after": f"{shard.after:016x}", **until}
+
+
+def _membership(document: Any) -> Membership:
+    until = document.get("until")
+    return Membership(ClusterTime(int(document["after"], 16)), None if until is None else ClusterTime(int(until, 16)))
+
+
+def existing(folder: Path) -> Description:
+    """As ``describe``, for a reader: an archive must be there."""
+    found = describe(folder)
+    if found is None:
+        raise UsageError(f"there is no archive at {folder}", hint="Make one: tailrace archive URI DIR")
+    return found
+
+
+def oplog_folder(folder: Path, oplog: str) -> Path:
+    return folder / quote(oplog, safe="")
+
+
+def oplog_of(folder: Path) -> str:
+    """The oplog's name, by its folder."""
+    return unquote(folder.name)
+
+
+def head(folder: Path) -> Reach | None:
+    """How far the archive of one oplog reaches; ``None`` where nothing was archived yet. Raises SourceError."""
+    try:
+        found = read_record(folder / HEAD)
+        if found is None:
+            return None
+        parts: list[Any] = [found["after"], found["until"]]
+        start, until = (ClusterTime(int(part["clusterTime"], 16)) for part in parts)
+        known = (str(found.get(name, "")) for name in ("newest", "replicaSetId", "clusterId"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise SourceError(f"{folder / HEAD} is damaged: {error!r}") from None
+    return Reach(start, until, *known)
+
+
+def segments(folder: Path) -> list[ArchiveSegment]:
+    """The segments of one oplog in order, checked: none is missing between the first and the last that the head names.
+
+    Raises SourceError that says which range is not there.
+    """
+    for _ in range(_TRIES):
+        reach = head(folder)
+        if reach is None:
+            if folder.is_dir() and listed(folder):
+                raise headless(folder)
+            return []
+        found = [segment for segment in listed(folder) if segment.until > reach.start]
+        hole = first_hole(reach, found)
+        other = other_newest(reach, found)
+        if hole is None and other is None:
+            return found
+        # Retention may have taken segments away while we looked.
+        if head(folder) == reach:
+            raise (missing(folder, *hole) if hole is not None else SourceError(other or "", hint=_BRING_BACK))
+    raise SourceError(f"the archive {folder} changes faster than it can be read")
+
+
+def archived_until(folder: Path) -> ClusterTime | None:
+    """Up to where one oplog is archived; ``None`` where nothing was yet. Raises SourceError."""
+    found, reach = segments(folder), head(folder)
+    # A writer that was killed between the two has published a segment that its head does not name.
+    return None if reach is None else max([reach.until, *(segment.until for segment in found)])
+
+
+def unfinished(name: str, shard: Membership, until: ClusterTime | None) -> str | None:
+    """What an archive lacks of a shard that has been removed, in words; ``None`` where it lacks nothing.
+
+    ``until``  up to where that shard's oplog is archived; ``None`` where nothing of it is
+    """
+    if shard.until is None or (until is not None and until >= shard.until):
+        return None
+    there = "nothing of it is archived" if until is None else f"its oplog is archived only up to {until}"
+    return f"the shard {name} was removed from the cluster at {shard.until}, and {there}"
+
+
+def missing(folder: Path, after: ClusterTime, until: ClusterTime) -> SourceError:
+    """The entries of a range are not in the archive, though they were."""
+    return SourceError(
+        f"the archive {folder} has a hole: the entries after {after} up to {until} are missing",
+        hint=_BRING_BACK,
+    )
+
+
+def headless(folder: Path) -> SourceError:
+    """There are segments, and nothing says how far they reach."""
+    return SourceError(f"{folder / HEAD} is missing, and there are segments", hint=_BRING_BACK)
+
+
+def other_newest(reach: Reach, found: list[ArchiveSegment]) -> str | None:
+    """What is wrong with the segment that the head names; ``None`` where it is there, or where none is named."""
+    last = [segment for segment in found if segment.until == reach.until]
+    if not last or not reach.newest or reach.newest in {segment.digest for segment in last}:
+        return None
+    return f"{last[-1].path} is not the segment that {HEAD} names, which has the digest {reach.newest}"
+
+
+def followed(segment: ArchiveSegment, said: str | None, found: list[ArchiveSegment]) -> bool:
+    """Whether the segment that ends where ``segment`` begins is the one that it was written after. ``said`` is that
+    one's digest; an earlier version did not say it."""
+    before = {one.digest for one in found if one.until == segment.after}
+    return not said or not before or said in before
+
+
+def listed(folder: Path) -> list[ArchiveSegment]:
+    """The segments that are there, whole or not, in order."""
+    found = []
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError as error:
+        raise SourceError(f"cannot read {folder}: {error.strerror}") from None
+    for name in names:
+        match = _SEGMENT.fullmatch(name)
+        if match is not None:
+            after, until, digest = match.groups()
+            found.append(
+                ArchiveSegment(ClusterTime(int(after, 16)), ClusterTime(int(until, 16)), digest, folder / name)
+            )
+    return sorted(found)
+
+
+def first_hole(reach: Reach, found: list[ArchiveSegment]) -> tuple[ClusterTime, ClusterTime] | None:
+    """The first range that the head promises and no segment holds."""
+    edge = reach.start
+    for segment in found:
+        if segment.after > edge:
+            return edge, segment.after
+        edge = max(edge, segment.until)
+    return None if edge >= reach.until else (edge, reach.until)

@@ -1,0 +1,17 @@
+"""The documents that were there before the first change: copied in chunks, beside writers, and after crashes."""
+
+from tailrace.read.snapshot.event import OPERATION_TYPE, snapshot_event
+from tailrace.read.snapshot.reader import SnapshotChunk, SnapshotProgress, SnapshotReader, begin
+from tailrace.read.snapshot.state import CollectionCopy, KeyRange, SnapshotState
+
+__all__ = [
+    "OPERATION_TYPE",
+    "CollectionCopy",
+    "KeyRange",
+    "SnapshotChunk",
+    "SnapshotProgress",
+    "SnapshotReader",
+    "SnapshotState",
+    "begin",
+    "snapshot_event",
+]

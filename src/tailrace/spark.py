@@ -1,0 +1,45 @@
+"""MongoDB change events as a Spark data source: ``spark.readStream.format("tailrace")``.
+
+``foreach_batch`` and ``AppliedBatches`` are for sinks of one's own, ``MetricsListener``, ``backlog_of`` and ``counted``
+for operating a query. Heavy imports happen when a name is used: Spark imports this module in each of its Python
+processes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace.faces import lazily
+
+if TYPE_CHECKING:
+    from tailrace.lake.spark.applied import AppliedBatches
+    from tailrace.lake.spark.batch import MicroBatch, document_of, foreach_batch
+    from tailrace.lake.spark.monitoring import MetricsListener, backlog_of, counted
+    from tailrace.lake.spark.runtime.session import local_session, register
+
+__all__ = [
+    "AppliedBatches",
+    "MetricsListener",
+    "MicroBatch",
+    "backlog_of",
+    "counted",
+    "document_of",
+    "foreach_batch",
+    "local_session",
+    "register",
+]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "AppliedBatches": "tailrace.lake.spark.applied",
+        "MetricsListener": "tailrace.lake.spark.monitoring",
+        "MicroBatch": "tailrace.lake.spark.batch",
+        "backlog_of": "tailrace.lake.spark.monitoring",
+        "counted": "tailrace.lake.spark.monitoring",
+        "document_of": "tailrace.lake.spark.batch",
+        "foreach_batch": "tailrace.lake.spark.batch",
+        "local_session": "tailrace.lake.spark.runtime.session",
+        "register": "tailrace.lake.spark.runtime.session",
+    },
+)

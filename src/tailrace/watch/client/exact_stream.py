@@ -1,0 +1,65 @@
+"""Streams whose images are computed here (``fullDocument: exact``): from the oplog and a state on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from pymongo.errors import ConfigurationError
+
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import Plan, exact_plan
+from tailrace.core.plan.profile import ServerProfile, profile_for
+from tailrace.read.images.source import ExactSource
+from tailrace.read.source.mongod import MongodSource
+from tailrace.watch.client import kernel_loader
+from tailrace.watch.client.arguments import refused
+from tailrace.watch.client.change_stream import OplogChangeStream
+from tailrace.watch.client.request import WatchRequest
+
+
+class ExactChangeStream(OplogChangeStream):
+    """Like its parent, but images come from an ``ExactSource``, for any version of the server."""
+
+    def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
+        cast(ExactSource, self._source).use_profile(profile)
+        return exact_plan(options, profile)
+
+    def _begun(self, plan: Plan) -> Plan:
+        oldest = self._source.oldest()
+        source = cast(ExactSource, self._source)
+        if plan.read_after is None:
+            return plan.start_after(source.begin(None, self._source.client))
+        plan.confirm_history(*oldest)
+        source.begin(plan.read_after, self._source.client)
+        return plan
+
+
+def state_folder(folder: str | Path | None) -> Path:
+    """The directory for the state of exact images. Raises UsageError if there is none."""
+    if folder is None:
+        raise refused(
+            "exact images need a directory for their state", ConfigurationError, "Give connect(images=DIRECTORY)"
+        )
+    return Path(folder)
+
+
+def open_exact(
+    live: MongodSource,
+    folder: str | Path | None,
+    request: WatchRequest,
+    profile: ServerProfile | None,
+    *,
+    recover: bool = False,
+) -> ExactChangeStream:
+    """Open a stream with exact images over a replica set. ``folder`` holds their state. With ``recover``, ``live`` has
+    an archive behind it, from which a lost state is rebuilt."""
+    directory = state_folder(folder)
+    known = profile or profile_for(live.server_version)
+    source = ExactSource(live, directory, request.scope, known, kernel=kernel_loader.is_ready, recover=recover)
+    try:
+        answers_as_one: Any = source
+        return ExactChangeStream(answers_as_one, request, profile)
+    except BaseException:
+        source.release()
+        raise
