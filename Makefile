@@ -76,13 +76,13 @@ test-whole: $(INSTALLED) ## all tests, the slow ones too, with as many random ex
 	$(BIN)/python -m tests.prepare
 	TAILRACE_TESTS=whole $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: style ## ruff (format and lint) and mypy --strict, without changing anything
+lint: style ## ruff (format and lint), who may import whom, and mypy --strict, without changing anything
 	$(BIN)/mypy --strict src
 
 style: $(INSTALLED)
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
-	cd src && ../$(BIN)/lint-imports ../pyproject.toml --no-cache --quiet
+	imports=$$(cd src && ../$(BIN)/lint-imports ../pyproject.toml --no-cache) || { echo "$$imports"; exit 1; }
 
 format: $(INSTALLED) ## format the code and fix what ruff can fix by itself
 	$(BIN)/ruff format .

@@ -314,7 +314,7 @@ while client.tail_statistics.joined < 2:
     assert [stream.try_next() for stream in streams] == [None, None]
 child = os.fork()
 if child == 0:
-    client.pymongo["tail_fork"]["b"].insert_one({"_id": "child"})
+    client["tail_fork"]["b"].insert_one({"_id": "child"})
     assert streams[1].next()["documentKey"] == {"_id": "child"}
     while client.tail_statistics.joined < 2:
         streams[0].try_next(), streams[1].try_next()

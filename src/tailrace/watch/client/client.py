@@ -6,7 +6,6 @@ collection gives one of ours. docs/reference/pymongo.md lists every public name.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, cast
@@ -199,16 +198,6 @@ class Client(WatchableClient, _Watchable, MongoClient[_DocumentType], Generic[_D
             connect=connect,
             type_registry=type_registry,
         )
-
-    @property
-    def pymongo(self) -> Self:
-        """This client. Deprecated: it once was PyMongo's client for everything but streams."""
-        warnings.warn(
-            "client.pymongo is the client itself, which is a pymongo.MongoClient; leave .pymongo out",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self
 
     def __getitem__(self, name: str) -> Database[_DocumentType]:
         return Database(self, name)
