@@ -117,6 +117,8 @@ def main() -> None:
     only = set(filter(None, options.only.split(",")))
     for version in options.version or VERSIONS:
         names = [name for name in known_to(version) if not only or name in only]
+        if not names:
+            continue  # none of them was there yet
         with ReplicaSet(1, version=version) as running:
             server = Server(running.uri, revive=lambda running=running: running.restart(0))  # type: ignore[misc]
             found = {**kept.get(version, {}), **server_answers(server, names)}
