@@ -172,7 +172,7 @@ def test_an_end_may_be_a_duration(text: str, seconds: int) -> None:
     assert before + seconds <= end.time.seconds <= int(time.time()) + seconds
 
 
-@pytest.mark.parametrize("text", ["5 minutes", "m", "5w", "-5m", "5m5", "5.5m", "99999999999m"])
+@pytest.mark.parametrize("text", ["5 mins", "m", "5w", "-5m", "5m5", "1.5s", "99999999999m"])
 def test_an_end_that_is_none_says_what_there_is(text: str) -> None:
     with pytest.raises(UsageError, match=r"--until: .* a duration such as 30s or 5m"):
         Until.parse(text, None)

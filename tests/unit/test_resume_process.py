@@ -123,7 +123,7 @@ def test_every_rule_that_the_code_names_is_on_the_page() -> None:
     rules = {int(number) for number in re.findall(r"(?m)^\| (\d+) \|", page)}
     assert rules == set(range(1, 32))
     named: set[int] = set()
-    for path in (Path(tailrace.__file__).parent / "client").rglob("*.py"):
+    for path in (Path(tailrace.__file__).parent / "watch" / "client").rglob("*.py"):
         for listed in re.findall(r"[Rr]ules? ((?:\d+(?:, | and | to )?)+)", path.read_text()):
             named |= {int(number) for number in re.findall(r"\d+", listed)}
     assert named <= rules

@@ -15,6 +15,7 @@ from tailrace.cli.one_shard import warn_of_one_shard
 from tailrace.cli.output import say, show_progress, tell
 from tailrace.cli.stream_arguments import address_of, parse_duration
 from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.user_text import byte_count
 from tailrace.errors import SourceError, UsageError
 from tailrace.read.source.uri import find_uri
 
@@ -34,7 +35,6 @@ connect(uri, archive=DIR), a stream of the deployment may start before its oplog
   tailrace archive verify DIR      read all of it, and name what is damaged or missing"""
 _WORDS: Final = ("status", "verify")
 _PROGRESS_S: Final = 10.0
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -216,7 +216,7 @@ def _bytes(count: int) -> str:
 
 
 def _size(text: str, flag: str) -> int:
-    number, unit = text.rstrip("kKmMgGtT"), text[len(text.rstrip("kKmMgGtT")) :].lower()
-    if not number.isdigit() or unit not in _UNITS or int(number) == 0:
+    size = byte_count(text)
+    if size is None:
         raise UsageError(f"{flag} {text} is not a size", hint="Such as 256m or 2g")
-    return int(number) * _UNITS[unit]
+    return size

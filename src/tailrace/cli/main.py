@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import io
 import logging
 import os
@@ -23,6 +22,7 @@ from tailrace.cli.output import reader_is_gone, tell
 from tailrace.cli.uri_arguments import misplaced_uri
 from tailrace.cli.usage import WrongUsageError
 from tailrace.core.printable import in_a_line
+from tailrace.core.user_text import nearest
 from tailrace.errors import InternalError, TailraceError
 from tailrace.read.source.uri import URI_VARIABLE, is_uri_argument, redact_uri
 
@@ -257,9 +257,9 @@ class _Parser(argparse.ArgumentParser):
             return ""
         known = [option for each in (self, *self.parts) for option in each._option_string_actions]
         for word in rest.split():
-            close = difflib.get_close_matches(word.partition("=")[0], known, n=1) if word.startswith("--") else []
-            if close:
-                return f". Did you mean {close[0]}?"
+            meant = nearest(word.partition("=")[0], known, cutoff=0.6) if word.startswith("--") else None
+            if meant:
+                return f". Did you mean {meant}?"
         return ""
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import time
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from tailrace.cli.token import parse_time, parse_timestamp, read_token
 from tailrace.core.event.resume_token import ResumeToken
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
+from tailrace.core.user_text import seconds
 from tailrace.errors import UsageError
 
 _PORT_MAX: Final = 65535
@@ -187,21 +187,17 @@ def read_time(text: str) -> ClusterTime:
     return parse_timestamp(text) if head.strip().isdigit() and "," in text else parse_time(text)
 
 
-_DURATION: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
 def _seconds(text: str) -> int | None:
-    span = _DURATION.fullmatch(text)
-    return None if span is None else int(span[1]) * _SECONDS[span[2]]
+    found = seconds(text)
+    return None if found is None or not found.is_integer() else int(found)
 
 
 def parse_duration(flag: str, text: str) -> int:
     """The seconds that a duration such as 30s, 5m, 12h or 7d means."""
-    seconds = _seconds(text)
-    if seconds is None:
+    found = _seconds(text)
+    if found is None:
         raise UsageError(f"{flag} {text} is not a duration", hint="Such as 30s, 5m, 12h or 7d")
-    return seconds
+    return found
 
 
 @dataclass

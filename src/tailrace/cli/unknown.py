@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from pymongo import MongoClient
@@ -10,6 +9,7 @@ from pymongo.errors import PyMongoError
 
 from tailrace.cli.output import tell
 from tailrace.core.oplog.namespace import Scope
+from tailrace.core.user_text import nearest
 from tailrace.errors import TailraceError
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.listing import list_collections
@@ -29,6 +29,6 @@ def tell_unknown(client: MongoClient[Any], scope: Scope) -> None:
     name = str(scope)
     if name in found or (scope.collection is None and found):
         return
-    close = difflib.get_close_matches(name, found, n=1)
+    meant = nearest(name, found, cutoff=0.6)
     kind = "database" if scope.collection is None else "collection"
-    tell(f"tailrace: no {kind} {name} exists at the moment" + (f". Did you mean {close[0]}?" if close else ""))
+    tell(f"tailrace: no {kind} {name} exists at the moment" + (f". Did you mean {meant}?" if meant else ""))

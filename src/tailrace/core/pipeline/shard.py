@@ -2,7 +2,7 @@
 
 ``SHARD_STAGES`` here and ``ROUTER_STAGES`` in ``pipeline.router`` hold the server's order; each stage says whether a
 stream needs it (``is_needed``). A stream over one oplog runs both in a row; in a sharded cluster every shard runs the
-first ones, and ``pipeline.merge`` runs the others once. Each stage appends to a list what it gives; when one raises,
+first ones, and ``stream.merge`` runs the others once. Each stage appends to a list what it gives; when one raises,
 what it had given by then still goes through the rest, so that every event before an error is delivered before it.
 """
 

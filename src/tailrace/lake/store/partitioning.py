@@ -5,11 +5,11 @@ Values only: every process that plans or writes loads this.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tailrace.core.user_text import nearest
 from tailrace.errors import UsageError
 
 DAY: Final = "day"
@@ -34,10 +34,10 @@ class Partitioning:
         """Of the names of columns, in any order. Raises UsageError for one that a lake cannot be divided by."""
         for name in names:
             if name not in _KNOWN:
-                close = difflib.get_close_matches(str(name).lower(), _KNOWN, n=1, cutoff=0.5)
+                meant = nearest(str(name), _KNOWN)
                 raise UsageError(
                     f"a lake cannot be partitioned by {str(name)[:60]!r}",
-                    hint=f"Did you mean '{close[0]}'?" if close else f"It can be by {', '.join(_KNOWN)}",
+                    hint=f"Did you mean '{meant}'?" if meant else f"It can be by {', '.join(_KNOWN)}",
                 )
         return cls(HOUR in names, COLLECTION in names)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tailrace.core.user_text import byte_count, seconds
 from tailrace.errors import UsageError
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.tables.schema import POLICIES, Policy, TableSchema
@@ -24,10 +24,6 @@ KEYS: Final = (
     "versions",
 )
 _RULE_KEYS: Final = ("columns", "onMismatch", "partitionBy", "zOrder")
-_SIZE: Final = re.compile(r"(\d{1,15})\s*([kmg]?)b?", re.IGNORECASE)
-_TIME: Final = re.compile(r"(\d{1,9}(?:\.\d+)?) *(second|minute|hour|day)s?")
-_SECONDS: Final = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
-_FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
@@ -105,10 +101,10 @@ def _whole(given: object, where: str) -> int:
 
 
 def _seconds(given: object, where: str) -> float:
-    match = _TIME.fullmatch(given) if isinstance(given, str) else None
-    if match is None:
+    found = seconds(given) if isinstance(given, str) else None
+    if found is None:
         raise UsageError(f"{where} must be a time such as '1 second' or '7 days', not {given!r}")
-    return float(match[1]) * _SECONDS[match[2]]
+    return found
 
 
 def _hours(given: Mapping[str, Any], key: str, default: float) -> float:
@@ -116,7 +112,7 @@ def _hours(given: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def _size(given: object, where: str) -> int:
-    match = _SIZE.fullmatch(str(given)) if isinstance(given, (int, str)) and not isinstance(given, bool) else None
-    if match is None or int(match[1]) < 1:
+    size = byte_count(str(given)) if isinstance(given, (int, str)) and not isinstance(given, bool) else None
+    if size is None:
         raise UsageError(f"{where} must be a number of bytes such as 128m, not {given!r}")
-    return int(match[1]) * _FACTORS[match[2].lower()]
+    return size

@@ -7,10 +7,9 @@ a password is ever repeated in a message.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -25,6 +24,7 @@ from tailrace.core.oplog.selection import Selection
 from tailrace.core.plan.options import StreamOptions
 from tailrace.core.plan.plan import Plan, build_plan, exact_plan
 from tailrace.core.plan.profile import ServerProfile
+from tailrace.core.user_text import byte_count, nearest
 from tailrace.errors import UsageError
 from tailrace.lake.store.local_path import local_path
 
@@ -97,8 +97,6 @@ _BY_LOWER: Final = {name.lower(): name for name in KNOWN}
 
 _TIME_PAIR = re.compile(r"(?:Timestamp\()?\s*(\d{1,10})\s*[,:]\s*(\d{1,10})\s*\)?")
 _HEX = re.compile(r"[0-9A-Fa-f]+")
-_SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)b?", re.IGNORECASE)
-_FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 Value = TypeVar("Value")
 
@@ -241,16 +239,13 @@ def _canonical(items: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
     for key, text in items:
         name = _BY_LOWER.get(key.lower())
         if name is None:
-            raise UsageError(f"unknown option '{key}'", hint=_nearest(key, KNOWN))
+            raise UsageError(f"unknown option '{key}'", hint=_meant(key, KNOWN))
         yield name, text
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
-    if close:
-        return f"Did you mean '{by_lower[close[0]]}'?"
-    return f"The known ones are {', '.join(by_lower.values())}"
+def _meant(word: str, known: Sequence[str]) -> str:
+    meant = nearest(word, known)
+    return f"Did you mean '{meant}'?" if meant else f"The known ones are {', '.join(known)}"
 
 
 def _read(given: Mapping[str, str], name: str, reader: Callable[[str], Value]) -> Value | None:
@@ -376,10 +371,10 @@ def _count(text: str) -> int:
 
 
 def _size(text: str) -> int:
-    match = _SIZE.fullmatch(text)
-    if not match or int(match[1]) < 1:
+    size = byte_count(text)
+    if size is None:
         raise ValueError(f"expected a number of bytes such as 1000000, 64k or 32m, found '{text}'")
-    return int(match[1]) * _FACTORS[match[2].lower()]
+    return size
 
 
 def _json(text: str) -> Any:
@@ -451,7 +446,7 @@ def _columns(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in COLUMNS:
-            raise UsageError(f"option 'columns': unknown column '{name}'", hint=_nearest(name, COLUMNS))
+            raise UsageError(f"option 'columns': unknown column '{name}'", hint=_meant(name, COLUMNS))
     if len(set(names)) != len(names):
         raise ValueError("a column is named twice")
     return names

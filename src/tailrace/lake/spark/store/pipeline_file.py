@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Any, Final
 import yaml
 from bson import json_util
 
+from tailrace.core.user_text import byte_count, nearest
 from tailrace.errors import UsageError
 from tailrace.lake.spark.query.options import KNOWN
 from tailrace.lake.store.compaction_policy import CompactionPolicy
@@ -46,9 +46,7 @@ _NUL: Final = "\0"
 _EVERY: Final = "1 second"
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)b?", re.IGNORECASE)
 _DURATION = re.compile(r"([0-9]{1,6}) *(minute|hour|day)s?")
-_FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +225,8 @@ def _check_keys(given: Iterable[str], known: Iterable[str], prefix: str) -> None
             continue
         if prefix == "source." and key in _ELSEWHERE:
             raise UsageError(f"unknown key '{prefix}{key}'", hint=f"It belongs in '{_ELSEWHERE[key]}.{key}'")
-        close = difflib.get_close_matches(key.lower(), [name.lower() for name in names], n=1, cutoff=0.5)
-        nearest = next((name for name in names if close and name.lower() == close[0]), None)
-        hint = f"Did you mean '{prefix}{nearest}'?" if nearest else f"The known keys are {', '.join(names)}"
+        meant = nearest(key, names)
+        hint = f"Did you mean '{prefix}{meant}'?" if meant else f"The known keys are {', '.join(names)}"
         raise UsageError(f"unknown key '{prefix}{key}'", hint=hint)
 
 
@@ -298,10 +295,10 @@ def _interval(value: object) -> str:
 
 
 def _size(value: object, name: str) -> int:
-    match = _SIZE.fullmatch(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
-    if match is None or int(match[1]) < 1:
+    size = byte_count(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
+    if size is None:
         raise UsageError(f"{name} must be a number of bytes such as 134217728 or 128m, not {_shown(value)}")
-    return int(match[1]) * _FACTORS[match[2].lower()]
+    return size
 
 
 def _compaction(given: Mapping[str, Any]) -> CompactionPolicy:
