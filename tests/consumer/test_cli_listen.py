@@ -289,7 +289,7 @@ def test_what_a_target_does_not_take_goes_to_the_dead_letters_of_a_view_or_ends_
     commands.running.append(process)
     if not has_letters:
         assert process.wait(300) == 1
-        assert "does not take the fields of the view for the document with _id 1" in errors.read_text()
+        assert "does not accept the fields of the view for the document with _id 1" in errors.read_text()
         return
     orders, letters = commands.database.orders, commands.database.deadLetters
     commands.until(lambda: orders.count_documents({"buyer": "Ann"}) == 2, process)
