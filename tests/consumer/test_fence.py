@@ -151,7 +151,7 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "needs an _id": lambda at: NEW.insert_one(at, {"x": 1}),
     "operators such as": lambda at: NEW.update_one(at, {"_id": 1}, {"x": 1}),
     "holds no operators": lambda at: NEW.replace_one(at, {"_id": 1}, {"$set": {"x": 1}}),
-    "the document after it": lambda at: NEW.find_one_and_update(at, {"_id": 1}, {"$set": {"x": 1}}, upsert=True),
+    "as it is after the update": lambda at: NEW.find_one_and_update(at, {"_id": 1}, {"$set": {"x": 1}}, upsert=True),
 }
 
 

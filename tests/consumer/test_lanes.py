@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace import consumer
 from tailrace.act.consumer import lane_queue
+from tailrace.act.consumer import listener as listener_module
 from tailrace.act.consumer.rules.lanes import LanePlan
 from tailrace.consumer import Change, Fence, Fenced, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.embedded import ReplicaSet
@@ -221,7 +221,7 @@ def test_an_invalidation_ends_or_resumes_all_lanes(shop: Any) -> None:
 
 def test_a_lane_without_changes_moves_with_the_others(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its position would fall off the oplog."""
-    monkeypatch.setattr(consumer.listener, "CommitPolicy", partial(consumer.listener.CommitPolicy, idle_seconds=0.2))
+    monkeypatch.setattr(listener_module, "CommitPolicy", partial(listener_module.CommitPolicy, idle_seconds=0.2))
     seen, store = Seen(), shop[2]
     times: dict[str, str] = {}
     with listen(shop, seen, "a", 4):

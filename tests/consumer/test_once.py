@@ -151,7 +151,7 @@ def test_an_effect_that_fails_leaves_no_mark(database: Any) -> None:
 
     with pytest.raises(ValueError, match="no"):
         marks.once("82AA", fails)
-    with pytest.raises(HandlerNotRun, match="the effect gave back a coroutine"):
+    with pytest.raises(HandlerNotRun, match="the effect returned a coroutine"):
         marks.once("82AA", later)
     assert database["bills"].count_documents({}) == database["marks"].count_documents({}) == 0
 

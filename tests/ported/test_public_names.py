@@ -33,7 +33,7 @@ CLASSES: dict[str, list[tuple[type[Any], type[Any]]]] = {
 }
 PAIRS = [(section, *pair) for section, pairs in CLASSES.items() for pair in pairs]
 #: Names of ours beside PyMongo's. On a client, a database or a collection each would hide one of the user's.
-OF_OURS = {"ChangeStream": {"explain", "has_next", "statistics"}, "MongoClient": {"pymongo", "tail_statistics"}}
+OF_OURS = {"ChangeStream": {"explain", "has_next", "statistics"}, "MongoClient": {"tail_statistics"}}
 
 
 def test_the_page_tells_of_names_that_hide_a_database() -> None:
