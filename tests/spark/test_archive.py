@@ -102,7 +102,7 @@ def drained(stream: Any) -> list[bytes]:
     return events
 
 
-@pytest.mark.parametrize("limit", [{}, {"maxEventsPerTrigger": "70"}, {"maxBytesPerTrigger": "90k"}])
+@pytest.mark.parametrize("limit", [{}, {"maxEventsPerTrigger": "70"}, {"maxBytesPerTrigger": "50k"}])
 def test_a_stream_begins_in_the_archive_and_goes_on_in_the_oplog(
     spark: SparkSession, overtaken: Overtaken, tmp_path: Path, limit: dict[str, str]
 ) -> None:
