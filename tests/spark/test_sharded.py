@@ -242,9 +242,7 @@ def test_the_checkpoint_of_a_replica_set_is_refused_on_a_cluster_and_the_other_w
 ) -> None:
     of_replica_set = {"uri": replica_set.uri, "database": "live", "collection": "orders"}
     available_now(spark, of_replica_set, tmp_path / "replica set")
-    with pytest.raises(
-        StreamingQueryException, match="made on the replica set 'rs0' and the uri leads to the sharded"
-    ):
+    with pytest.raises(StreamingQueryException, match="made on the replica set 'rs0' and the uri leads to the sharded"):
         available_now(spark, {**of_replica_set, "uri": run.cluster.uri}, tmp_path / "replica set")
     available_now(spark, run.options(), tmp_path / "cluster")
     with pytest.raises(StreamingQueryException, match=r"made on the sharded cluster .* leads to the replica set"):
