@@ -56,6 +56,7 @@ def test_from_5_0_over_6_0_to_7_0_nothing_is_lost_or_given_twice(tmp_path: Path)
         assert_equal(tmp_path / "tables", {"shop.orders": in_collection(client.shop.orders)}, set())
         _check_lake(lake.path, given)
         _check_tokens(deployment.uri, given)
+        print(_table(everything, lake.path))  # the table of docs/how-to/operations.md: run with -s
 
 
 def _time_of(event: bytes) -> ClusterTime:
@@ -76,6 +77,36 @@ def _check_lake(lake: Path, given: list[bytes]) -> None:
     of = [sum(_time_of(event) > edge for edge in edges) for event in found]
     assert ["wallTime" in bson.decode(event) for event in found] == [number > 1 for number in of]
     assert [_token_version(event) for event in found] == [2 if number > 2 else 1 for number in of]
+
+
+def _table(everything: Everything, lake: Path) -> str:
+    """What each product gave at each step of the upgrade, by the cluster times at which the lake noted the steps."""
+    given = {name: follower.events for name, follower in everything.followers.items()}
+    first = min(map(_time_of, given["server"]))
+    given["lake"] = [event for event in lake_events(lake) if _time_of(event) >= first]
+    edges = [note.after for note in lake_status(lake).versions[1:]]
+    lines = [
+        f"| the lake's version | {' | '.join(given)} | listener |",
+        f"|---|{'---|' * (len(given) + 1)}",
+    ]
+    for number, version in enumerate(steps(VERSIONS)):
+        cells = [_cell([event for event in events if _step(event, edges) == number]) for events in given.values()]
+        handled = [ClusterTime.from_timestamp(time) for time, _key in everything.handled]
+        count = sum(time >= first and sum(time > edge for edge in edges) == number for time in handled)
+        lines.append(f"| {version} | {' | '.join(cells)} | {count:,} |")
+    errors = " | ".join(f"{len(follower.errors)}" for follower in everything.followers.values())
+    return "\n".join([*lines, f"| errors after which a stream was resumed | {errors} | 0 | 0 |"])
+
+
+def _step(event: bytes, edges: list[ClusterTime]) -> int:
+    return sum(_time_of(event) > edge for edge in edges)
+
+
+def _cell(events: list[bytes]) -> str:
+    """``events / with wallTime / with a resume token of version 2``."""
+    timed = sum("wallTime" in bson.decode(event) for event in events)
+    newer = sum(_token_version(event) == 2 for event in events)
+    return f"{len(events):,} / {timed:,} / {newer:,}"
 
 
 def _shown(event: bytes) -> dict[str, Any]:
