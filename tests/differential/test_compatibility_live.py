@@ -26,6 +26,7 @@ from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.read.archive.layout import existing
 from tailrace.read.archive.recorder import ArchivePolicy, Recorder
 from tailrace.read.archive.replay import ArchiveReplay
+from tailrace.read.archive.writer import OplogWriter
 from tailrace.read.source.compatibility import ASK_AGAIN_S
 from tailrace.read.source.mongod import MongodSource
 from tests.gateway.gateways import running_gateway
@@ -193,6 +194,33 @@ def test_changes_that_an_archive_was_away_at_are_noted_where_their_entries_are(t
         for number, setting in enumerate(("5.0", "6.0", "5.0"), 1):
             deployment.set_compatibility(setting)
             expected += taken(stream, write(client, 10 * number))
+        archived(client, tmp_path)
+        set_by = list(client.local["oplog.rs"].find({"ns": "admin.system.version"}).sort("ts", 1))
+    notes = existing(tmp_path).versions
+    assert [note.version for note in notes] == ["6.0.27", "6.0.27-fcv5.0", "6.0.27", "6.0.27-fcv5.0"]
+    times = {ClusterTime.from_timestamp(entry["ts"]): entry["o"]["version"] for entry in set_by}
+    assert [times[note.since] for note in notes[1:]] == ["5.0", "6.0", "5.0"]
+    options = StreamOptions.parse(Scope.parse("shop.orders"), {"startAtOperationTime": begin.tick().to_timestamp()})
+    assert [bytes(event) for block in ArchiveReplay(tmp_path, options).blocks() for event in block.events()] == expected
+
+
+def test_a_change_that_a_killed_recorder_has_archived_and_not_noted_is_noted_at_its_entry(tmp_path: Path) -> None:
+    """It was noted where the next recorder went on to read. No test had killed one between the two writes."""
+    with ReplicaSet(version="6.0.27") as deployment, ExitStack() as stack:
+        client = stack.enter_context(MongoClient[Any](deployment.uri))
+        client.shop.create_collection("orders")
+        archived(client, tmp_path)
+        begin = MongodSource(deployment.uri).newest()
+        server = stack.enter_context(tailrace.connect(deployment.uri, engine="server"))
+        stream = stack.enter_context(server.shop.get_collection("orders", codec_options=RAW).watch())
+        expected = taken(stream, write(client, 0))
+        for number, setting in enumerate(("5.0", "6.0", "5.0"), 1):
+            deployment.set_compatibility(setting)
+            expected += taken(stream, write(client, 10 * number))
+            if number < 3:  # the recorder's writer publishes, and the recorder does not live to note anything
+                source = MongodSource(client)
+                OplogWriter(source, tmp_path / source.name, until=source.newest(), images=False).run()
+        assert [note.version for note in existing(tmp_path).versions] == ["6.0.27"]
         archived(client, tmp_path)
         set_by = list(client.local["oplog.rs"].find({"ns": "admin.system.version"}).sort("ts", 1))
     notes = existing(tmp_path).versions

@@ -16,6 +16,7 @@ from tailrace.base.durable import write_json
 from tailrace.cli.main import main
 from tailrace.core import kernel, raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.compatibility import SettingRead
 from tailrace.core.plan.request import PreImageKey
 from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError, SourceError, UsageError
 from tailrace.read.archive import columns
@@ -28,6 +29,7 @@ from tailrace.read.archive.layout import (
     Reach,
     VersionNote,
     describe,
+    head,
     listed,
     oplog_folder,
     segments,
@@ -298,3 +300,15 @@ def test_the_parquet_files_are_read_by_others(root: Path, entries: list[bytes]) 
     copied = root.parent / "copy"
     shutil.copytree(root, copied)
     assert given(ArchiveSource(copied), time_of(0), time_of(100)) == entries
+
+
+def test_a_head_says_again_what_entries_have_set_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    reach = Reach(
+        time_of(1), time_of(9), "d1", "set", "", (SettingRead("5.0", time_of(3)), SettingRead("6.0", time_of(7)))
+    )
+    write_record(tmp_path / HEAD, reach.document())
+    assert head(tmp_path) == reach
+    for damaged in ("6.0", [{"version": "6.0"}], [{"version": "6.0", "since": "soon"}], 5):
+        write_record(tmp_path / HEAD, {**reach.document(), "compatibility": damaged})
+        with pytest.raises(SourceError, match="is damaged"):
+            head(tmp_path)

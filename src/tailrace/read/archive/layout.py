@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.core.oplog.compatibility import SettingRead
 from tailrace.core.oplog.witness import DeploymentIdentity, Witness
 from tailrace.core.plan.profile import profile_for
 from tailrace.errors import SourceError, UsageError
@@ -60,6 +61,7 @@ class Reach:
 
     ``newest``       the digest of the segment that ends at ``until``; ``""`` where there is none yet
     ``replica_set``  the id of the replica set whose oplog this is, ``cluster`` that of its cluster; ``""`` if unknown
+    ``settings``     what archived entries have set the feature compatibility version to, oldest first
     """
 
     start: ClusterTime
@@ -67,6 +69,7 @@ class Reach:
     newest: str = ""
     replica_set: str = ""
     cluster: str = ""
+    settings: tuple[SettingRead, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -77,7 +80,13 @@ class Reach:
         return DeploymentIdentity({oplog: self.replica_set}, self.cluster)
 
     def document(self) -> dict[str, object]:
-        known = {"newest": self.newest, "replicaSetId": self.replica_set, "clusterId": self.cluster}
+        settings = [{"version": one.version, "since": f"{one.time:016x}"} for one in self.settings]
+        known = {
+            "newest": self.newest,
+            "replicaSetId": self.replica_set,
+            "clusterId": self.cluster,
+            "compatibility": settings,
+        }
         return {
             "after": {"clusterTime": f"{self.start:016x}", "readable": str(self.start)},
             "until": {"clusterTime": f"{self.until:016x}", "readable": str(self.until)},
@@ -239,10 +248,12 @@ def head(folder: Path) -> Reach | None:
             return None
         parts: list[Any] = [found["after"], found["until"]]
         start, until = (ClusterTime(int(part["clusterTime"], 16)) for part in parts)
-        known = (str(found.get(name, "")) for name in ("newest", "replicaSetId", "clusterId"))
+        newest, replica_set, cluster = (str(found.get(name, "")) for name in ("newest", "replicaSetId", "clusterId"))
+        noted: list[Any] = found.get("compatibility", [])
+        settings = tuple(SettingRead(str(one["version"]), ClusterTime(int(one["since"], 16))) for one in noted)
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"{folder / HEAD} is damaged: {error!r}") from None
-    return Reach(start, until, *known)
+    return Reach(start, until, newest, replica_set, cluster, settings)
 
 
 def segments(folder: Path) -> list[ArchiveSegment]:

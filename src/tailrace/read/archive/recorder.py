@@ -49,6 +49,9 @@ _MEMBERS_S: Final = 5.0
 _UNAUTHORIZED: Final = 13
 _OWN_DIRECTORY: Final = "Give each deployment a directory of its own"
 
+#: What entries have set the feature compatibility version to, by oplog.
+_Settings = dict[str, tuple[SettingRead, ...]]
+
 _log = logging.getLogger("tailrace.archive")
 
 
@@ -272,7 +275,7 @@ class Recorder:
         if without_compatibility(version) == without_compatibility(description.versions[-1].version):
             for note in set_since(description.versions[-1], settings):
                 noted = noted.with_version(*note)
-        since = self._since(noted, version, newest)
+        since = self._since(noted, version, newest, settings)
         if since is not None:
             noted = noted.with_version(version, since)
             self._noted, self._awaited = present, None
@@ -282,9 +285,11 @@ class Recorder:
             self._save(noted)
         return noted
 
-    def _since(self, description: Description, version: str, newest: ClusterTime) -> ClusterTime | None:
+    def _since(
+        self, description: Description, version: str, newest: ClusterTime, settings: _Settings
+    ) -> ClusterTime | None:
         """From when on the servers have ``version``, which they have now, and not that of the last note; ``None`` where
-        it cannot be told yet."""
+        it cannot be told yet. ``settings``: those that ``description`` has notes of."""
         before, profile = description.versions[-1], profile_for(version)
         if profile == profile_for(before.version):
             return newest
@@ -294,6 +299,8 @@ class Recorder:
             self._awaited = self._awaited or newest
             if not all(writer.has_read(self._awaited) for writer in writers.values()):
                 return None
+            if self._settings(description) != settings:
+                return None  # it came after they were looked at
         met = _met(profile, [writer.met for writer in writers.values()])
         return None if met is None else max(met, before.since.tick())
 
@@ -303,7 +310,7 @@ class Recorder:
         with self._lock:
             return {name: one for name, one in self._writers.items() if name not in {CONFIG_OPLOG, *gone}}
 
-    def _settings(self, description: Description) -> dict[str, tuple[SettingRead, ...]]:
+    def _settings(self, description: Description) -> _Settings:
         """What the entries that were read have set the feature compatibility version to, by oplog: those later than the
         archive's first note, and a shard's since it is one."""
         after = {name: max(self._begun, shard.after) for name, shard in description.shards.items()}
@@ -362,6 +369,7 @@ class Recorder:
             retention=self._policy.retention,
             images=self._policy.images and name != CONFIG_OPLOG,
             cluster=self._cluster_id,
+            settings_after=self._begun,
         )
         thread = CheckedThread(
             partial(self._run, writer), f"tailrace-archive-{name}", failed=partial(self._fail, name, writer)

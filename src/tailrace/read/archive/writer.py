@@ -70,6 +70,7 @@ class OplogWriter:
     ``until``   stop when everything up to this cluster time is archived; ``None``: go on
     ``images``  whether stored pre-images are archived too
     ``cluster`` the cluster's id, where it is one's oplog and known
+    ``settings_after``  changes of the feature compatibility version up to this cluster time do not count
 
     ``run`` raises ChangeStreamHistoryLost where the oplog no longer reaches back to the archive's end, SinkError where
     the archive cannot be written or another process writes it, OtherHistoryError where it is another deployment's,
@@ -87,6 +88,7 @@ class OplogWriter:
         retention: Retention | None = None,
         images: bool = True,
         cluster: str = "",
+        settings_after: ClusterTime = ZERO,
     ) -> None:
         self._source = source
         self._folder = folder
@@ -106,8 +108,9 @@ class OplogWriter:
         self.written = ArchiveProgress()
         #: ``None`` until the first reply has come.
         self.met: VersionMet | None = None
-        #: What the entries have set the feature compatibility version to, oldest first.
+        #: What the entries later than ``settings_after`` have set the feature compatibility version to, oldest first.
         self.settings: tuple[SettingRead, ...] = ()
+        self._settings_after = settings_after
 
     def stop(self) -> None:
         """Publish what was read and end, also where no member can be reached. From any thread."""
@@ -176,7 +179,9 @@ class OplogWriter:
         write_record(self._folder / HEAD, self._reach.document())
         remove_before(self._folder)
         self._newest = found[-1].digest if found else ""
-        return max([segment.until for segment in found] or [reach.until])
+        after = max([segment.until for segment in found] or [reach.until])
+        self.settings = tuple(one for one in reach.settings if one.time <= after)  # later ones are read again
+        return after
 
     # -- the reading thread ---------------------------------------------------------------------------------------
 
@@ -189,7 +194,8 @@ class OplogWriter:
                     self.met = VersionMet(version, after)
                 after = batch.high_water
                 if SETTING in batch.raw:
-                    self.settings += tuple(settings_in(raw_bson.split(batch.raw)))
+                    found = settings_in(raw_bson.split(batch.raw))
+                    self.settings += tuple(one for one in found if one.time > self._settings_after)
                 self._queue.put(batch)
                 if self._failure is not None or self._stopped.is_set():
                     return
@@ -255,6 +261,7 @@ class OplogWriter:
             images.add(stored_between(self._connection, after, until))
 
     def _publish(self, segment: SegmentWriter, images: ImagesWriter, after: ClusterTime, until: ClusterTime) -> None:
+        self._keep_settings(until)
         images.publish(self._folder / f"{after:016x}-{until:016x}.images.parquet")
         self._newest = segment.publish(until, images, self._newest).digest
         self._reach = replace(head(self._folder) or self._reach, until=until, newest=self._newest)
@@ -264,3 +271,12 @@ class OplogWriter:
         self.written.segments += 1
         self.written.until = until
         self.written.expired += retain(self._folder, self._retention)
+
+    def _keep_settings(self, until: ClusterTime) -> None:
+        """Before a segment is published, its head says which entries in it set the feature compatibility version: a
+        recorder that is killed before it has noted them in ``archive.json`` does not read these entries again."""
+        settings = tuple(one for one in self.settings if one.time <= until)
+        reach = head(self._folder) or self._reach
+        if settings != reach.settings:
+            self._reach = replace(reach, settings=settings)
+            write_record(self._folder / HEAD, self._reach.document())
