@@ -241,7 +241,7 @@ def test_a_shard_that_was_removed_does_not_hold_an_upgrade_back(tmp_path: Path) 
         both = {"kept": Membership(ZERO), "gone": Membership(ZERO)}
         removed = both | {"gone": Membership(ZERO, ClusterTime.of(10, 0))}
         found = [
-            recorder._since(Description(None, (VersionNote("5.0.4"),), shards), "6.0.27", ClusterTime.of(30, 0))
+            recorder._since(Description(None, (VersionNote("5.0.4"),), shards), "6.0.27", ClusterTime.of(30, 0), {})
             for shards in (both, removed)
         ]
     assert found == [None, ClusterTime.of(20, 0).tick()]
