@@ -327,10 +327,11 @@ def test_a_side_that_still_stands_where_it_was_resumed_has_promised_nothing() ->
     assert (found.events, found.total) == (2, 0)
 
 
-@pytest.mark.parametrize("code", [166, 201])
+@pytest.mark.parametrize("code", [166, 175, 201])
 def test_a_look_up_that_fails_at_one_moment_alone_is_no_difference(code: int) -> None:
     """Found by minutes of random writes: a name was a view when one of the two looked, and a collection before; or it
-    was a collection of another collation, under which there is no key of a symbol."""
+    was a collection of another collation, under which there is no key of a symbol; or it was renamed while the server
+    looked (175, met by a 7.0.28 on a busy machine: runs on quiet ones had never seen it)."""
     view = ServerError("the document cannot be looked up", code=code)
     for server, ours in (([*EVENTS[:2], view], EVENTS), ([*EVENTS[:2], view], [*EVENTS[:4], view])):
         found = StreamComparison(

@@ -39,7 +39,9 @@ def test_from_5_0_over_6_0_to_7_0_nothing_is_lost_or_given_twice(tmp_path: Path)
         client.shop.orders.insert_one({"_id": -1, "n": 0})
         begin = MongodSource(deployment.uri).newest()
         lake = RunningLake(deployment.uri, tmp_path)
-        lake.wait_for(begin)
+        inserted = client.local["oplog.rs"].find_one({"ns": "shop.orders", "op": "i"})
+        assert inserted is not None
+        lake.wait_for(ClusterTime.from_timestamp(inserted["ts"]))  # there may be a no-op after it
         everything = Everything(deployment.uri, tmp_path, stack)
         writer = Writer(deployment.uri)
         for version in VERSIONS[1:]:

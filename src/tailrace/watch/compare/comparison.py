@@ -48,9 +48,9 @@ _LOOK_S: Final = 0.25
 #: Both sides begin anew so often without an event between, and so long apart.
 _FRUITLESS_MAX: Final = 10
 _FRUITLESS_S: Final = 1.0
-#: Of a look-up, by what the collection is at that moment: its name is a view's (166), or its collation takes no key of
-#: this ``_id`` (201, such as of a symbol).
-_LOOK_UP_FAILED: Final = frozenset((166, 201))
+#: Of a look-up, by what the collection is at that moment: its name is a view's (166), it is dropped or renamed while
+#: the look-up runs (175, seen on 7.0.28), or its collation takes no key of this ``_id`` (201, such as of a symbol).
+_LOOK_UP_FAILED: Final = frozenset((166, 175, 201))
 _log = logging.getLogger("tailrace.compare")
 
 
