@@ -11,6 +11,8 @@ from typing import Final
 
 import pytest
 
+from tailrace.core.expression.language.version import Version
+from tailrace.core.plan.profile import profile_for
 from tailrace.embedded.binary import DEFAULT_VERSION, find_mongod
 from tailrace.embedded.errors import EmbeddedError
 
@@ -22,16 +24,22 @@ def _version_in_use() -> str:
         return DEFAULT_VERSION  # each test that wants a server says why there is none
 
 
+def major(version: str) -> int:
+    """The first number of a version: from 6 on servers have images and the events of definitions."""
+    return int(version.partition(".")[0])
+
+
 SERVER_VERSION: Final = _version_in_use()
+
+#: The language of its pipelines: what is compiled beside it is compiled for it.
+LANGUAGE: Final[Version] = profile_for(SERVER_VERSION).version
+
+#: Whether it is a program for Windows, under Wine: its C library reads numbers out of texts in its own way.
+IS_FOR_WINDOWS: Final = major(SERVER_VERSION) == 7
 
 #: Among the versions of a test: the one between the newest and the oldest server has its turn in ``make test-slow``,
 #: where it answers as one of the two. Where it is known to answer otherwise, it stands there as "5.0.4".
 IN_BETWEEN: Final = pytest.param("5.0.4", marks=pytest.mark.slow)
-
-
-def major(version: str) -> int:
-    """The first number of a version: from 6 on servers have images and the events of definitions."""
-    return int(version.partition(".")[0])
 
 
 def is_of_other_versions(versions: Sequence[str]) -> bool:

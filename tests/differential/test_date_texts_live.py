@@ -21,6 +21,7 @@ from tailrace.core.expression.operators.zone_names import ABBREVIATIONS
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
 from tests.differential.date_texts import date_text, text_and_format
+from tests.server_in_use import IS_FOR_WINDOWS, LANGUAGE
 
 pytestmark = pytest.mark.mongod
 
@@ -53,7 +54,9 @@ def _batches(pairs: list[Pair]) -> list[list[Pair]]:
 
 def ours(text: str, layout: str | None) -> Any:
     try:
-        made = compile_stages([bson.encode({"$replaceWith": {"r": expression(text, layout)}})]).apply(bson.encode({}))
+        made = compile_stages([bson.encode({"$replaceWith": {"r": expression(text, layout)}})], version=LANGUAGE).apply(
+            bson.encode({})
+        )
     except TailraceError as error:
         return error.code
     value = bson.decode(made or b"", _OPTIONS)["r"]
@@ -72,16 +75,20 @@ def check(replica_set: ReplicaSet, pairs: list[Pair], *, refused: float) -> None
     assert mine.count(REFUSED) <= refused * len(pairs)
 
 
+#: What 4.4 and 5.0 read in a way of their own is refused by name: more than of later servers.
+IS_OLD = LANGUAGE < (6, 0)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_texts_give_the_servers_dates(replica_set: ReplicaSet, seed: int) -> None:
     rng = random.Random(seed)
-    check(replica_set, [(date_text(rng), None) for _ in range(1500)], refused=0.03)
+    check(replica_set, [(date_text(rng), None) for _ in range(1500)], refused=0.15 if IS_OLD else 0.03)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_texts_with_formats_give_the_servers_dates(replica_set: ReplicaSet, seed: int) -> None:
     rng = random.Random(seed)
-    check(replica_set, [text_and_format(rng) for _ in range(1500)], refused=0)
+    check(replica_set, [text_and_format(rng) for _ in range(1500)], refused=0.07 if IS_OLD else 0)
 
 
 def test_abbreviations_of_zones_mean_what_they_mean_on_the_server(replica_set: ReplicaSet) -> None:
@@ -89,6 +96,18 @@ def test_abbreviations_of_zones_mean_what_they_mean_on_the_server(replica_set: R
     words = ["".join(rng.choices("abcdefgmnpstwz", k=rng.choice((1, 2, 3, 3, 4, 5)))) for _ in range(1500)]
     texts = [f"2020-01-02T03:04:05 {word}" for word in (*ABBREVIATIONS, *words)]
     check(replica_set, [(text, "%Y-%m-%dT%H:%M:%S%z") for text in texts], refused=0)
+
+
+def test_fractions_of_a_second_of_any_length_give_the_servers_dates(replica_set: ReplicaSet) -> None:
+    """No random text had more than eight digits, and 4.4 finds no date in nine: there they were read."""
+    layouts = [
+        "2020-01-02T03:04:05.{}",
+        "2020-01-02T03:04:05.{}Z",
+        "2020/01/02\t03:04:05.{}",
+        "20200102\t03:04:05.{}+01:00",
+    ]
+    digits = ["123456789123"[:size] for size in range(1, 13)]
+    check(replica_set, [(one.format(some), None) for one in layouts for some in digits], refused=0.5 if IS_OLD else 0)
 
 
 #: Texts that people write: of programs, of mail, of logs.
@@ -100,7 +119,7 @@ July 4th, 2017|4 July 2017|Jul-04-2017|4.7.2017|7/4/2017 11:56 AM|17-07-04|1-1-1
 
 
 def test_texts_that_people_write_give_the_servers_dates(replica_set: ReplicaSet) -> None:
-    check(replica_set, [(text, None) for text in TEXTS.replace("\n", "|").split("|")], refused=0)
+    check(replica_set, [(text, None) for text in TEXTS.replace("\n", "|").split("|")], refused=0.1 if IS_OLD else 0)
 
 
 def test_what_is_null_or_no_string_is_found_in_the_servers_order(replica_set: ReplicaSet) -> None:
@@ -117,11 +136,16 @@ def test_what_is_null_or_no_string_is_found_in_the_servers_order(replica_set: Re
     with pymongo.MongoClient[Any](replica_set.uri) as client:
         collection = client.get_database("date_texts", codec_options=_OPTIONS)["two"]
         collection.replace_one({"_id": 1}, document, upsert=True)
-        for date, layout, zone, on_error in itertools.product(
-            ("$number", "$null", "$none", "$date", "$zoned"),
-            (None, "$null", "$none", "$number", "$bad", "$layout"),
-            (None, "$null", "$none", "$number", "$utc", "$nowhere"),
-            (None, "failed"),
+        zones = ("GMT", "+0000", "-00", "Etc/UTC", "Zulu", "+01:00", "Europe/London")
+        texts = ("2020-01-02 +02:00", "2020-01-02T03:04:05Z", "2020-01-02T03:04:05")
+        for date, layout, zone, on_error in itertools.chain(
+            itertools.product(
+                ("$number", "$null", "$none", "$date", "$zoned"),
+                (None, "$null", "$none", "$number", "$bad", "$layout"),
+                (None, "$null", "$none", "$number", "$utc", "$nowhere"),
+                (None, "failed"),
+            ),
+            itertools.product(("$zoned", *texts), (None, "%Y-%m-%d %z"), ("$utc", *zones), (None, "failed")),
         ):
             given = {"dateString": date, "format": layout, "timezone": zone, "onError": on_error}
             stages = [
@@ -134,7 +158,9 @@ def test_what_is_null_or_no_string_is_found_in_the_servers_order(replica_set: Re
                 theirs = error.code
             mine: Any
             try:
-                mine = compile_stages([bson.encode(stage) for stage in stages]).apply(bson.encode(document))
+                mine = compile_stages([bson.encode(stage) for stage in stages], version=LANGUAGE).apply(
+                    bson.encode(document)
+                )
             except TailraceError as error:
                 mine = error.code
             if mine != theirs:
@@ -149,26 +175,42 @@ def test_what_is_null_or_no_string_is_found_in_the_servers_order(replica_set: Re
         "@9999999999999",
         "@-999999999999999",
         "@" + "9" * 5000,
+        "@9223372036854775807",
+        "@9223372036854775808",
+        "@-9223372036854775808",
+        "@-9223372036854775809",
+        "@000000000000000000000001",
+        "@-000000000000000000000001",
         "+99999999-01-01",
         "-99999-01-01",
+        "-9999999-01-01",
+        "-99998-01-01",
         "2020-01-01 +9999999 years",
         "2020-01-01 +9999999999999 sec",
         "2020-01-01 +9999999999999 months",
     ],
 )
-def test_dates_out_of_reach_end_with_the_servers_code(replica_set: ReplicaSet, text: str) -> None:
+def test_dates_near_the_ends_of_what_64_bits_hold_end_as_on_the_server(replica_set: ReplicaSet, text: str) -> None:
     stages = [{"$replaceWith": {"r": {"$dateFromString": {"dateString": {"$literal": text}}}}}]
     with pymongo.MongoClient[Any](replica_set.uri) as client:
-        collection = client["date_texts"]["three"]
+        collection = client.get_database("date_texts", codec_options=_OPTIONS)["three"]
         collection.replace_one({"_id": 1}, {}, upsert=True)
-        with pytest.raises(pymongo.errors.OperationFailure) as theirs:
-            collection.aggregate(stages)
+        theirs: Any
+        try:
+            theirs = next(iter(collection.aggregate(stages)))
+        except pymongo.errors.OperationFailure as error:
+            theirs = error.code
         client.drop_database("date_texts")
-    with pytest.raises(TailraceError) as mine:
-        compile_stages([bson.encode(stage) for stage in stages])
-    assert mine.value.code == theirs.value.code
+    mine: Any
+    try:
+        made = compile_stages([bson.encode(stage) for stage in stages], version=LANGUAGE).apply(bson.encode({}))
+        mine = bson.decode(made or b"", _OPTIONS)
+    except TailraceError as error:
+        mine = error.code
+    assert mine == theirs or (IS_OLD and mine == REFUSED)
 
 
 def test_offsets_in_minutes_that_do_not_fit_wrap_around_as_on_the_server(replica_set: ReplicaSet) -> None:
-    numbers = ["9" * size for size in (5, 8, 9, 10, 15, 19, 20, 5000)]
+    # A long of Windows has 32 bits: there the digits wrap around elsewhere.
+    numbers = ["9" * size for size in (5, 8, 9, *(() if IS_FOR_WINDOWS else (10, 15, 19, 20, 5000)))]
     check(replica_set, [(f"2020-01-01 {sign}{n}", "%Y-%m-%d %Z") for n in numbers for sign in "+-"], refused=0)

@@ -14,6 +14,7 @@ from bson.raw_bson import RawBSONDocument
 from tailrace.core.expression import compile_stages
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
+from tests.server_in_use import LANGUAGE
 
 pytestmark = pytest.mark.mongod
 
@@ -97,7 +98,9 @@ def test_our_stages_give_the_bytes_of_the_servers_own_stream(
         with collection.watch(**begun) as plain:
             events = _events(plain, 9)
         assert len(events) >= 6
-        compiled = compile_stages([bson.encode(stage) for stage in stages], show_expanded_events=expanded)
+        compiled = compile_stages(
+            [bson.encode(stage) for stage in stages], show_expanded_events=expanded, version=LANGUAGE
+        )
         ours: list[bytes] = []
         code = None
         for event in events:

@@ -26,6 +26,7 @@ from tailrace.watch.client.change_stream import OplogChangeStream
 from tailrace.watch.client.request import WatchRequest
 from tests.differential import native
 from tests.differential.wire import CommandError, Wire
+from tests.server_in_use import LANGUAGE
 
 pytestmark = pytest.mark.mongod
 
@@ -94,7 +95,7 @@ class Streams:
     def compiled(self, stages: list[dict[str, Any]], let: dict[str, Any] | None = None) -> Outcome:
         """Ours without a stream around it."""
         try:
-            pipeline = compile_stages([bson.encode(stage) for stage in stages], let=let)
+            pipeline = compile_stages([bson.encode(stage) for stage in stages], let=let, version=LANGUAGE)
             return [out for event in self.events if (out := pipeline.apply(event)) is not None]
         except TailraceError as error:
             return error.code or -1

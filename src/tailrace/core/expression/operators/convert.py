@@ -12,6 +12,7 @@ from typing import Final
 from tailrace.core.expression.language.core import operator_of, parse_arguments, parse_operand, unary
 from tailrace.core.expression.language.expression import Bindings, Expression, Frame
 from tailrace.core.expression.language.registry import failure, parse_failure, register
+from tailrace.core.expression.language.version import Version
 from tailrace.core.expression.operators.calendar import iso_string
 from tailrace.core.expression.operators.date_text import parse_date_text
 from tailrace.core.expression.operators.text import number_text
@@ -30,8 +31,11 @@ def _failed(message: str) -> TailraceError:
     return failure(_FAILED, f"{message} in $convert with no onError value")
 
 
-def convert(value: Value, to: int) -> Value:
-    """``value`` as the type ``to``. Raises ``ServerError`` 241 where the server does."""
+def convert(value: Value, to: int, version: Version) -> Value:
+    """``value`` as the type ``to``, as a server of ``version`` makes it. Raises ``ServerError`` 241 where the server
+    does."""
+    if to == v.DATE and value[0] == v.STRING:
+        return v.date(parse_date_text(v.text_of(value), version, code=_FAILED))
     conversion = _CONVERSIONS.get(to, {}).get(value[0])
     if conversion is None:
         target = v.TYPE_NAMES.get(to, "missing")
@@ -140,10 +144,6 @@ def _text_to_id(value: Value) -> Value:
     return (v.OBJECT_ID, bytes.fromhex(text.decode()))
 
 
-def _text_to_date(value: Value) -> Value:
-    return v.date(parse_date_text(v.text_of(value), code=_FAILED))
-
-
 def _number_to_date(value: Value) -> Value:
     return v.date(_truncated(value, v.INT64_MIN, v.INT64_MAX))
 
@@ -220,7 +220,6 @@ _CONVERSIONS: Final[dict[int, dict[int, Conversion]]] = {
         v.DATE: _same,
         v.OBJECT_ID: lambda value: v.date(id_milliseconds(value)),
         v.TIMESTAMP: lambda value: v.date((v.unsigned_of(value) >> 32) * 1000),
-        v.STRING: _text_to_date,
     },
     v.OBJECT_ID: {v.OBJECT_ID: _same, v.STRING: _text_to_id},
     v.BOOL: {kind: (lambda value: v.boolean(v.truthy(value))) for kind in v.TYPE_NAMES if kind not in v.NULLISH},
@@ -236,7 +235,7 @@ def _short(name: str, to: int) -> None:
 
         def evaluate(frame: Frame) -> Maybe:
             value = read(frame)
-            return v.NULL if value is None or value[0] in v.NULLISH else convert(value, to)
+            return v.NULL if value is None or value[0] in v.NULLISH else convert(value, to, bindings.version)
 
         return operator_of("$convert", args, evaluate, bindings)
 
@@ -268,10 +267,10 @@ def _convert(operand: Value, bindings: Bindings) -> Expression:
     for shown in ("input", "to"):
         if shown not in given:
             raise parse_failure(9, f"Missing '{shown}' parameter to $convert")
-    return operator_of("$convert", list(given.values()), _converting(given), bindings)
+    return operator_of("$convert", list(given.values()), _converting(given, bindings.version), bindings)
 
 
-def _converting(given: dict[str, Expression]) -> Callable[[Frame], Maybe]:
+def _converting(given: dict[str, Expression], version: Version) -> Callable[[Frame], Maybe]:
     read, target = given["input"].evaluate, given["to"].evaluate
     on_error, on_null = given.get("onError"), given.get("onNull")
 
@@ -284,7 +283,7 @@ def _converting(given: dict[str, Expression]) -> Callable[[Frame], Maybe]:
         if wanted is None:
             return v.NULL
         try:
-            return convert(value, wanted)
+            return convert(value, wanted, version)
         except TailraceError as error:
             if on_error is None or error.code != _FAILED:
                 raise

@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from tailrace.core.expression.language.registry import failure
+from tailrace.core.expression.language.registry import failure, not_exact
+from tailrace.core.expression.language.version import Version, knows
 from tailrace.core.expression.operators import calendar
 from tailrace.core.expression.operators.calendar import civil_of, days_of
 from tailrace.core.expression.operators.zone_names import read_zone
@@ -32,9 +33,10 @@ class Parts:
     milliseconds: int = 0
 
 
-def read(text: str, layout: str) -> tuple[int, int | None]:
-    """The moment on the wall clock in milliseconds, and the offset in seconds that the text gives. Raises 241."""
-    parts = _parts(text, layout)
+def read(text: str, layout: str, version: Version) -> tuple[int, int | None]:
+    """The moment on the wall clock in milliseconds, and the offset in seconds that the text gives, as a server of
+    ``version`` reads it. Raises 241."""
+    parts = _parts(text, layout, version)
     numbers = parts.numbers
     days = _days(numbers, text)
     hour, minute, second = numbers.get("H", 0), numbers.get("M", 0), numbers.get("S", 0)
@@ -48,7 +50,7 @@ def _wrong(text: str, reason: str) -> Exception:
     return failure(_FAILED, f"Error parsing date string '{text}'; {reason}")
 
 
-def _parts(text: str, layout: str) -> Parts:
+def _parts(text: str, layout: str, version: Version) -> Parts:
     text, layout = text.partition("\0")[0], layout.partition("\0")[0]  # the server's library reads to the first NUL
     parts = Parts()
     at = place = 0
@@ -59,6 +61,8 @@ def _parts(text: str, layout: str) -> Parts:
             at = _number(letter, text, at, parts)
         elif letter == "z":
             offset, end = read_zone(text, at)
+            if not knows(version, "6.0") and _is_read_otherwise(text, at, end):
+                raise not_exact(f"the time zone in the date text {text!r} before MongoDB 6.0")
             if offset is None:
                 raise _wrong(text, f"{at}: no time zone that may stand in a text")
             parts.offset, at = offset, end
@@ -77,6 +81,15 @@ def _parts(text: str, layout: str) -> Parts:
     if place < len(layout):
         raise _wrong(text, f"{at}: Not enough data available to satisfy format")
     return parts
+
+
+def _is_read_otherwise(text: str, at: int, end: int) -> bool:
+    """Whether the libraries of 4.4 and 5.0 may find another zone in the part that ends at ``end``: they read a word up
+    to a blank, and know no seconds."""
+    zone = text[at:end]
+    if "+" in zone or "-" in zone:
+        return not 0 < sum(map(str.isdigit, zone)) <= 4 or zone.count(":") > 1
+    return text[end : end + 1] not in ("", " ", ")")
 
 
 def _minutes(digits: str) -> int:

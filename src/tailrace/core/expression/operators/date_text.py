@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from tailrace.core.expression.language.core import operator_of
 from tailrace.core.expression.language.expression import Bindings, Expression, Frame
 from tailrace.core.expression.language.registry import failure, parse_failure, register
+from tailrace.core.expression.language.version import Version
 from tailrace.core.expression.operators import calendar, date_format, date_words
 from tailrace.core.expression.operators.calendar import Civil, civil_of, days_of
 from tailrace.core.expression.operators.dates import moment_of, named, read_beforehand, sunday_week, zone_at
@@ -147,14 +148,14 @@ def written(moment: int, layout: str, zone: Zone) -> str:
 
 _PLAIN: Final = re.compile(
     r"(?P<year>\d{4})(?:-(?P<month>\d\d)-(?P<day>\d\d)|/(?P<month2>\d\d)/(?P<day2>\d\d))"
-    r"(?:[Tt ](?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.(?P<fraction>\d{1,9}))?)?"
+    r"(?:[Tt ](?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.(?P<fraction>\d{1,7}))?)?"
     r"(?P<zone>Z|[+-]\d\d:?\d\d)?)?",
     re.ASCII,
 )
 
 
-def parse_date_text(text: str, *, code: int = _FAILED, zone: Zone | None = None) -> int:
-    """Milliseconds of a text: ISO 8601 at once, other notations by ``date_words``.
+def parse_date_text(text: str, version: Version, *, code: int = _FAILED, zone: Zone | None = None) -> int:
+    """Milliseconds of a text: ISO 8601 at once, other notations by ``date_words``, as a server of ``version`` does.
 
     Raises ``code`` where the server finds no date, and 115 for what is not read here.
     """
@@ -162,8 +163,8 @@ def parse_date_text(text: str, *, code: int = _FAILED, zone: Zone | None = None)
         raise failure(code, "Error parsing date string ''; 0: Empty string")
     found = _PLAIN.fullmatch(text)
     if found is None:
-        local, rest, offset = date_words.read(text)
-        return _toward_zero(placed(local, offset, zone, text, code=code), rest)
+        local, rest, offset = date_words.read(text, version)
+        return _toward_zero(placed(local, offset, zone, text, version, code=code), rest)
     month, day = int(found["month"] or found["month2"]), int(found["day"] or found["day2"])
     hour, minute, second = (int(found[name] or 0) for name in ("hour", "minute", "second"))
     if not 1 <= month <= 12 or not 1 <= day <= 31 or hour > 23 or minute > 59 or second > 59:
@@ -174,7 +175,7 @@ def parse_date_text(text: str, *, code: int = _FAILED, zone: Zone | None = None)
     fraction, rest = divmod(int(float("0." + (found["fraction"] or "0")) * 1000000), 1000)
     local = days * calendar.DAY + hour * calendar.HOUR + minute * calendar.MINUTE + second * 1000 + fraction
     offset = None if found["zone"] is None else read_zone(found["zone"], 0)[0]
-    return _toward_zero(placed(local, offset, zone, text, code=code), rest)
+    return _toward_zero(placed(local, offset, zone, text, version, code=code), rest)
 
 
 def _toward_zero(moment: int, rest: int) -> int:
@@ -182,11 +183,13 @@ def _toward_zero(moment: int, rest: int) -> int:
     return moment + 1 if rest and moment < 0 else moment
 
 
-def placed(local: int, offset: int | None, zone: Zone | None, text: str, *, code: int = _FAILED) -> int:
+def placed(
+    local: int, offset: int | None, zone: Zone | None, text: str, version: Version, *, code: int = _FAILED
+) -> int:
     """The moment at which a wall clock shows ``local``: by the text's own offset in seconds, or else by the zone."""
     if offset is None:
         return local if zone is None else zone.moment(local)
-    if zone is not None:
+    if zone is not None and not zone.is_utc(version):
         raise failure(
             code,
             f"you cannot pass in a date/time string with time zone information ('{text}') with a timezone argument",
@@ -214,7 +217,7 @@ def _from_string(operand: Value, bindings: Bindings) -> Expression:
         if (no_layout or no_zone) and value[0] == v.STRING:
             return v.NULL
         try:
-            return v.date(_read(value, layout, zone))
+            return v.date(_read(value, layout, zone, bindings.version))
         except TailraceError as error:
             if error.code != _FAILED or "onError" not in given:
                 raise
@@ -236,14 +239,14 @@ def _layout(given: dict[str, Expression], frame: Frame) -> tuple[str | None, boo
     return _checked_layout(wanted[1], "dGHLmMSuVYzZ%"), False
 
 
-def _read(value: Value, layout: str | None, zone: Zone | None) -> int:
+def _read(value: Value, layout: str | None, zone: Zone | None, version: Version) -> int:
     if value[0] != v.STRING:
         raise failure(_FAILED, f"$dateFromString requires that 'dateString' be a string, found: {v.type_name(value)}")
     text = v.text_of(value)
     if layout is None:
-        return parse_date_text(text, zone=zone)
-    local, offset = date_format.read(text, layout)
-    return placed(local, offset, zone, text)
+        return parse_date_text(text, version, zone=zone)
+    local, offset = date_format.read(text, layout, version)
+    return placed(local, offset, zone, text, version)
 
 
 register(

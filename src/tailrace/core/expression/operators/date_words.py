@@ -2,7 +2,9 @@
 
 The library cuts a text into tokens, always the longest that any of its notations fits, and lets each say its part of
 the date. What it says twice is an error, what it does not say must be the time of day or the zone. Words that move the
-date by weekdays ("next monday", "5 weekdays") are refused by name. All of it was measured on mongod 6.0.27.
+date by weekdays ("next monday", "5 weekdays") are refused by name. All of it was measured on mongod 6.0.27; what is
+otherwise on 7.0 stands beside it, measured on 7.0.28. The libraries of 5.0.4 and 4.4.2 read some of the notations in
+another way or not at all: those are refused by name for their servers.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tailrace.core.expression.language.registry import failure, not_exact
+from tailrace.core.expression.language.version import Version, knows
 from tailrace.core.expression.operators import calendar
 from tailrace.core.expression.operators.calendar import days_of
 from tailrace.core.expression.operators.date_format import valid_days
@@ -21,10 +24,12 @@ from tailrace.core.expression.operators.zone_names import read_zone
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _ROMAN: Final = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII")
 _WEEKDAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-#: Microseconds of a time of day that was written without colons: the library forgets to set them.
-_FORGOTTEN: Final = -99999
-#: The year that the library takes for none.
-_NO_YEAR: Final = -99999
+#: What the library takes for "not set": a year, and the microseconds of a time of day that was written without colons,
+#: which it forgets to set. The second one is that of 7.0's library.
+_UNSET: Final = -99999
+_UNSET_SINCE_7_0: Final = -9999999
+#: Since when the library is a later one.
+_LATER_LIBRARY: Final = "7.0"
 #: The microseconds that 64 bits hold, and how many digits a number may have without reaching them.
 _MOST: Final = (1 << 63) - 1
 _DIGITS: Final = 18
@@ -35,6 +40,7 @@ class _Date:
     """What the tokens have said so far."""
 
     text: str
+    version: Version
     year: int | None = None
     month: int | None = None
     day: int | None = None
@@ -49,6 +55,15 @@ class _Date:
     weekday: int | None = None
     #: Whether the first or the last day of the month is meant.
     edge: str = ""
+
+    @property
+    def unset(self) -> int:
+        return _UNSET_SINCE_7_0 if knows(self.version, _LATER_LIBRARY) else _UNSET
+
+    def refuse_before(self, since: str) -> None:
+        """Raise 115 where the server is earlier: its library reads this text in another way."""
+        if not knows(self.version, since):
+            raise not_exact(f"the date text {self.text!r} before MongoDB {since}")
 
     def wrong(self, reason: str) -> Exception:
         return failure(241, f"Error parsing date string '{self.text}'; {reason}")
@@ -71,8 +86,13 @@ class _Date:
         self.time = (hour, minute, second)
         self.microseconds = microseconds
 
+    def offset_of(self, token: str) -> int | None:
+        if sum(map(str.isdigit, token)) > 4:  # with seconds
+            self.refuse_before("6.0")
+        return read_zone(token, 0)[0]
+
     def set_zone(self, token: str) -> None:
-        offset, _ = read_zone(token, 0)
+        offset = self.offset_of(token)
         if self.zones or offset is None:
             raise self.wrong("Double timezone specification" if self.zones else "no time zone that may stand in a text")
         self.zones, self.offset = 1, offset
@@ -91,10 +111,10 @@ class _Date:
         self.moves = [a + b for a, b in zip(found, (years, months, days, microseconds), strict=True)]
 
 
-def read(text: str) -> tuple[int, int, int | None]:
+def read(text: str, version: Version) -> tuple[int, int, int | None]:
     """The moment on the wall clock in milliseconds, the microseconds left over, and the offset in seconds that the text
-    gives. Raises 241."""
-    date = _Date(text)
+    gives. Raises 241. ``version``: of the server whose library reads it."""
+    date = _Date(text, version)
     padded = text.strip("\t\n\v\f\r ") + "\0" * 4
     if padded[0] == "\0":
         raise date.wrong("Empty string")
@@ -103,14 +123,15 @@ def read(text: str) -> tuple[int, int, int | None]:
         if padded[at] in " .,\t\n\0":
             at += 1
             continue
-        best: tuple[re.Match[str], Callable[[_Date, re.Match[str]], None]] | None = None
-        for pattern, action in _NOTATIONS:
-            found = pattern.match(padded, at)
+        best: tuple[re.Match[str], _Notation] | None = None
+        for notation in _NOTATIONS:
+            found = notation.pattern.match(padded, at)
             if found is not None and (best is None or found.end() > best[0].end()):
-                best = (found, action)
+                best = (found, notation)
         if best is None:
             raise date.wrong(f"{at}: Unexpected character")
-        best[1](date, best[0])
+        date.refuse_before(best[1].since)
+        best[1].action(date, best[0])
         at = best[0].end()
     moment = _moment(date)
     if abs(moment - (date.offset or 0) * 1000000) > _MOST:
@@ -124,7 +145,7 @@ def _moment(date: _Date) -> int:
     if hour > 23 or second > 59:
         raise date.wrong("The parsed time was invalid")
     year, month, day = date.year, date.month, date.day
-    if year is None or year == _NO_YEAR or month is None or day is None:
+    if year is None or year == date.unset or month is None or day is None:
         raise failure(241, f'an incomplete date/time string has been found, with elements missing: "{date.text}"')
     valid_days(year, month, day, date.text)
     years, months, days, microseconds = date.moves or (0, 0, 0, 0)
@@ -184,16 +205,25 @@ _PIECES: Final = {
     r"|mon|tue|wed|thu|fri|sat|sun))",
 }
 
-_NOTATIONS: Final[list[tuple[re.Pattern[str], Callable[[_Date, re.Match[str]], None]]]] = []
+
+class _Notation(NamedTuple):
+    """What texts look like, what they say, and the first server whose library reads them so."""
+
+    pattern: re.Pattern[str]
+    action: Callable[[_Date, re.Match[str]], None]
+    since: str
 
 
-def _notation(*layouts: str) -> Callable[[Callable[[_Date, re.Match[str]], None]], None]:
+_NOTATIONS: Final[list[_Notation]] = []
+
+
+def _notation(*layouts: str, since: str = "4.4") -> Callable[[Callable[[_Date, re.Match[str]], None]], None]:
     """Register what to do with texts of these layouts; of two that fit equally far the first registered counts."""
 
     def register(action: Callable[[_Date, re.Match[str]], None]) -> None:
         for layout in layouts:
             source = re.sub(r"(?<!\?P)<(\w+)>", lambda piece: _PIECES[piece[1]], layout)
-            _NOTATIONS.append((re.compile(source, re.ASCII), action))
+            _NOTATIONS.append(_Notation(re.compile(source, re.ASCII), action, since))
 
     return register
 
@@ -218,9 +248,11 @@ def _time(date: _Date, found: re.Match[str]) -> None:
     hour = int(given["h"])
     if given.get("half"):
         hour = hour % 12 + (12 if given["half"] in "Pp" else 0)
+    if len(given.get("f") or "") > 7:  # 4.4 finds no date in some of them
+        date.refuse_before("5.0")
     date.set_time(hour, int(given.get("i") or 0), int(given.get("s") or 0), _fraction(given.get("f")))
     if given.get("z"):  # a zone inside a longer notation does not count: another may follow
-        date.offset = read_zone(given["z"], 0)[0]
+        date.offset = date.offset_of(given["z"])
 
 
 def _both(date: _Date, found: re.Match[str]) -> None:
@@ -256,11 +288,25 @@ def _timestamp(date: _Date, found: re.Match[str]) -> None:
     date.year, date.month, date.day = 1970, 1, 1
     date.set_zone("UTC")
     part = int((found["f"] or "").ljust(6, "0"))
-    seconds = int(found["r"]) if len(found["r"]) <= _DIGITS else _MOST
+    if found["f"] is not None and len(found["f"]) != 6:
+        date.refuse_before("5.0")
+    if found["r"][0] == "-" and part:
+        date.refuse_before("6.0")  # they add it
+    seconds = int(found["r"]) if len(found["r"]) <= _DIGITS else _many_seconds(date, found["r"])
     date.move(microseconds=seconds * 1000000 + (-part if found["r"][0] == "-" else part))
 
 
-@_notation("(?P<edge>(?i:first|last))(?i: day of)")
+def _many_seconds(date: _Date, digits: str) -> int:
+    """A number that 64 bits may not hold. 7.0 refuses it, and 6.0 takes the largest one."""
+    magnitude = digits.lstrip("-0") or "0"
+    limit = _MOST + (digits[0] == "-")
+    fits = len(magnitude) <= len(str(limit)) and int(magnitude) <= limit
+    if not fits and knows(date.version, _LATER_LIBRARY):
+        raise date.wrong("0: Number out of range '@'")
+    return int(digits) if fits else _MOST
+
+
+@_notation("(?P<edge>(?i:first|last))(?i: day of)", since="5.0")
 def _edge(date: _Date, found: re.Match[str]) -> None:
     date.unset_time()
     date.edge = found["edge"].lower()
@@ -270,12 +316,12 @@ _time_of_day = _notation(
     "<hour12>[ \\t]*<half>",
     "<hour12>[:.]<minute2>[ \\t]*<half>",
     "<hour12>[:.]<minute>[:.]<second2>[ \\t]*<half>",
-    "[Tt]<hour>",
     "[Tt]?<hour>[:.]<minute>",
     "[Tt]?<hour>[:.]<minute>[:.]<second>",
     "[Tt]?<hour>[:.]<minute>[:.]<second><fraction>",
 )
 _time_of_day(_time)
+_notation("[Tt]<hour>", since="6.0")(_time)
 
 
 @_notation("[Tt]?<hour2><minute2>")
@@ -283,7 +329,7 @@ def _bare(date: _Date, found: re.Match[str]) -> None:
     """Four digits: a time of day first, then a year."""
     if date.time is None:
         date.set_time(
-            int(found["h"]), int(found["i"]), 0, _FORGOTTEN if date.microseconds is None else date.microseconds
+            int(found["h"]), int(found["i"]), 0, date.unset if date.microseconds is None else date.microseconds
         )
         return
     if found[0][0] in "tT" or date.year is not None:
@@ -293,9 +339,8 @@ def _bare(date: _Date, found: re.Match[str]) -> None:
 
 _notation("[Tt]?<hour2><minute2><second2>")(_time)
 _notation("<month>/<plainday>", "<month>/<plainday>/<year>")(_date)
-_notation(
-    "<year4>/<month>/<plainday>/?", "<signed>-<month2>-<day2>", "<year2>-<month2>-<day2>", "<long>-<month2>-<day2>"
-)(_date)
+_notation("<year4>/<month>/<plainday>/?", "<signed>-<month2>-<day2>", "<year2>-<month2>-<day2>")(_date)
+_notation("<long>-<month2>-<day2>", since="5.0")(_date)
 _notation("<year4>-<month>", "<year>-<month>-<plainday>")(_date)
 _notation("<day>[ \\t.-]*<monthname>[ \\t.-]*<year>")(_date)
 _notation("<plainday>[.\\t-]<month>[.-]<year4>", "<plainday>[.\\t]<month>\\.<year2>")(_date)
@@ -330,9 +375,12 @@ def _compact(date: _Date, found: re.Match[str]) -> None:
     _date(date, found)
 
 
-@_notation("<year4>[.-]?<yearday>")
 def _of_year(date: _Date, found: re.Match[str]) -> None:
     date.set_date(found["y"], 1, int(found["d"]))
+
+
+_notation("<year4>\\.?<yearday>")(_of_year)
+_notation("<year4>-<yearday>", since="6.0")(_of_year)
 
 
 @_notation("<year4>-?W<week>(?:-?(?P<d>[0-7]))?")

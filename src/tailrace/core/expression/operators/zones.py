@@ -14,6 +14,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from tailrace.core.expression.language.registry import failure, not_exact
+from tailrace.core.expression.language.version import Version, knows
 from tailrace.core.expression.values import value as v
 from tailrace.core.expression.values.value import Value
 
@@ -31,6 +32,11 @@ class Zone:
         self.name = name
         self.fixed = offset
         self.rules = rules
+
+    def is_utc(self, version: Version) -> bool:
+        """Whether it is UTC to a server of ``version``, so that a text may name its own zone beside it: an offset of
+        0, and from 7.0 on the name "UTC"; neither "GMT" nor "Etc/UTC"."""
+        return self.fixed == 0 and (self.name[0] in "+-" or (self.name == "UTC" and knows(version, "7.0")))
 
     def offset_at(self, milliseconds: int) -> int:
         """Seconds east of UTC at a moment."""
