@@ -6,14 +6,17 @@ Documents of the fuzz are small and its numbers short, so nothing had come near 
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import bson
 import pytest
 
 from tailrace.core.expression import compile_stages
+from tailrace.core.expression.language.version import buffer_limit
 from tailrace.embedded import ReplicaSet
 from tests.differential.fuzz_expressions import Server, Totals, compare_stage
+from tests.server_in_use import IS_FOR_WINDOWS, LANGUAGE
 
 pytestmark = pytest.mark.mongod
 
@@ -70,9 +73,11 @@ def test_a_string_of_16_megabytes_is_too_long(server: Server, operator: str, mor
 
 @pytest.mark.parametrize(("more", "code"), [(-1, 16493), (0, 16493), (1, 13548)])
 def test_a_buffer_of_64_megabytes_is_not_passed(server: Server, more: int, code: int) -> None:
+    """Or of 125, from 7.0 on."""
     text = "x" * (8 * MEGABYTE)
     tail = "y" * (4 * MEGABYTE + more)
-    parts = ["$a"] * 7 + ["$b", {"$substrBytes": ["$a", 0, 4 * MEGABYTE]}]
+    whole, rest = divmod(buffer_limit(LANGUAGE) // MEGABYTE - 4, 8)
+    parts = ["$a"] * whole + ["$b", {"$substrBytes": ["$a", 0, rest * MEGABYTE]}]
     assert compare(server, length({"$concat": parts}), {"a": text, "b": tail}) == code
     with_null = {"$project": {"n": {"$concat": [*parts, "$nope"]}}}
     assert compare(server, [with_null], {"a": text, "b": tail}) == (13548 if more == 1 else 0)
@@ -155,6 +160,11 @@ def test_depth_is_looked_at_before_any_stage_is_parsed(server: Server) -> None:
     assert compare(server, [{"$project": {"a.b": 1, "a": 1}}, {"$match": deep}], {"s": 1}) == 15
 
 
+def is_left_out(operator: str, text: str) -> bool:
+    """A C library of Windows reads doubles that are not normal, where the servers' own on Linux finds no number."""
+    return IS_FOR_WINDOWS and operator == "$toDouble" and 0 < abs(float(text)) < sys.float_info.min
+
+
 DIGITS = [19, 20, 308, 309, 310, 4300, 4301, 6144, 6145, 6146, 100_000]
 
 
@@ -171,14 +181,16 @@ def test_numbers_of_many_digits_as_text(server: Server, count: int) -> None:
     ]
     for operator in ("$toInt", "$toLong", "$toDouble", "$toDecimal", "$toBool"):
         for text in texts:
-            compare(server, [{"$set": {"x": {operator: "$a"}}}], {"a": text})
+            if not is_left_out(operator, text):
+                compare(server, [{"$set": {"x": {operator: "$a"}}}], {"a": text})
 
 
 @pytest.mark.parametrize("exponent", [308, 309, 323, 324, 325, 6143, 6144, 6145, 6175, 6176, 6177, 6200])
 def test_exponents_as_text(server: Server, exponent: int) -> None:
     for text in (f"1E-{exponent}", f"1E+{exponent}", f"12345E-{exponent}", f"0E-{exponent}", f"0E+{exponent}"):
         for operator in ("$toDouble", "$toDecimal"):
-            compare(server, [{"$set": {"x": {operator: "$a"}}}], {"a": text})
+            if not is_left_out(operator, text):
+                compare(server, [{"$set": {"x": {operator: "$a"}}}], {"a": text})
 
 
 @pytest.mark.parametrize("places", [-21, -20, -19, 99, 100, 101, 2**31 - 1])
@@ -189,7 +201,7 @@ def test_the_places_of_round_and_trunc(server: Server, number: Any, places: int)
 
 
 def test_an_event_that_fits_into_no_buffer_is_said_so_as_the_server_says_it(server: Server) -> None:
-    fields = {f"f{at}": "$a" for at in range(8)}
+    fields = {f"f{at}": "$a" for at in range(buffer_limit(LANGUAGE) // MEGABYTE // 8)}
     assert compare(server, [{"$set": fields}], {"a": "x" * (9 * MEGABYTE)}) == 13548
 
 

@@ -249,6 +249,10 @@ def test_the_fields_of_a_dbref_are_names_where_they_are_on_the_server(streams: S
 
 def test_what_is_no_expression_gets_the_servers_code_in_every_place(streams: Streams) -> None:
     stages = [place(each) for each in EXPRESSIONS for place in PLACES]
+    if LANGUAGE >= (7, 0):  # only the server knows a user's roles
+        refused = [stage for stage in stages if "$$USER_ROLES" in str(stage)]
+        assert {streams.compiled([stage]) for stage in refused} == {115}
+        stages = [stage for stage in stages if stage not in refused]
     wrong = [stage for stage in stages if streams.compiled([stage]) != streams.native([stage])]
     assert wrong == []
 

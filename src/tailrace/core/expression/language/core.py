@@ -23,7 +23,7 @@ from tailrace.core.expression.language.expression import (
     Frame,
     constant,
 )
-from tailrace.core.expression.language.version import knows
+from tailrace.core.expression.language.version import Version, knows
 from tailrace.core.expression.values import value as v
 from tailrace.core.expression.values.compare import Order
 from tailrace.core.expression.values.value import Maybe, Value
@@ -437,7 +437,7 @@ def variadic(
     _variadic(
         name,
         (group, since, note),
-        lambda order: function,
+        lambda bindings: function,
         arity=(low, high),
         associative=associative,
         commutative=lambda order: commutative,
@@ -456,13 +456,34 @@ def ordered_variadic(
 ) -> None:
     """As ``variadic``, for an associative operator that compares values: ``make`` gives it for an order, and
     ``commutative`` says whether it is in that order."""
-    _variadic(name, (group, since, ""), make, arity=(0, None), associative=True, commutative=commutative)
+    _variadic(
+        name,
+        (group, since, ""),
+        lambda bindings: make(bindings.order),
+        arity=(0, None),
+        associative=True,
+        commutative=commutative,
+    )
+
+
+def versioned_variadic(
+    name: str, group: str, since: str, make: Callable[[Version], Callable[[Iterable[Maybe]], Maybe]]
+) -> None:
+    """As ``variadic``, for an associative operator that ``make`` gives for a server's version."""
+    _variadic(
+        name,
+        (group, since, ""),
+        lambda bindings: make(bindings.version),
+        arity=(0, None),
+        associative=True,
+        commutative=lambda order: False,
+    )
 
 
 def _variadic(
     name: str,
     listed: tuple[str, str, str],
-    make: Callable[[Order], Callable[[Iterable[Maybe]], Maybe]],
+    make: Callable[[Bindings], Callable[[Iterable[Maybe]], Maybe]],
     *,
     arity: tuple[int, int | None],
     associative: bool,
@@ -473,7 +494,7 @@ def _variadic(
     group, since, note = listed
 
     def build(args: Sequence[Expression], bindings: Bindings) -> Expression:
-        function = make(bindings.order)
+        function = make(bindings)
         closures = [argument.evaluate for argument in args]
         if two is not None and len(args) == 2:
             return operator_of(name, args, _of_two(args, two, function), bindings)

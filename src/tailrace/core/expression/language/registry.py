@@ -114,6 +114,12 @@ def parse_failure(code: int, message: str) -> UsageError:
     return UsageError(message, code=code)
 
 
+def check_buffer(size: int, limit: int) -> None:
+    """Raise what the server ends with that would write more bytes into one of its buffers than it holds."""
+    if size > limit:
+        raise failure(13548, f"BufBuilder attempted to grow() to {size} bytes, past the {limit >> 20}MB limit.")
+
+
 def failure(code: int, message: str) -> ServerError:
     """An error of evaluation on one event. The stage is added where the pipeline runs."""
     return ServerError(message, code=code)

@@ -25,6 +25,12 @@ def knows(version: Version, since: str) -> bool:
     return version[:2] >= parts_of(since)
 
 
+def buffer_limit(version: Version) -> int:
+    """The bytes that a string or an event may have while a server of ``version`` makes it (13548 beyond): 64 MB, and
+    125 MB from 7.0 on. What it ends up with is limited by itself, to 16 MB."""
+    return (125 if knows(version, "7.0") else 64) << 20
+
+
 def is_unmeasured(version: Version) -> bool:
     """Whether a server of ``version`` may have names that are not known here."""
     return version[:2] > NEWEST

@@ -6,9 +6,18 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tailrace.core.expression.language.core import binary, operator_of, parse_operand, runtime_operator, unary, variadic
+from tailrace.core.expression.language.core import (
+    binary,
+    operator_of,
+    parse_operand,
+    runtime_operator,
+    unary,
+    variadic,
+    versioned_variadic,
+)
 from tailrace.core.expression.language.expression import Bindings, Expression, Frame
-from tailrace.core.expression.language.registry import failure, not_exact, parse_failure, register
+from tailrace.core.expression.language.registry import check_buffer, failure, not_exact, parse_failure, register
+from tailrace.core.expression.language.version import Version, buffer_limit
 from tailrace.core.expression.operators.arithmetic import to_long
 from tailrace.core.expression.operators.array import as_int32, index_bound
 from tailrace.core.expression.operators.calendar import iso_string
@@ -60,25 +69,25 @@ def double_text(number: float) -> str:
     return shown
 
 
-def _concat(args: Iterable[Maybe]) -> Maybe:
-    parts, size = [], 0
-    for value in args:
-        if value is None or value[0] in v.NULLISH:
-            return v.NULL
-        if value[0] != v.STRING:
-            raise failure(16702, f"$concat only supports strings, not {v.type_name(value)}")
-        parts.append(v.bytes_of(value))
-        size += len(parts[-1])
-        _check_buffer(size)
-    return v.string_of(b"".join(parts))
+def _concat(version: Version) -> Callable[[Iterable[Maybe]], Maybe]:
+    limit = buffer_limit(version)
+
+    def concat(args: Iterable[Maybe]) -> Maybe:
+        parts, size = [], 0
+        for value in args:
+            if value is None or value[0] in v.NULLISH:
+                return v.NULL
+            if value[0] != v.STRING:
+                raise failure(16702, f"$concat only supports strings, not {v.type_name(value)}")
+            parts.append(v.bytes_of(value))
+            size += len(parts[-1])
+            check_buffer(size, limit)
+        return v.string_of(b"".join(parts))
+
+    return concat
 
 
-def _check_buffer(size: int) -> None:
-    if size > v.BUFFER_LIMIT:
-        raise failure(13548, f"BufBuilder attempted to grow() to {size} bytes, past the 64MB limit.")
-
-
-variadic("$concat", _STRING, "2.4", _concat, associative=True)
+versioned_variadic("$concat", _STRING, "2.4", _concat)
 #: Only ASCII letters change their case.
 unary("$toLower", _STRING, "2.2", lambda value: v.string_of(coerced(value).lower()))
 unary("$toUpper", _STRING, "2.2", lambda value: v.string_of(coerced(value).upper()))
@@ -285,6 +294,7 @@ def _replace(name: str, count: int) -> None:
             if shown not in given:
                 raise parse_failure(code, f"{name} requires '{shown}' to be specified")
         args = [given["input"], given["find"], given["replacement"]]
+        limit = buffer_limit(bindings.version)
         closures = [argument.evaluate for argument in args]
 
         def evaluate(frame: Frame) -> Maybe:
@@ -295,16 +305,16 @@ def _replace(name: str, count: int) -> None:
             if any(value is None or value[0] in v.NULLISH for value in values):
                 return v.NULL
             text, find, new = (v.bytes_of(value) for value in values if value is not None)
-            return v.string_of(_replaced(text, find, new, count))
+            return v.string_of(_replaced(text, find, new, count, limit))
 
         return runtime_operator(name, args, evaluate)
 
     register(name, _STRING, "4.4", parse)
 
 
-def _replaced(text: bytes, find: bytes, new: bytes, count: int) -> bytes:
+def _replaced(text: bytes, find: bytes, new: bytes, count: int, limit: int) -> bytes:
     times = 1 if count == 1 and find in text else text.count(find)
-    _check_buffer(len(text) + times * (len(new) - len(find)))
+    check_buffer(len(text) + times * (len(new) - len(find)), limit)
     if find:
         return text.replace(find, new, count)
     if count == 1:

@@ -12,8 +12,15 @@ import bson
 from tailrace.core.event.change_event import Places
 from tailrace.core.expression.language.core import check_variable_write, parse_operand
 from tailrace.core.expression.language.expression import Bindings, Compilation
-from tailrace.core.expression.language.registry import NOT_SUPPORTED, failure, parse_failure, unmeasured, unsupported
-from tailrace.core.expression.language.version import USUAL, Version, is_unmeasured, knows
+from tailrace.core.expression.language.registry import (
+    NOT_SUPPORTED,
+    check_buffer,
+    failure,
+    parse_failure,
+    unmeasured,
+    unsupported,
+)
+from tailrace.core.expression.language.version import USUAL, Version, buffer_limit, is_unmeasured, knows
 from tailrace.core.expression.stages.compiled import STAGES, Stage
 from tailrace.core.expression.stages.event_places import may_be_set, with_places
 from tailrace.core.expression.stages.forbidden import (
@@ -51,6 +58,8 @@ class CompiledPipeline:
     sets_event_fields: bool = False
     show_expanded_events: bool = False
     event_places: Places = "all"
+    #: The bytes that an event may have in the making.
+    buffer_limit: int = buffer_limit(USUAL)
 
     def apply(self, event: bytes) -> bytes | None:
         """The event after all stages, or ``None`` when a stage filters it out.
@@ -64,7 +73,7 @@ class CompiledPipeline:
             if self.keeps_places:
                 document = v.stripped(document)
             if document is not event:
-                check_event(document)
+                check_event(document, self.buffer_limit)
         except Exception as error:
             if isinstance(error, TailraceError) and not isinstance(error, InternalError):
                 raise
@@ -142,6 +151,7 @@ def compile_stages(
         sets_event_fields=compiler.sets_event_fields,
         show_expanded_events=show_expanded_events,
         event_places=event_places,
+        buffer_limit=buffer_limit(version),
     )
 
 
@@ -258,10 +268,9 @@ def check_depths(stages: Sequence[bytes]) -> None:
             raise UsageError(error.message, code=error.code, hint=error.hint or f"At pipeline[{place}]") from None
 
 
-def check_event(document: bytes) -> None:
+def check_event(document: bytes, limit: int) -> None:
     """What the server finds when it writes an event: that it nests too deep (15), or fits into no buffer (13548)."""
-    if len(document) > v.BUFFER_LIMIT:
-        raise failure(13548, f"BufBuilder attempted to grow() to {len(document)} bytes, past the 64MB limit.")
+    check_buffer(len(document), limit)
     if sum(map(document.count, _NESTING)) >= MAX_DEPTH and deeper_than(document, MAX_DEPTH):
         raise failure(15, f"BSONObj exceeded maximum nested object depth: {MAX_DEPTH}")
 
