@@ -18,6 +18,7 @@ from tailrace.act.consumer.rules.lanes import LanePlan
 from tailrace.consumer import Change, Fence, Fenced, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import StreamInvalidated
+from tests.consumer.beforehand import made
 from tests.consumer.shops import begin_now
 
 pytestmark = pytest.mark.mongod
@@ -30,6 +31,7 @@ def shop(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[An
     """A client, the database of this test, and a lease store in another."""
     name = f"lanes_{abs(hash(request.node.nodeid)) % 10**9}"
     with tailrace.connect(replica_set.uri) as client:
+        made(client[f"{name}_leases"]["leases"])
         yield client, client[name], MongoLeaseStore(client[f"{name}_leases"]["leases"])
         client.drop_database(name)
         client.drop_database(f"{name}_leases")

@@ -214,7 +214,7 @@ def options_of(database: str, command: Mapping[str, Any]) -> StreamOptions:
         scope = Scope.cluster()
     else:
         scope = Scope.of_database(database)
-    v2 = bool(command.get("$_generateV2ResumeTokens", False))
+    v2 = command.get("$_generateV2ResumeTokens")
     needs_merge = bool(command.get("needsMerge", False))
     return StreamOptions.parse(scope, options, rest, generate_v2_tokens=v2, needs_merge=needs_merge)
 

@@ -9,7 +9,7 @@ from typing import Final
 from tailrace.core import raw_bson
 from tailrace.core.cursor.command import GENERIC_FIELDS, Fields
 from tailrace.core.event.bson_text import document_text, spaced_document_text
-from tailrace.core.expression.language.version import USUAL, knows
+from tailrace.core.expression.language.version import USUAL, Version, knows
 from tailrace.core.expression.stages.pipeline import check_name
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.options import StreamOptions
@@ -52,13 +52,15 @@ class AggregateCommand:
     batch_size: int
     let: bytes | None
     collation: bytes | None
-    generate_v2_tokens: bool
+    #: ``None``: as the server does where nobody says.
+    generate_v2_tokens: bool | None
     needs_merge: bool
 
     @classmethod
-    def parse(cls, database: str, command: bytes) -> AggregateCommand:
-        """Raises ``UsageError`` with the server's code. The stage's options are ``options``'s matter."""
-        fields = Fields("aggregate", command, _FIELDS)
+    def parse(cls, database: str, command: bytes, version: Version = USUAL) -> AggregateCommand:
+        """Raises ``UsageError`` with the code and the message of a server of ``version``. The stage's options are
+        ``options``'s matter."""
+        fields = Fields("aggregate", command, _FIELDS, version)
         collection = _collection(database, fields)
         stages = _stages(fields)
         _check_other_fields(fields)
@@ -76,7 +78,7 @@ class AggregateCommand:
             batch_size=FIRST_BATCH_DEFAULT if batch_size is None else batch_size,
             let=fields.object(b"let"),
             collation=fields.object(b"collation"),
-            generate_v2_tokens=fields.boolean(b"$_generateV2ResumeTokens"),
+            generate_v2_tokens=fields.said(b"$_generateV2ResumeTokens"),
             needs_merge=needs_merge,
         )
 
@@ -103,6 +105,8 @@ class AggregateCommand:
         version = USUAL if profile is None else profile.version
         if self.let is not None and not knows(version, "5.0"):
             raise UsageError("unrecognized field 'let'", code=9)
+        if self.generate_v2_tokens and knows(version, "7.0"):  # which gives no others unless it is asked for them
+            raise UsageError("Invalid request for v2 tokens", code=6528200)
         for stage in self.pipeline:
             check_name(_single_field(stage).name.decode("utf-8", "replace"), version)
         return StreamOptions.parse(
@@ -132,10 +136,12 @@ def is_change_stream(command: bytes) -> bool:
     return False
 
 
-def check_kind(namespace: str, kind: str) -> None:
-    """Raise ``ServerError`` 166 where the namespace is no collection."""
+def check_kind(namespace: str, kind: str, version: Version) -> None:
+    """Raise ``ServerError`` 166 where the namespace is no collection, with the message of a server of ``version``."""
     if kind == "view":
         raise ServerError(f"Namespace {namespace} is a view, not a collection", code=166)
+    if kind == "timeseries" and knows(version, "7.0"):
+        raise ServerError(f"Cannot run aggregation on timeseries with namespace {namespace}", code=166)
     if kind == "timeseries":
         raise ServerError(f"Namespace {namespace} is a timeseries collection", code=166)
 

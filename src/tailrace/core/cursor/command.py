@@ -12,6 +12,7 @@ from bson.decimal128 import Decimal128
 from bson.errors import BSONError
 
 from tailrace.core import raw_bson
+from tailrace.core.expression.language.version import USUAL, Version, knows
 from tailrace.core.raw_bson import BOOL, DECIMAL128, DOUBLE, INT32, INT64, NULL, OBJECT, STRING, Element
 from tailrace.errors import UsageError
 
@@ -69,12 +70,14 @@ def check_bson(command: bytes) -> None:
 
 
 class Fields:
-    """The fields of a command document (or of one inside it) by name. ``name`` is what messages call it."""
+    """The fields of a command document (or of one inside it) by name. ``name`` is what messages call it, ``version``
+    that of the server whose messages they are."""
 
-    def __init__(self, name: str, document: bytes, known: frozenset[bytes]) -> None:
+    def __init__(self, name: str, document: bytes, known: frozenset[bytes], version: Version = USUAL) -> None:
         """Raises ``UsageError`` 40415 for a field that is neither ``known`` nor generic."""
         self.name = name
         self.document = document
+        self.version = version
         self._by_name: dict[bytes, Element] = {}
         for element in raw_bson.elements(document):
             if element.name not in known:
@@ -114,6 +117,10 @@ class Fields:
             found = raw_bson.type_name(element.type)
             raise UsageError(f"Field '{name.decode()}' should be a boolean value, but found: {found}", code=14)
         return self.value(element) == b"\x01"
+
+    def said(self, name: bytes) -> bool | None:
+        """As ``boolean``; ``None`` where absent."""
+        return None if self.get(name) is None else self.boolean(name)
 
     def text(self, element: Element) -> str:
         """A string's value. 14 for any other type."""
@@ -159,7 +166,8 @@ class Fields:
         given = self.decoded(element)
         number = _whole(given)
         if not 0 <= number <= _INT32_MAX:
-            raise UsageError(f"{number} value for maxTimeMS is out of range", code=2)
+            allowed = f" [0, {_INT32_MAX}]" if knows(self.version, "7.0") else ""
+            raise UsageError(f"{number} value for maxTimeMS is out of range{allowed}", code=2)
         if isinstance(given, float) and number != given:  # a decimal is rounded instead
             raise UsageError("maxTimeMS has non-integral value", code=2)
         return number

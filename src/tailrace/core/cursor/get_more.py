@@ -7,6 +7,7 @@ from typing import Final
 
 from tailrace.core import raw_bson
 from tailrace.core.cursor.command import GENERIC_FIELDS, Fields
+from tailrace.core.expression.language.version import USUAL, Version
 from tailrace.core.raw_bson import ARRAY, INT64, NULL, STRING
 from tailrace.errors import UsageError
 
@@ -35,9 +36,9 @@ class GetMoreCommand:
     await_ms: int
 
     @classmethod
-    def parse(cls, database: str, command: bytes) -> GetMoreCommand:
-        """Raises ``UsageError`` with the server's code."""
-        fields = Fields("getMore", command, _GET_MORE_FIELDS)
+    def parse(cls, database: str, command: bytes, version: Version = USUAL) -> GetMoreCommand:
+        """Raises ``UsageError`` with the code and the message of a server of ``version``."""
+        fields = Fields("getMore", command, _GET_MORE_FIELDS, version)
         cursor_id = fields.long(fields.required(b"getMore"))
         collection = fields.text(fields.required(b"collection"))
         if not collection:

@@ -88,9 +88,9 @@ class CursorRegistry:
         """Open a change stream and give its first batch."""
         prefix = ""
         try:
-            wanted = AggregateCommand.parse(database, command)
+            wanted = AggregateCommand.parse(database, command, self.profile.version)
             start: StreamStart = yield NeedStart(wanted.scope)
-            check_kind(wanted.namespace, start.kind)
+            check_kind(wanted.namespace, start.kind, self.profile.version)
             plan = build_plan(wanted.options(self.profile), self.profile)
             started_by_caller = plan.start is not None
             if not started_by_caller:
@@ -116,7 +116,7 @@ class CursorRegistry:
         """Give the next batch, after a wait where there is nothing. ``wanted``: what the command asks for, if it has
         been parsed already."""
         try:
-            wanted = wanted or GetMoreCommand.parse(database, command)
+            wanted = wanted or GetMoreCommand.parse(database, command, self.profile.version)
             entry = self._checked_out(wanted)
         except TailraceError as error:
             return error_reply(error, in_stream=False, version=self.profile.series)

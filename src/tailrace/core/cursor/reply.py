@@ -39,6 +39,8 @@ RESUMABLE_CODES: Final = frozenset(
 )
 #: Of these, the ones that tell nothing to clients of 5.0 and 4.4.
 _SINCE_6: Final = frozenset({134, 384})
+#: The one that tells nothing to clients of 7.0.
+_UNTIL_6: Final = frozenset({63})
 #: Names that 5.0 and 4.4 give to codes.
 _OLD_NAMES: Final = {63: "StaleShardVersion", 40414: "Location40414", 40415: "Location40415"}
 _NON_RESUMABLE_CODES: Final = frozenset({280, 286})
@@ -72,7 +74,8 @@ def kill_reply(killed: list[int], not_found: list[int]) -> bytes:
 
 def is_resumable(code: int | None, version: tuple[int, int] = (6, 0)) -> bool:
     """Whether a stream's error with this code tells clients of a server of ``version`` to resume."""
-    return code in RESUMABLE_CODES and (version >= (6, 0) or code not in _SINCE_6)
+    others = _SINCE_6 if version < (6, 0) else _UNTIL_6 if version >= (7, 0) else ()
+    return code in RESUMABLE_CODES and code not in others
 
 
 def error_reply(error: TailraceError, *, prefix: str = "", in_stream: bool, version: tuple[int, int] = (6, 0)) -> bytes:

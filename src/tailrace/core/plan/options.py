@@ -54,7 +54,7 @@ class StreamOptions:
     """A change stream's scope, the options of its ``$changeStream`` stage, and the user's stages after it.
 
     ``pipeline``            the user's stages, each a BSON document
-    ``generate_v2_tokens``  the aggregate command's ``$_generateV2ResumeTokens``
+    ``generate_v2_tokens``  the aggregate command's ``$_generateV2ResumeTokens``; ``None``: as the server does
     ``needs_merge``         the stream is one shard's part of a merged stream
     ``let``                 the aggregate command's variables for the user's stages, a BSON document
     ``collation``           how the user's stages compare strings; ``None``: by their bytes. It touches nothing else:
@@ -76,7 +76,7 @@ class StreamOptions:
     match_collection_uuid_for_update_lookup: bool = False
     ignore_removed_shards: bool = False
     pipeline: tuple[bytes, ...] = field(default=(), repr=False)
-    generate_v2_tokens: bool = False
+    generate_v2_tokens: bool | None = None
     needs_merge: bool = False
     let: bytes | None = field(default=None, repr=False)
     collation: Collation | None = None
@@ -88,7 +88,7 @@ class StreamOptions:
         stage: Mapping[str, Any] | bytes = raw_bson.EMPTY_DOCUMENT,
         pipeline: Sequence[Mapping[str, Any] | bytes] = (),
         *,
-        generate_v2_tokens: bool = False,
+        generate_v2_tokens: bool | None = None,
         needs_merge: bool = False,
         let: bytes | None = None,
         collation: Mapping[str, Any] | bytes | None = None,

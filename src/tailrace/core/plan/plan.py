@@ -106,7 +106,7 @@ def build_plan(options: StreamOptions, profile: ServerProfile = SERVER_6_0) -> P
         raise ChangeStreamFatal(
             "To resume from a split event, the $changeStream pipeline must include a $changeStreamSplitLargeEvent stage"
         )
-    version = profile.token_version
+    version = 1 if options.generate_v2_tokens is False else profile.token_version
     if splits or options.generate_v2_tokens or (token is not None and token.version == 2):
         version = 2
     return Plan(options, profile, version, options.start, token, splits)

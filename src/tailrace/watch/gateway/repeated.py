@@ -57,7 +57,7 @@ def facts_of(command: ClientCommand, version: tuple[int, int]) -> GetMoreFacts:
     wanted: GetMoreCommand | None = None
     error: UsageError | None = None
     try:
-        wanted = GetMoreCommand.parse(command.database, document)
+        wanted = GetMoreCommand.parse(command.database, document, version)
     except UsageError as caught:
         error = caught
     return GetMoreFacts(

@@ -190,7 +190,7 @@ class ReadOptions:
             self.scope,
             stage,
             self.stages,
-            generate_v2_tokens=self.v2_tokens or v2_tokens,
+            generate_v2_tokens=self.v2_tokens or v2_tokens or None,
             collation=self.collation,
         )
 
