@@ -30,7 +30,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products compare-honest gateway-siege kills simulate-consumers record bench lock clean
+.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products compare-honest gateway-siege kills simulate-consumers mutants record bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ gateway-siege: $(INSTALLED) ## hostile tenants beside an honest client, through 
 simulate-consumers: $(INSTALLED) ## listeners under a seeded scheduler that pauses, kills and loses; SEEDS=a-b, ARGS="--seed n" replays
 	$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
+mutants: $(INSTALLED) ## faults planted one at a time in stages, plan, events and the rules of listeners: which does no test notice? ARGS="--places core/plan --sample 100"
+	$(BIN)/python -m tests.mutants $(ARGS)
+
 record: $(INSTALLED) ## record the golden workloads again from a live server
 	$(BIN)/python -m tests.golden.record $(ARGS)
 
@@ -137,7 +140,7 @@ lock: ## write requirements.lock again from pyproject.toml
 	rm -rf $(VENV)-lock
 
 clean: ## remove everything that the targets made, .venv included
-	rm -rf $(VENV) $(VENV)-lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VENV)-lock .mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Sets $python to a Python that is new enough. One that is named but does not run (a version manager's shim) is no match.
