@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import select
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 _MEMORY_MORE_BYTES: Final = 4 << 30
+#: A process ends with the one that started it.
+_PR_SET_PDEATHSIG: Final = 1
+_libc: Final = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def _work(task: Task, write: int) -> None:
     global _out
     _out = write
     os.setpgid(0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
