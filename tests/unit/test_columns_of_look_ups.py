@@ -1,4 +1,4 @@
-"""Many look-ups and their answers as columns: each says one by one, and in part, what the sequence it stands for says."""
+"""Many look-ups and their answers as columns: one by one and in part they say what they were made of."""
 
 from __future__ import annotations
 

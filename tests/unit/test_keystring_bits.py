@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import bson
 import pytest
 from bson.decimal128 import Decimal128
 
+from tailrace.core import raw_bson
 from tailrace.core.event import keystring
 from tailrace.core.event.resume_token import ResumeToken
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -59,11 +62,36 @@ def test_packed_bits_are_unpacked_to_the_same(count: int) -> None:
     assert keystring.pack_type_bits("0" * count) is None
 
 
+#: Ascending. Between them lie the borders of the key's forms: of tiny numbers, 15 digits, 2^53, 2^63 and the largest
+#: double, and on each side of one the next decimal.
+ASCENDING = (
+    "-Infinity", "-9E+6144", "-1.797693134862315708145274237317043E+308", "-1E+19", "-9223372036854775808.5",
+    "-72057594037927937.25", "-9007199254740993.5", "-9007199254740992", "-1.5", "-1.000000000000000000000000000000001",
+    "-1", "-0.1000000000000000000000000000000001", "-0.1", "-2.225073858507201383090232717332405E-308", "-1E-330",
+    "-1E-6176", "0E-6176", "1E-6176", "1E-330", "4.940656458412465441765687928682213E-324",
+    "2.225073858507201383090232717332404E-308", "2.225073858507201383090232717332405E-308",
+    "0.09999999999999999999999999999999999", "0.1", "0.1000000000000000000000000000000001", "0.3", "1",
+    "1.000000000000000000000000000000001", "1.00000000000001", "123456789012345.6", "999999999999999.9",
+    "9007199254740991.5", "9007199254740992", "9007199254740993.5", "36028797018963967.5", "36028797018963968.5",
+    "72057594037927936.5", "72057594037927937.25", "9223372036854775807", "9223372036854775807.5",
+    "9223372036854775808", "9223372036854775808.5", "1E+19", "1.797693134862315708145274237317043E+308",
+    "1.797693134862315708145274237317044E+308", "1E+309", "9E+6144", "Infinity",
+)  # fmt: skip
+
+
+def key(number: str) -> bytes:
+    return keystring.encode(raw_bson.DECIMAL128, Decimal128(number).bid)[0]
+
+
+def test_keys_of_decimals_sort_as_the_numbers_do() -> None:
+    keys = [key(number) for number in ASCENDING]
+    assert [pair for pair, (low, high) in zip(pairwise(ASCENDING), pairwise(keys), strict=True) if low >= high] == []
+
+
 @pytest.mark.parametrize(
     "number",
-    ["0E-6176", "-0E-6176", "0E+6111", "-0E+6111", "0", "-0", "1E-6176", "-1E-6176", "9E+6144", "1E+6111", "NaN",
-     "Infinity", "-Infinity", "9007199254740993", "1.0", "0.1", "1E+19", "-1E+19", "1.5E+20"],
-)  # fmt: skip
+    [*ASCENDING, "-0E-6176", "0E+6111", "-0E+6111", "0", "-0", "1E+6111", "NaN", "1.0", "1.50", "0.10", "1.5E+20"],
+)
 def test_a_token_keeps_a_decimal_to_its_last_zero(number: str) -> None:
     identifier = bson.encode({"_id": Decimal128(number)})
     token = ResumeToken(ClusterTime.of(5, 1), uuid=bytes(16), event_identifier=identifier, version=1)

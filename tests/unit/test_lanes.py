@@ -371,6 +371,13 @@ def test_a_number_of_partitions_that_cannot_be_is_refused(lanes: Any) -> None:
         LanePlan(lanes, BEGIN)
 
 
+def test_a_plan_is_changed_by_the_positions_of_all_its_lanes_and_no_earlier() -> None:
+    with pytest.raises(UsageError, match="2 positions do not stop 2 lanes"):
+        LanePlan(2, BEGIN).changed([None, None])
+    with pytest.raises(UsageError, match="1 positions do not stop 2 lanes"):
+        LanePlan(2, BEGIN).asked_for(3).changed([None])
+
+
 def leaving() -> LaneGroupLogic:
     logic = LaneGroupLogic("orders", "one", 2, 30.0)
     logic.plan = LanePlan(2, StreamPosition(at=Timestamp(1, 1)))

@@ -250,6 +250,20 @@ def test_waits_for_a_stream_that_cannot_be_opened_double_up_to_a_bound(error: Ex
     assert {one.reason for one in world.of(Pause)} == {"away"}
 
 
+def test_waits_for_a_stream_that_cannot_be_read_double_until_it_can() -> None:
+    fails = iter([True, True, True, False, True, False, False])
+
+    def answers(need: Need) -> Any:
+        if isinstance(need, PullChange) and next(fails):
+            raise SourceError("away")
+        return NotImplemented
+
+    world = World([change(10), change(11)], answers)
+    world.run()
+    assert [one.seconds for one in world.of(Pause)] == [0.05, 0.1, 0.2, 0.05]
+    assert len(world.of(OpenStream)) == 5
+
+
 def test_a_source_that_stays_away_ends_the_listener_with_its_error() -> None:
     def answers(need: Need) -> Any:
         if isinstance(need, OpenStream):

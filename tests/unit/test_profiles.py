@@ -131,6 +131,16 @@ def test_a_no_op_in_the_form_of_6_0_is_read_up_to_7_0(version: str, count: int) 
     assert len(_events(version, named)) == 1
 
 
+@pytest.mark.parametrize("left_out", [[], ["txnNumber"], ["lsid"]])
+def test_an_end_of_a_transaction_shows_its_session(left_out: list[str]) -> None:
+    session = {name: value for name, value in SESSION.items() if name not in left_out}
+    o2 = {"endOfTransaction": ["d.c"], **session}
+    (event,) = _events("8.0", {"op": "n", "ns": "", "o": {}, "o2": o2}, showExpandedEvents=True)
+    assert {name: event[name] for name in SESSION if name in event} == session
+    assert {**event["operationDescription"]} == session
+    assert "ns" not in event
+
+
 @pytest.mark.parametrize("name", ["txnNumber", "lsid"])
 def test_an_end_of_a_transaction_with_another_session_is_an_error(name: str) -> None:
     o2 = {"endOfTransaction": ["d.c"], **SESSION, name: 1}

@@ -1,0 +1,84 @@
+"""Options of ``$changeStream`` as documents: each type that the server takes, and how the others are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bson
+import pytest
+from bson.timestamp import Timestamp
+
+from tailrace.core.event.resume_token import ResumeToken
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.plan.options import StreamOptions
+from tailrace.errors import UsageError
+
+TOKEN = ResumeToken.high_water_mark(ClusterTime.of(5, 1))
+
+
+def parsed(stage: dict[str, Any] | bytes) -> StreamOptions:
+    return StreamOptions.parse(Scope.of_collection("shop", "orders"), stage)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "attribute", "expected"),
+    [
+        ("fullDocument", "updateLookup", "full_document", "updateLookup"),
+        ("fullDocument", "whenAvailable", "full_document", "whenAvailable"),
+        ("fullDocument", "required", "full_document", "required"),
+        ("fullDocument", "default", "full_document", "default"),
+        ("fullDocument", None, "full_document", "default"),
+        ("fullDocumentBeforeChange", "off", "full_document_before_change", "off"),
+        ("fullDocumentBeforeChange", "whenAvailable", "full_document_before_change", "whenAvailable"),
+        ("fullDocumentBeforeChange", "required", "full_document_before_change", "required"),
+        ("fullDocumentBeforeChange", None, "full_document_before_change", "off"),
+        ("resumeAfter", TOKEN.to_document(), "resume_after", TOKEN),
+        ("resumeAfter", None, "resume_after", None),
+        ("startAfter", TOKEN.to_document(), "start_after", TOKEN),
+        ("startAtOperationTime", Timestamp(7, 2), "start_at_operation_time", ClusterTime.of(7, 2)),
+        ("startAtOperationTime", None, "start_at_operation_time", None),
+        ("showExpandedEvents", True, "show_expanded_events", True),
+        ("showExpandedEvents", False, "show_expanded_events", False),
+    ],
+)
+def test_an_option_is_read(name: str, value: Any, attribute: str, expected: Any) -> None:
+    assert getattr(parsed({name: value}), attribute) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "words"),
+    [
+        ("fullDocument", 1, 14, "'$changeStream.fullDocument' is the wrong type 'int', expected type 'string'"),
+        ("fullDocumentBeforeChange", [], 14, "is the wrong type 'array', expected type 'string'"),
+        ("resumeAfter", "x", 14, "is the wrong type 'string', expected type 'object'"),
+        ("startAfter", 5, 14, "is the wrong type 'int', expected type 'object'"),
+        ("startAtOperationTime", 5, 14, "is the wrong type 'int', expected type 'timestamp'"),
+        ("showExpandedEvents", 1, 14, "Field 'showExpandedEvents' should be a boolean value, but found: int"),
+        ("showExpandedEvents", None, 14, "should be a boolean value, but found: null"),
+        ("fullDocument", "off", 2, "value 'off' for field '$changeStream.fullDocument' is not a valid value."),
+        ("fullDocumentBeforeChange", "updateLookup", 2, "Enumeration value 'updateLookup'"),
+        ("unheardOf", 1, 40415, "BSON field '$changeStream.unheardOf' is an unknown field."),
+    ],
+)  # fmt: skip
+def test_another_type_and_another_value_are_refused_with_the_server_s_words(
+    name: str, value: Any, code: int, words: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        parsed({name: value})
+    assert refused.value.code == code
+    assert words in str(refused.value)
+
+
+def test_a_name_that_is_no_utf_8_is_an_unknown_field() -> None:
+    stage = bson.encode({"name": 1}).replace(b"name", b"n\xffme")
+    with pytest.raises(UsageError, match="is an unknown field") as refused:
+        parsed(stage)
+    assert refused.value.code == 40415
+
+
+def test_a_mode_that_is_no_utf_8_is_refused_as_any_other_value() -> None:
+    stage = bson.encode({"fullDocument": "default"}).replace(b"default", b"def\xffult")
+    with pytest.raises(UsageError, match="Enumeration value") as refused:
+        parsed(stage)
+    assert refused.value.code == 2
