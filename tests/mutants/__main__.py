@@ -37,6 +37,7 @@ def main() -> int:
     if not args.list:
         left = [one for one in drawn if results.get(one[1], again=args.again) is None]
         random.Random(args.seed).shuffle(left)  # so that a run that is broken off has something of everything
+        left.sort(key=lambda one: results.get(one[1]) is None)  # those that survived first
         options.all = len(left)
         options.say(f"{len(drawn)} mutants, {len(left)} of them to be run")
         _in_a_process_of_its_own(lambda: run_warm(left, results, options))

@@ -371,6 +371,10 @@ def test_a_number_of_partitions_that_cannot_be_is_refused(lanes: Any) -> None:
         LanePlan(lanes, BEGIN)
 
 
+def test_nothing_is_below_the_floors_of_a_plan_without_any() -> None:
+    assert LanePlan(2, BEGIN).floor_end == b""
+
+
 def test_a_plan_is_changed_by_the_positions_of_all_its_lanes_and_no_earlier() -> None:
     with pytest.raises(UsageError, match="2 positions do not stop 2 lanes"):
         LanePlan(2, BEGIN).changed([None, None])

@@ -164,6 +164,23 @@ def test_a_policy_that_stops_commits_nothing_of_the_change() -> None:
     assert world.logic.statistics.failures == 1
 
 
+def test_an_error_names_the_handler_s_own_line() -> None:
+    """And not those of the packages that it calls, or of Tailrace."""
+    names: dict[str, Any] = {}
+    exec(compile("\ndef inside(): raise ValueError('x')", "/env/site-packages/driver/pool.py", "exec"), names)
+    exec(compile("\n\ndef handler(): inside()", "/app/shop/handlers.py", "exec"), names)
+
+    def answers(need: Need) -> Any:
+        if isinstance(need, HandleChange):
+            names["handler"]()
+        return "stop" if isinstance(need, JudgeError) else NotImplemented
+
+    with pytest.raises(
+        HandlerFailed, match=r"raised ValueError in handlers.py, line 3, at the change with token 82.*: x"
+    ):
+        World([change(10)], answers).run()
+
+
 def test_a_batch_is_tried_again_from_the_change_that_failed() -> None:
     counts = iter([2, ValueError("third"), 1])
 
