@@ -97,3 +97,19 @@ def test_a_token_keeps_a_decimal_to_its_last_zero(number: str) -> None:
     token = ResumeToken(ClusterTime.of(5, 1), uuid=bytes(16), event_identifier=identifier, version=1)
     parts = ResumeToken.parse(bson.decode(token.to_bson())).parts
     assert parts.event_identifier == identifier
+
+
+def test_a_large_decimal_with_the_type_bits_of_another_type_is_refused() -> None:
+    identifier = bson.encode({"_id": Decimal128("1E+309")})
+    document = bson.decode(ResumeToken(ClusterTime.of(5, 1), uuid=bytes(16), event_identifier=identifier).to_bson())
+    with pytest.raises(InvalidResumeToken, match="Invalid type bits for decimal number") as refused:
+        _ = ResumeToken.parse({**document, "_typeBits": b"\x00"}).parts
+    assert refused.value.code == 50818
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_key_of_a_token_s_identifier_is_known_where_it_is_parsed(version: int) -> None:
+    identifier = bson.encode({"_id": 5} if version < 2 else {"operationType": "insert", "documentKey": {"_id": 5}})
+    token = ResumeToken(ClusterTime.of(5, 1), uuid=bytes(16), event_identifier=identifier, version=version)
+    parts = ResumeToken.parse(bson.decode(token.to_bson())).parts
+    assert parts.identifier_key == keystring.encode(raw_bson.OBJECT, identifier)[0]

@@ -293,6 +293,26 @@ def test_a_source_that_stays_away_ends_the_listener_with_its_error() -> None:
     assert 300 < world.now - 1000 < 330
 
 
+def test_a_lease_that_ends_while_the_start_is_looked_for_is_asked_for_again() -> None:
+    left = [40]
+
+    def answers(need: Need) -> Any:
+        match need:
+            case AcquireLease():
+                return Lease("r", "me", 1)
+            case FindStart() if left[0] > 0:
+                left[0] -= 1
+                raise SourceError("away")
+            case FindStart():
+                return Timestamp(50, 1)
+        return NotImplemented
+
+    world = World([change(60)], answers, lease_seconds=10)
+    world.run()
+    assert len(world.of(AcquireLease)) > 5
+    assert world.logic.statistics.leases_lost == len(world.of(AcquireLease)) - 1
+
+
 @pytest.mark.parametrize("start", ["oldest", "now"])
 def test_a_first_start_is_written_down_before_anything_is_handled(start: str) -> None:
     def answers(need: Need) -> Any:

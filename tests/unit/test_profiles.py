@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -19,7 +20,7 @@ from tailrace.core.plan.options import StreamOptions
 from tailrace.core.plan.plan import build_plan
 from tailrace.core.plan.profile import profile_for
 from tailrace.core.plan.request import Emit, OplogBatch
-from tailrace.errors import OplogFormatError, UsageError
+from tailrace.errors import LaterEntryError, OplogFormatError, UsageError
 
 UI = Binary(uuid.UUID(int=7).bytes, 4)
 SESSION = {"lsid": {"id": Binary(uuid.UUID(int=1).bytes, 4), "uid": b"u" * 32}, "txnNumber": Int64(3)}
@@ -129,6 +130,26 @@ def test_a_no_op_in_the_form_of_6_0_is_read_up_to_7_0(version: str, count: int) 
     assert len(_events(version, entry)) == count
     named = {**entry, "o2": {"reshardBegin": "d.c", "reshardingUUID": UI}}
     assert len(_events(version, named)) == 1
+
+
+@pytest.mark.parametrize("left_out", [["lsid"], ["txnNumber"], ["lsid", "txnNumber"]])
+def test_operations_without_a_whole_session_are_events_from_7_0_on(left_out: list[str]) -> None:
+    session = {name: value for name, value in SESSION.items() if name not in left_out}
+    entry = {**session, "op": "c", "ns": "admin.$cmd", "o": {"applyOps": OPERATIONS}}
+    assert len(_events("7.0.28", entry)) == len(_events("6.0", {**entry, **SESSION})) == 2
+    with pytest.raises(LaterEntryError, match="an applyOps of no session"):
+        _events("6.0", entry)
+
+
+@pytest.mark.parametrize(
+    ("version", "logged"), [("4.4", True), ("5", True), ("5.0", True), ("6", False), ("6.0", False), ("7.0", False)]
+)
+def test_pre_images_are_entries_before_6_0_unless_they_are_computed(version: str, logged: bool) -> None:
+    options = StreamOptions.parse(Scope.of_database("d"), {})
+    plan = build_plan(options, profile_for(version))
+    assert plan.reads_logged_images == logged
+    assert not replace(plan, exact_images=True).reads_logged_images
+    assert not replace(plan, exact_images=True).finds_logged_images
 
 
 @pytest.mark.parametrize("left_out", [[], ["txnNumber"], ["lsid"]])
