@@ -132,13 +132,15 @@ def test_a_no_op_in_the_form_of_6_0_is_read_up_to_7_0(version: str, count: int) 
     assert len(_events(version, named)) == 1
 
 
-@pytest.mark.parametrize("left_out", [["lsid"], ["txnNumber"], ["lsid", "txnNumber"]])
+@pytest.mark.parametrize("left_out", [["lsid"], ["lsid", "txnNumber"]])
 def test_operations_without_a_whole_session_are_events_from_7_0_on(left_out: list[str]) -> None:
     session = {name: value for name, value in SESSION.items() if name not in left_out}
     entry = {**session, "op": "c", "ns": "admin.$cmd", "o": {"applyOps": OPERATIONS}}
     assert len(_events("7.0.28", entry)) == len(_events("6.0", {**entry, **SESSION})) == 2
     with pytest.raises(LaterEntryError, match="an applyOps of no session"):
         _events("6.0", entry)
+    without_number = {name: value for name, value in entry.items() if name != "txnNumber"}
+    assert _events("6.0", {**without_number, "lsid": SESSION["lsid"]}) == []
 
 
 @pytest.mark.parametrize(
