@@ -5,6 +5,7 @@
     python -m tests.mutants --modules resume_token      of the modules whose name contains this
     python -m tests.mutants --sample 100 --seed 1       so many of each place, drawn at random
     python -m tests.mutants --again                     those that survived, where tests have changed since
+    python -m tests.mutants --tests tests/unit/test_a.py those that survived, with the tests of these files alone
     python -m tests.mutants --list                      runs nothing: what is known from earlier runs
 
 It goes on where it was broken off: what is known stands in ``.mutants``. Its exit status is 1 where more than five of a
@@ -17,16 +18,19 @@ import argparse
 import os
 import random
 import sys
+import tempfile
 import traceback
 from pathlib import Path
+from typing import TypeAlias
 
 from tests.mutants.mutations import Mutant, MutatedModule, mutated_module
-from tests.mutants.places import PLACES, modules, place_of
+from tests.mutants.places import PLACES, choose, modules, place_of
 from tests.mutants.records import STATE, Results
 from tests.mutants.reviewed import Reviewed
 from tests.mutants.session import Options, run_cold, run_warm
 
 _SHARE_MAX = 0.05
+Planted: TypeAlias = tuple[MutatedModule, Mutant]
 
 
 def main() -> int:
@@ -34,7 +38,9 @@ def main() -> int:
     os.environ["TAILRACE_TESTS"] = "quick"  # without the kernel
     drawn = draw(tuple(args.places.split(",")), args.modules, args.sample, args.seed)
     results, options = Results(args.state), Options(args.processes, args.seconds, args.state)
-    if not args.list:
+    if args.tests:
+        _try_tests(args.tests, drawn, results, options)
+    elif not args.list:
         left = [one for one in drawn if results.get(one[1], again=args.again) is None]
         random.Random(args.seed).shuffle(left)  # so that a run that is broken off has something of everything
         left.sort(key=lambda one: results.get(one[1]) is None)  # those that survived first
@@ -45,7 +51,22 @@ def main() -> int:
         left = [one for one in left if results.get(one[1], again=args.again) is None]
         options.done = options.all - len(left)
         run_cold(left, results, options)
-    return _report([mutant for _, mutant in drawn], results, options)
+    return _report([mutant for _, mutant in drawn], Results(args.state), options)
+
+
+def _try_tests(files: list[Path], drawn: list[Planted], results: Results, options: Options) -> None:
+    """What has survived, with these tests alone."""
+    reviewed = Reviewed.load()
+    survived = []
+    for module, mutant in drawn:
+        known = results.get(mutant)
+        if known is not None and known.verdict == "survived" and reviewed.reason(mutant) is None:
+            survived.append((module, mutant))
+    with tempfile.TemporaryDirectory() as folder:
+        choose(files)
+        options.state, options.only_kills, options.all = Path(folder), True, len(survived)
+        options.say(f"{len(survived)} mutants that survived")
+        _in_a_process_of_its_own(lambda: run_warm(survived, results, options))
 
 
 def _arguments() -> argparse.Namespace:
@@ -58,11 +79,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30, help="of tests for one mutant, at the most")
     parser.add_argument("--state", type=Path, default=STATE, help="where is kept what is known")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--tests", type=Path, nargs="+", help="what survived, with the tests of these files alone")
     parser.add_argument("--list", action="store_true")
     return parser.parse_args()
 
 
-def draw(places: tuple[str, ...], name: str, sample: int | None, seed: int) -> list[tuple[MutatedModule, Mutant]]:
+def draw(places: tuple[str, ...], name: str, sample: int | None, seed: int) -> list[Planted]:
     """The mutants of the places, or so many of each."""
     drawn = []
     for place in places:

@@ -37,8 +37,19 @@ _OTHERS: Final = (
 DESELECTED: Final = ("planted", "a_seed_plays_the_same_run_again", "(simulation and found)")
 
 
+#: With ``--tests``: these and no others.
+_chosen: list[Path] = []
+
+
+def choose(files: list[Path]) -> None:
+    """Let these files decide alone."""
+    _chosen[:] = [file.resolve() for file in files]
+
+
 def deciding_files() -> list[Path]:
     """Of the tests that decide."""
+    if _chosen:
+        return _chosen
     tests = ROOT / "tests"
     near = [path for folder in ("unit", "property") for path in sorted((tests / folder).glob("test_*.py"))]
     return [path for path in near if not path.name.startswith(_ELSEWHERE)] + [tests / name for name in _OTHERS]

@@ -162,6 +162,8 @@ class Options:
         self.processes = processes
         self.seconds = seconds
         self.state = state
+        #: Some of the tests decide: that none of them notices a mutant says nothing of the others.
+        self.only_kills = False
         self._out = os.dup(1)
         self.done = 0
         self.all = 0
@@ -226,7 +228,8 @@ def record(results: Results, mutant: Mutant, said: str, tests: list[str], option
         verdict, by = "killed", said.removeprefix("killed ")
     else:
         verdict, by = "timeout", ""
-    results.add(mutant, verdict, by, len(tests))
+    if verdict != _SURVIVED or not options.only_kills:
+        results.add(mutant, verdict, by, len(tests))
     count = f"[{options.done}/{options.all}]"
     if verdict == _SURVIVED:
         options.say(f"{count} survived {len(tests)} tests: {mutant.module}:{mutant.line} {mutant.function}\n"

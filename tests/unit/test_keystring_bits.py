@@ -107,9 +107,14 @@ def test_a_large_decimal_with_the_type_bits_of_another_type_is_refused() -> None
     assert refused.value.code == 50818
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_key_of_a_token_s_identifier_is_known_where_it_is_parsed(version: int) -> None:
-    identifier = bson.encode({"_id": 5} if version < 2 else {"operationType": "insert", "documentKey": {"_id": 5}})
-    token = ResumeToken(ClusterTime.of(5, 1), uuid=bytes(16), event_identifier=identifier, version=version)
-    parts = ResumeToken.parse(bson.decode(token.to_bson())).parts
-    assert parts.identifier_key == keystring.encode(raw_bson.OBJECT, identifier)[0]
+@pytest.mark.parametrize("fragment", [None, 1])
+@pytest.mark.parametrize("key", [5, "x", Decimal128("1.50"), {"a": Decimal128("0E+3")}, None], ids=str)
+def test_the_key_of_a_token_s_identifier_is_known_where_it_is_parsed(key: object, fragment: int | None) -> None:
+    for version, identifier in ((1, {"_id": key}), (2, {"operationType": "insert", "documentKey": {"_id": key}})):
+        encoded = bson.encode(identifier)
+        number = fragment if version == 2 else None
+        token = ResumeToken(
+            ClusterTime.of(5, 1), uuid=bytes(16), event_identifier=encoded, version=version, fragment_num=number
+        )
+        parts = ResumeToken.parse(bson.decode(token.to_bson())).parts
+        assert parts.identifier_key == keystring.encode(raw_bson.OBJECT, encoded)[0]

@@ -132,6 +132,12 @@ def test_a_no_op_in_the_form_of_6_0_is_read_up_to_7_0(version: str, count: int) 
     assert len(_events(version, named)) == 1
 
 
+@pytest.mark.parametrize(("version", "whole"), [("5", "5.0"), ("6", "6.0"), ("7", "7.0"), ("8", "8.0")])
+def test_a_version_of_one_number_is_the_first_of_its_line(version: str, whole: str) -> None:
+    assert profile_for(version) == profile_for(whole)
+    assert profile_for("8") != profile_for("8.1")
+
+
 @pytest.mark.parametrize("left_out", [["lsid"], ["lsid", "txnNumber"]])
 def test_operations_without_a_whole_session_are_events_from_7_0_on(left_out: list[str]) -> None:
     session = {name: value for name, value in SESSION.items() if name not in left_out}
