@@ -1,9 +1,6 @@
 """Checks that users can run on stores and handlers of their own."""
 
-from tailrace.act.testing import (
-    LeaseStoreError,
-    check_lease_store,
-)
+from tailrace.act.testing.lease_store import LeaseStoreError, check_lease_store
 
 __all__ = [
     "LeaseStoreError",

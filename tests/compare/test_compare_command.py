@@ -22,7 +22,8 @@ from tailrace.cli.main import main
 from tailrace.core.event.resume_token import ResumeToken
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.watch.compare import comparison, deployment, read_report
+from tailrace.watch.compare import comparison, deployment
+from tailrace.watch.compare.report import read_report
 from tests import commands
 from tests.compare.planted import altered
 from tests.differential.beside import wait_until
@@ -250,7 +251,9 @@ def test_what_the_limits_kept_from_being_compared_is_said(
 ) -> None:
     command.begin_at(since)
     real = comparison.ComparisonLimits
-    monkeypatch.setattr("tailrace.watch.compare.ComparisonLimits", lambda **said: real(**said, patience_s=0.5))
+    monkeypatch.setattr(
+        "tailrace.watch.compare.comparison.ComparisonLimits", lambda **said: real(**said, patience_s=0.5)
+    )
     assert command.run(DATABASE, "--duration", "0s", "--events-per-second", "2") == 0
     assert "s of writes were not compared: more is written than the limits" in command.out
 

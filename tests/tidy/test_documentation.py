@@ -19,8 +19,10 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
 
 def packages() -> list[str]:
+    """All packages, and the faces that are single modules."""
     walked = pkgutil.walk_packages(tailrace.__path__, "tailrace.")
-    return ["tailrace", *sorted(module.name for module in walked if module.ispkg)]
+    faces = re.compile(r"tailrace\.(?!__main__)(?:consumer\.\w+(?:\.\w+)?|\w+)")
+    return ["tailrace", *sorted(module.name for module in walked if module.ispkg or faces.fullmatch(module.name))]
 
 
 def documents() -> list[Path]:

@@ -109,6 +109,17 @@ def test_every_wing_and_every_face_is_in_the_contract() -> None:
     assert {f"tailrace.{name}" for name in here - {"__init__", "__main__"}} == layers
 
 
+@pytest.mark.parametrize("folder", ["act", "lake/store", "lake/tables", "lake/spark", "watch/compare", "cli", "base"])
+def test_a_room_beside_a_face_lists_no_names_of_its_own(folder: str) -> None:
+    """What users import is listed once, by the face; everyone inside names the module."""
+    listing = [
+        str(path.relative_to(SOURCE))
+        for path in sorted((SOURCE / folder).rglob("__init__.py"))
+        if "__all__" in path.read_text()
+    ]
+    assert listing == []
+
+
 def test_the_page_on_the_architecture_shows_the_stages() -> None:
     assert marked("SHARD_STAGES") == [stage.__name__ for stage in shard.SHARD_STAGES]
     assert marked("ROUTER_STAGES") == [stage.__name__ for stage in router.ROUTER_STAGES]

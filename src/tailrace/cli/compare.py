@@ -21,7 +21,8 @@ from tailrace.errors import TailraceError
 from tailrace.read.source.uri import find_uri
 
 if TYPE_CHECKING:
-    from tailrace.watch.compare import Compared, DeploymentComparison
+    from tailrace.watch.compare.comparison import Compared
+    from tailrace.watch.compare.deployment import DeploymentComparison
 
 #: The exit status where the two streams differ: 1 is an error, and 2 wrong usage.
 DIFFERENT: Final = 3
@@ -109,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
     uri = find_uri(args.uri)
 
     from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415
-    from tailrace.watch.compare import ComparisonLimits, DeploymentComparison, Streams  # noqa: PLC0415  so that --help does not load it
+    from tailrace.watch.compare.comparison import ComparisonLimits  # noqa: PLC0415  so that --help does not load it
+    from tailrace.watch.compare.deployment import DeploymentComparison, Streams  # noqa: PLC0415
 
     switches = switches_of(args)
     streams = Streams(
@@ -139,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _give_result(comparison: DeploymentComparison, args: argparse.Namespace, path: Path | None) -> int:
     """Print the result, and write the report; the exit status that it means."""
-    from tailrace.watch.compare import write_report  # noqa: PLC0415  as in run()
+    from tailrace.watch.compare.report import write_report  # noqa: PLC0415  as in run()
 
     report = comparison.report(show_names=args.show_names)
     if path is not None:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import ssl
 
     from tailrace.read.source.uri import ConnectionString
-    from tailrace.watch.compare import SampledComparison, Streams
+    from tailrace.watch.compare.deployment import Streams
+    from tailrace.watch.compare.sampling import SampledComparison
     from tailrace.watch.gateway.options import GatewayOptions
     from tailrace.watch.gateway.processes import GatewayProcesses
     from tailrace.watch.gateway.server import Gateway
@@ -177,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _comparable() -> tuple[Streams, list[str]]:
     """What the streams of clients are made of: everything, with all kinds of events."""
-    from tailrace.watch.compare import Streams  # noqa: PLC0415  as in run()
+    from tailrace.watch.compare.deployment import Streams  # noqa: PLC0415  as in run()
 
     return Streams(show_expanded_events=True), []
 

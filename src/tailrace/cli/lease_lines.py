@@ -15,7 +15,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import InvalidResumeToken, TailraceError
 
 if TYPE_CHECKING:
-    from tailrace.act.consumer import Lease
+    from tailrace.act.consumer.lease import Lease
 
 _PART: Final = re.compile(r"(?P<whole>.+)/(?P<generation>\d+)\.(?P<lane>\d+)", re.DOTALL)
 #: The parts of a line that belong to ``show``.

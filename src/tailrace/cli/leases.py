@@ -16,7 +16,8 @@ from tailrace.errors import SourceError, UsageError
 from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
-    from tailrace.act.consumer import LeaseOperations, MongoLeaseStore
+    from tailrace.act.consumer.lease_operations import LeaseOperations
+    from tailrace.act.consumer.mongo_lease_store import MongoLeaseStore
     from tailrace.act.consumer.rules.position import StreamPosition
 
 _DESCRIPTION: Final = """\
@@ -125,7 +126,8 @@ def run(args: argparse.Namespace) -> int:
     uri = words.pop(0) if words and is_uri_argument(words[0]) and args.uri is None else args.uri
     if words:
         raise UsageError(f"{words[0]!r} is not understood here", hint="tailrace leases --help shows how")
-    from tailrace.act.consumer import LeaseOperations, MongoLeaseStore  # noqa: PLC0415
+    from tailrace.act.consumer.lease_operations import LeaseOperations  # noqa: PLC0415
+    from tailrace.act.consumer.mongo_lease_store import MongoLeaseStore  # noqa: PLC0415
     from tailrace.watch.client import connect  # noqa: PLC0415  so that --help does not load it
 
     database, collection = store_namespace(args.store)

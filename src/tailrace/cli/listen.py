@@ -155,7 +155,9 @@ def divided(args: argparse.Namespace) -> list[argparse.Namespace]:
 
 def run_here(args: argparse.Namespace) -> int:
     """Listen in this process. Raises TailraceError."""
-    from tailrace.act.consumer import AsyncListener, Listener, MongoLeaseStore  # noqa: PLC0415
+    from tailrace.act.consumer.async_listener import AsyncListener  # noqa: PLC0415
+    from tailrace.act.consumer.listener import Listener  # noqa: PLC0415
+    from tailrace.act.consumer.mongo_lease_store import MongoLeaseStore  # noqa: PLC0415
     from tailrace.act.consumer.rules.unrun import is_coroutine_function  # noqa: PLC0415
     from tailrace.cli.unknown import tell_unknown  # noqa: PLC0415  so that --help does not load it
     from tailrace.watch.client import connect  # noqa: PLC0415

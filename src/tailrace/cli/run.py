@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from tailrace.lake.spark.store.pipeline_file import PipelineSettings
     from tailrace.lake.tables.writer import TablesWriter
     from tailrace.read.archive.recorder import Recorder
-    from tailrace.watch.compare import SampledComparison, Streams
+    from tailrace.watch.compare.deployment import Streams
+    from tailrace.watch.compare.sampling import SampledComparison
 
 _DESCRIPTION = """\
 Read a change stream of MongoDB with Spark and keep it in a directory of Parquet files: in order, exactly once, also

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from tailrace.core.oplog.namespace import Scope
-    from tailrace.watch.compare import SampledComparison, Streams
+    from tailrace.watch.compare.deployment import Streams
+    from tailrace.watch.compare.sampling import SampledComparison
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser, note: str = "") -> None:
@@ -81,7 +82,7 @@ def sampled(
     if args.compare is None:
         yield None
         return
-    from tailrace.watch.compare import SampledComparison  # noqa: PLC0415  as above
+    from tailrace.watch.compare.sampling import SampledComparison  # noqa: PLC0415  as above
 
     report = None if args.compare_report is None else report_path("--compare-report", args.compare_report)
     say = told or (lambda text: tell(f"tailrace: {text}"))

@@ -15,7 +15,8 @@ from tailrace.cli.stream_arguments import address_of
 from tailrace.errors import UsageError
 
 if TYPE_CHECKING:
-    from tailrace.act.consumer import LeaseStore, Listener
+    from tailrace.act.consumer.lease import LeaseStore
+    from tailrace.act.consumer.listener import Listener
     from tailrace.cli.processes import Beat
 
 

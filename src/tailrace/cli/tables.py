@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tailrace.lake.tables.progress import TablesProgress
     from tailrace.lake.tables.settings import TableSettings
     from tailrace.lake.tables.writer import TablesWriter
-    from tailrace.watch.compare import SampledComparison, Streams
+    from tailrace.watch.compare.deployment import Streams
+    from tailrace.watch.compare.sampling import SampledComparison
 
 _DESCRIPTION = """\
 Tables that equal their collections: a Delta table for each collection, kept up to date by `tailrace run` (section
@@ -169,7 +170,7 @@ def _compared_scope(settings: TableSettings) -> Scope:
 
 def _comparable() -> tuple[Streams, list[str]]:
     """What tables follow: documents and definitions."""
-    from tailrace.watch.compare import Streams  # noqa: PLC0415  as in _write()
+    from tailrace.watch.compare.deployment import Streams  # noqa: PLC0415  as in _write()
 
     return Streams(show_expanded_events=True), []
 

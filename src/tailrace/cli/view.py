@@ -10,9 +10,13 @@ from typing import Any
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
 import tailrace
-from tailrace.act.consumer import MongoLeaseStore
-from tailrace.act.consumer.views import MISSING, Totals, TotalsUpkeep, View, ViewDifference, ViewKeeper, ViewUpkeep
-from tailrace.act.consumer.views.view import VERSIONS_FIELD
+from tailrace.act.consumer.mongo_lease_store import MongoLeaseStore
+from tailrace.act.consumer.views.keeper import ViewKeeper
+from tailrace.act.consumer.views.raw_value import MISSING
+from tailrace.act.consumer.views.totals import Totals
+from tailrace.act.consumer.views.totals_upkeep import TotalsUpkeep
+from tailrace.act.consumer.views.upkeep import ViewDifference, ViewUpkeep
+from tailrace.act.consumer.views.view import VERSIONS_FIELD, View
 from tailrace.cli.listen import add_retry_arguments, error_policy
 from tailrace.cli.output import say, tell
 from tailrace.cli.standing import add_health_arguments, watched_over

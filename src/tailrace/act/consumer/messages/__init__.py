@@ -3,20 +3,3 @@
 ``RedisPublisher`` needs the extra ``redis``, ``NatsPublisher`` ``nats`` and ``KafkaPublisher`` ``kafka``: they are
 imported from their modules ``redis_streams``, ``nats_jetstream`` and ``kafka``.
 """
-
-from tailrace.act.consumer.messages.making import ChangeMessages, Outbox, ordering_key
-from tailrace.act.consumer.messages.publisher import MemoryPublisher, Message, MessageRefused, Publisher, PublisherAway
-from tailrace.act.consumer.messages.relay import MessageRelay, publish_all
-
-__all__ = [
-    "ChangeMessages",
-    "MemoryPublisher",
-    "Message",
-    "MessageRefused",
-    "MessageRelay",
-    "Outbox",
-    "Publisher",
-    "PublisherAway",
-    "ordering_key",
-    "publish_all",
-]
