@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import UsageError
+from tailrace.lake.store import delta
 from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.rows import make_rows
@@ -135,7 +136,7 @@ def test_a_table_with_partitions_of_delta_is_read_until_it_is_rewritten(tmp_path
         size = (root / f"{number}.parquet").stat().st_size
         action = {"path": f"{number}.parquet", "partitionValues": {"c": value}, "size": size, "dataChange": True}
         lines.append({"add": {**action, "modificationTime": 1, "stats": '{"numRecords": 1}'}})
-    delta_commit.path_of(root, 0).write_text("".join(json.dumps(one) + "\n" for one in lines))
+    delta.commit_path(root, 0).write_text("".join(json.dumps(one) + "\n" for one in lines))
 
     def held() -> list[str | None]:
         found: list[str | None] = DeltaTable(str(root)).to_pyarrow_table().sort_by("_key").column("c").to_pylist()

@@ -21,9 +21,10 @@ from tailrace.cli.main import main
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
+from tailrace.lake.store import delta
 from tailrace.lake.tables import delta_commit, log_chain
 from tailrace.lake.tables.as_of import as_of
-from tailrace.lake.tables.delta_commit import PREVIOUS, SEAL, path_of
+from tailrace.lake.tables.delta_commit import PREVIOUS, SEAL
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.names import folder_of
 from tailrace.lake.tables.schema import TableSchema
@@ -63,7 +64,11 @@ def keep_removed(root: Path, number: int) -> None:
     """Change the name of a file that a version removes: readers keep its rows."""
     [name] = [one["remove"]["path"] for one in delta_commit.actions_of(root, number) if "remove" in one][:1]
     other = ("0" if name[0] != "0" else "1") + name[1:]
-    change(path_of(root, number), f'"remove": {{"path": "{name}"'.encode(), f'"remove": {{"path": "{other}"'.encode())
+    change(
+        delta.commit_path(root, number),
+        f'"remove": {{"path": "{name}"'.encode(),
+        f'"remove": {{"path": "{other}"'.encode(),
+    )
 
 
 def test_the_log_as_it_was_written_has_no_fault(made: tuple[Path, dict[int, str], str]) -> None:
@@ -71,7 +76,7 @@ def test_the_log_as_it_was_written_has_no_fault(made: tuple[Path, dict[int, str]
     assert set(checkpoints) == {50}
     assert log_chain.harm(root, LAST, checkpoints, digest) is None
     for number in range(LAST + 1):
-        info = delta_commit.info_of(delta_commit.actions_of(root, number))
+        info = delta.info_of(delta_commit.actions_of(root, number))
         assert set(json.loads(info[PREVIOUS])) == ({str(number - 1)} if number else set())
 
 
@@ -96,10 +101,10 @@ def test_a_commit_of_the_same_table_in_another_history_is_found(
     lines = delta_commit.actions_of(root, LAST - 2)
     lines[0]["commitInfo"]["timestamp"] += 1
     other = delta_commit.content_of(LAST - 2, lines, log_chain.previous(root, LAST - 2))
-    path_of(tmp_path / "t", LAST - 2).write_bytes(other)
+    delta.commit_path(tmp_path / "t", LAST - 2).write_bytes(other)
     found = log_chain.harm(tmp_path / "t", LAST, checkpoints, digest)
     assert found == f"has a version {LAST - 2} that is not the one that version {LAST - 1} was written after"
-    path_of(tmp_path / "t", LAST - 2).unlink()
+    delta.commit_path(tmp_path / "t", LAST - 2).unlink()
     assert log_chain.harm(tmp_path / "t", LAST, checkpoints, digest) == f"lacks version {LAST - 2} of its log"
 
 
@@ -111,8 +116,8 @@ def test_no_flipped_bit_of_the_log_gives_readers_other_rows_unseen(
     expected, rng, seen = rows(root), random.Random(seed), 0
     copy = tmp_path / "t"
     shutil.copytree(root, copy)
-    files = [path_of(copy, number) for number in (3, *range(49, LAST + 1))]
-    files += [copy / "_delta_log" / "_last_checkpoint", *log_chain.checkpoints_in(copy)[50]]
+    files = [delta.commit_path(copy, number) for number in (3, *range(49, LAST + 1))]
+    files += [copy / "_delta_log" / "_last_checkpoint", *delta.checkpoints_in(copy)[50]]
     for _ in range(amount(60, 300)):
         path = rng.choice(files)
         whole = path.read_bytes()
@@ -144,13 +149,13 @@ def test_what_other_programs_write_is_taken_and_then_compared(tmp_path: Path) ->
     table.table = CollectionTable(root, "shop.orders", declared="")
     table.change([{"_id": 4, "n": 4}])
     number = version + 1
-    assert set(json.loads(delta_commit.info_of(delta_commit.actions_of(root, number))[PREVIOUS])) == {
+    assert set(json.loads(delta.info_of(delta_commit.actions_of(root, number))[PREVIOUS])) == {
         str(one) for one in range(3, number)
     }
     assert log_chain.harm(root, number, {}) is None
     assert rows(root) == sorted(rows(root), key=lambda one: one["_key"])
     assert [one["n"] for one in rows(root)] == [0, 1, 2, 3, 4]
-    change(path_of(root, version), b'"timestamp":1', b'"timestamp":2')
+    change(delta.commit_path(root, version), b'"timestamp":1', b'"timestamp":2')
     assert log_chain.harm(root, number, {}) == (
         f"has a version {version} that is not the one that version {number} was written after"
     )
@@ -164,11 +169,11 @@ def test_a_checkpoint_of_another_program_is_compared_with_the_log(tmp_path: Path
     keep_removed(root, 1)
     DeltaTable(str(root)).create_checkpoint()
     shutil.copytree(root, tmp_path / "whole")
-    content = path_of(root, 1).read_bytes()
+    content = delta.commit_path(root, 1).read_bytes()
     assert SEAL.encode() in content
     name = next(one["add"]["path"] for one in delta_commit.actions_of(root, 0) if "add" in one)
     start = content.index(b'"remove": {"path": "') + len(b'"remove": {"path": "')
-    path_of(root, 1).write_bytes(content[:start] + name.encode() + content[start + len(name) :])
+    delta.commit_path(root, 1).write_bytes(content[:start] + name.encode() + content[start + len(name) :])
     assert log_chain.harm(root, 1, {}) == "has a checkpoint of version 1 that does not agree with its log"
 
 
@@ -224,7 +229,7 @@ def test_a_bit_of_a_checkpoint_lets_the_table_be_written_anew(
     brought_up(replica_set.uri, root, collection)
     collection.insert_one({"_id": "more"})
     brought_up(replica_set.uri, root, collection)
-    [(number, [path])] = log_chain.checkpoints_in(folder).items()
+    [(number, [path])] = delta.checkpoints_in(folder).items()
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

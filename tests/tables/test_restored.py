@@ -25,8 +25,9 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import EntryMark
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, OtherHistoryError, SinkError
+from tailrace.lake.store import delta
 from tailrace.lake.tables.as_of import as_of
-from tailrace.lake.tables.delta_commit import path_of, stated
+from tailrace.lake.tables.delta_commit import stated
 from tailrace.lake.tables.names import folder_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.state import TableState
@@ -77,7 +78,7 @@ def put_back(folder: Path, backup: Path) -> None:
 
 
 def newest_log(folder: Path) -> Path:
-    return path_of(folder, DeltaTable(str(folder)).version())
+    return delta.commit_path(folder, DeltaTable(str(folder)).version())
 
 
 def flip(path: Path, at: int) -> None:
@@ -164,7 +165,7 @@ def test_a_log_that_nobody_can_read_is_refused_with_the_way_out(
 ) -> None:
     root = tmp_path / "t"
     folder = made(replica_set.uri, root, collection)
-    path_of(folder, 0).unlink()
+    delta.commit_path(folder, 0).unlink()
     with pytest.raises(SinkError, match=f"cannot be read.*Remove {folder}: the next run writes the table"):
         brought_up(replica_set.uri, root, collection)
     shutil.rmtree(folder)

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
-from tailrace.lake.tables.delta_commit import path_of
+from tailrace.lake.store import delta
 from tests.tables.equality import in_collection, in_table
 from tests.tables.test_restored import brought_up, made
 from tests.tables.test_restored import collection as collection  # noqa: PLC0414  a fixture
@@ -44,13 +44,13 @@ def checkpoint_and_remove_all_before(folder: Path, backup: Path) -> None:
     table = DeltaTable(str(folder))
     table.create_checkpoint()
     for number in range(table.version()):
-        path_of(folder, number).unlink()
+        delta.commit_path(folder, number).unlink()
 
 
 def optimize_and_lose_it(folder: Path, backup: Path) -> None:
     table = DeltaTable(str(folder))
     table.optimize.compact()
-    path_of(folder, table.version()).unlink()
+    delta.commit_path(folder, table.version()).unlink()
 
 
 def copy_over(folder: Path, backup: Path) -> None:
@@ -82,8 +82,8 @@ def change_settings(folder: Path, backup: Path) -> None:
 
 
 def take_the_newest_commit_of(folder: Path, backup: Path) -> None:
-    newest = path_of(folder, DeltaTable(str(folder)).version())
-    newest.write_bytes(path_of(backup, DeltaTable(str(backup)).version()).read_bytes())
+    newest = delta.commit_path(folder, DeltaTable(str(folder)).version())
+    newest.write_bytes(delta.commit_path(backup, DeltaTable(str(backup)).version()).read_bytes())
 
 
 def state_file(folder: Path) -> Path:
@@ -133,9 +133,11 @@ STRANGERS |= {
         missing_ok=True
     ),
     "empty the newest commit": lambda folder, backup: os.truncate(
-        path_of(folder, DeltaTable(str(folder)).version()), 0
+        delta.commit_path(folder, DeltaTable(str(folder)).version()), 0
     ),
-    "an empty commit on top": lambda folder, backup: path_of(folder, DeltaTable(str(folder)).version() + 1).touch(),
+    "an empty commit on top": lambda folder, backup: delta.commit_path(
+        folder, DeltaTable(str(folder)).version() + 1
+    ).touch(),
     "another program's folder": lambda folder, backup: shutil.copytree(folder, folder.parent / "my copy"),
 }
 

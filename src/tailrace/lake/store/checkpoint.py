@@ -8,25 +8,22 @@ files that are still there, for readers: these must not be taken for leftovers. 
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tailrace.base import durable
 from tailrace.errors import SinkError
+from tailrace.lake.store import delta
 from tailrace.lake.store.delta_log import entry_of, erasures_of, gaps_of, guarded, removal_of, versions_of
 from tailrace.lake.store.layout import LakeLayout
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.part_writer import sha256_of
 
-_NUMBERED = re.compile(r"([0-9]{20})\.(?:json|checkpoint\.parquet)")
 _DIGESTS = "checkpoints.json"
-_POINTER = "_last_checkpoint"
 #: In ``_staging``: the log, where the next checkpoint is made.
 _BESIDE = "log"
 _COLUMNS = [
@@ -61,20 +58,16 @@ def make(layout: LakeLayout, number: int, *, keep: int) -> None:
     durable.step("checkpoint")
     checkpoints = _numbers(layout)
     known = _digests(layout)
-    known[number] = sha256_of(_path(layout, number))
+    known[number] = sha256_of(layout.checkpoint(number))
     kept_digests = {str(one): known[one] for one in checkpoints[-2:] if one in known}
     durable.write_sealed(layout.state / _DIGESTS, {"checkpoints": kept_digests})
-    for path in layout.log.iterdir():
-        match = _NUMBERED.fullmatch(path.name)
-        if match is None:
-            continue
-        kept = int(match[1]) in checkpoints[-2:] if path.suffix == ".parquet" else int(match[1]) > number - keep
-        if not kept:
-            path.unlink(missing_ok=True)
+    old = [layout.commit(one) for one in delta.commits_in(layout.root) if one <= number - keep]
+    for path in old + [layout.checkpoint(one) for one in checkpoints[:-2]]:
+        path.unlink(missing_ok=True)
 
 
 def _numbers(layout: LakeLayout) -> list[int]:
-    return sorted(int(path.name[:20]) for path in layout.log.glob("*.checkpoint.parquet"))
+    return layout.readable(delta.checkpoints_in(layout.root))
 
 
 def _publish(layout: LakeLayout, number: int) -> None:
@@ -87,13 +80,13 @@ def _publish(layout: LakeLayout, number: int) -> None:
     copy = LakeLayout(beside)
     copy.log.mkdir(parents=True)
     base = max((one for one in _numbers(layout) if one < number), default=-1)
-    for path in [_path(layout, base)] * (base >= 0) + [layout.commit(one) for one in range(base + 1, number + 1)]:
+    for path in [layout.checkpoint(base)] * (base >= 0) + [layout.commit(one) for one in range(base + 1, number + 1)]:
         try:
             (copy.log / path.name).hardlink_to(path)
         except OSError:  # there are file systems without links
             shutil.copyfile(path, copy.log / path.name)
     DeltaTable(beside.absolute().as_uri()).create_checkpoint()
-    made, pointer = _path(copy, number), copy.log / _POINTER
+    made, pointer = copy.checkpoint(number), copy.log / delta.POINTER
     _forget_removed(layout.root, made, pointer)
     for path in (made, pointer):
         durable.sync_file(path)
@@ -102,12 +95,11 @@ def _publish(layout: LakeLayout, number: int) -> None:
 
 def _forget_removed(root: Path, made: Path, pointer: Path) -> None:
     """Take the replaced files that are gone out of the checkpoint ``made`` of the lake at ``root``."""
+    present: dict[Path, set[str]] = {}
+    kept = [name is None or _is_present(root / name, present) for name in delta.paths_in(made, "remove")]
+    if all(kept):
+        return
     with pq.ParquetFile(made) as file:
-        removed = pc.struct_field(file.read(columns=["remove.path"]).column("remove"), "path").to_pylist()
-        present: dict[Path, set[str]] = {}
-        kept = [name is None or _is_present(root / name, present) for name in removed]
-        if all(kept):
-            return
         left = file.read().filter(pa.array(kept))
     made.unlink()
     pq.write_table(left, made)
@@ -126,9 +118,9 @@ def _is_present(path: Path, present: dict[Path, set[str]]) -> bool:
 def read(layout: LakeLayout, number: int) -> LogState:
     """The log's state at the checkpoint of commit ``number``. FileNotFoundError where it has gone, SinkError where it
     is damaged."""
-    path = _path(layout, number)
+    path = layout.checkpoint(number)
     state = LogState(number)
-    if _is_changed(layout, path):
+    if _is_changed(layout, number):
         raise SinkError(
             f"{path} is damaged: it was changed after it was written",
             hint="Remove it, or start a stream, which removes it: the commits and the checkpoint before it hold the "
@@ -151,7 +143,7 @@ def read(layout: LakeLayout, number: int) -> LogState:
 
 def problems(layout: LakeLayout) -> list[str]:
     """The checkpoints that are not what was written, in sentences."""
-    changed = [path for path in sorted(layout.log.glob("*.checkpoint.parquet")) if _is_changed(layout, path)]
+    changed = [layout.checkpoint(number) for number in _numbers(layout) if _is_changed(layout, number)]
     return [f"{path} is damaged: it was changed after it was written" for path in changed]
 
 
@@ -164,9 +156,9 @@ def _digests(layout: LakeLayout) -> dict[int, str]:
     return guarded(lambda: {int(number): str(digest) for number, digest in known.items()}, path)
 
 
-def _is_changed(layout: LakeLayout, path: Path) -> bool:
-    known = _digests(layout).get(int(path.name[:20]))
-    return known is not None and sha256_of(path) != known
+def _is_changed(layout: LakeLayout, number: int) -> bool:
+    known = _digests(layout).get(number)
+    return known is not None and sha256_of(layout.checkpoint(number)) != known
 
 
 def drop_torn(layout: LakeLayout) -> None:
@@ -174,21 +166,22 @@ def drop_torn(layout: LakeLayout) -> None:
     up are still there then, because those go only when the checkpoint is on the device. The caller holds the lock."""
     shutil.rmtree(layout.staging / _BESIDE, ignore_errors=True)
     torn = []
-    for path in layout.log.glob("*.checkpoint.parquet"):
+    for number in _numbers(layout):
+        path = layout.checkpoint(number)
         try:
             pq.read_metadata(path)
-            if _is_changed(layout, path):
+            if _is_changed(layout, number):
                 torn.append(path)
         except (OSError, pa.ArrowException):
             torn.append(path)
-    pointer = layout.log / _POINTER
+    pointer = layout.log / delta.POINTER
     try:
         value = durable.read_json(pointer)
     except SinkError:
         value = {}
     if value is not None:
         version = value.get("version")
-        named = isinstance(version, int) and version >= 0 and _path(layout, version)
+        named = isinstance(version, int) and version >= 0 and layout.checkpoint(version)
         if not named or named in torn or not named.exists():
             pointer.unlink(missing_ok=True)
     for path in torn:
@@ -203,7 +196,3 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise SinkError(f"{path} is damaged: {error}") from error
-
-
-def _path(layout: LakeLayout, number: int) -> Path:
-    return layout.log / f"{number:020d}.checkpoint.parquet"

@@ -9,7 +9,6 @@ bytes are, so that a log that has lost its end is not mistaken for a shorter one
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import Any
 from tailrace.base import durable
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
+from tailrace.lake.store import delta
 from tailrace.lake.store.delta_log import (
     FORMAT,
     check_format,
@@ -42,8 +42,6 @@ from tailrace.lake.store.partitioning import Partitioning
 CHECKPOINT_EVERY = 100
 COMMITS_KEPT = 200
 
-_COMMIT = re.compile(r"([0-9]{20})\.json")
-_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
 _TRIES = 5
 _HEAD_KEYS = ("format", "number", "digest", "newest", "reached")
 _HOLE = "Restore it from a copy; without it nobody can say what the lake holds"
@@ -220,9 +218,8 @@ class CommitLog:
 
     def _listed(self) -> tuple[set[int], set[int]]:
         """The numbers of the commits and of the checkpoints that are there."""
-        names = [path.name for path in self.layout.log.iterdir()] if self.layout.log.is_dir() else []
-        commits = {int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))}
-        return commits, {int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))}
+        commits, checkpoints = delta.listed(self.layout.root)
+        return set(commits), set(self.layout.readable(checkpoints))
 
     def _content(self, number: int) -> bytes | None:
         try:

@@ -1,9 +1,7 @@
 """A lake's commits in the form of Delta Lake's transaction log, and back.
 
-One file a commit, one JSON object a line (the protocol is public, https://github.com/delta-io/delta/blob/master/
-PROTOCOL.md): ``add`` and ``remove`` name files, ``txn`` says which micro-batch it was, ``metaData`` the columns. What
-Delta has no word for is in ``commitInfo.tailrace``, which other readers ignore. Reader version 1 and writer version 2
-are the oldest, which every reader knows; ``delta.appendOnly`` keeps others from deleting rows.
+The form is in ``delta.py``. What Delta has no word for is in ``commitInfo.tailrace``; ``delta.appendOnly`` keeps
+others from deleting rows.
 
 Everything that is read is checked here, by type and, where it becomes a path, by name: a log that was changed by hand
 gives a SinkError that names the file, never a path outside the lake.
@@ -20,6 +18,7 @@ from typing import Any, Final, TypeVar
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import marks_from_json, marks_to_json
 from tailrace.errors import SinkError
+from tailrace.lake.store import delta
 from tailrace.lake.store.layout import (
     checked_name,
     checked_quarantine_name,
@@ -38,7 +37,6 @@ from tailrace.lake.store.manifest import (
     WrittenVersion,
 )
 from tailrace.lake.store.partitioning import Partitioning
-from tailrace.version import version
 
 #: The format of what is ours in the log and beside it. 1 was the log of manifests, without Delta.
 FORMAT: Final = 2
@@ -56,7 +54,6 @@ _OPERATIONS: Final = {
     "gap": "SET TBLPROPERTIES",
     "erase": "DELETE",
 }
-_ENGINE: Final = f"tailrace/{version()}"
 
 Value = TypeVar("Value")
 
@@ -78,27 +75,19 @@ def table_metadata(
 ) -> dict[str, Any]:
     """The ``metaData`` action. Accepted gaps, erasures and server versions are in it because it is the part of the log
     that is always kept."""
-    return {
-        "metaData": {
-            "id": table_id,
-            "format": {"provider": "parquet", "options": {}},
-            "schemaString": json.dumps(schema),
-            "partitionColumns": list(partitioning.names),
-            "configuration": {
-                # Delta's rule: where rows were deleted, the table is no longer one that is appended to only.
-                "delta.appendOnly": "false" if erasures else "true",
-                "delta.enableExpiredLogCleanup": "false",
-                # The bounds that every file has. deltalake 1.6 takes a bound that is missing for NULL, and leaves the
-                # file out whatever a filter on that column asks for.
-                "delta.dataSkippingStatsColumns": "token",
-                "delta.deletedFileRetentionDuration": f"interval {RETENTION_MAX_DAYS} days",
-                GAPS: json.dumps([_gap_to_json(gap) for gap in gaps]),
-                ERASURES: json.dumps([_erasure_to_json(erasure) for erasure in erasures]),
-                VERSIONS: json.dumps([_note_to_json(note) for note in versions]),
-            },
-            "createdTime": _millis(created),
-        }
+    configuration = {
+        # Delta's rule: where rows were deleted, the table is no longer one that is appended to only.
+        "delta.appendOnly": "false" if erasures else "true",
+        "delta.enableExpiredLogCleanup": "false",
+        # The bounds that every file has. deltalake 1.6 takes a bound that is missing for NULL, and leaves the file out
+        # whatever a filter on that column asks for.
+        "delta.dataSkippingStatsColumns": "token",
+        "delta.deletedFileRetentionDuration": f"interval {RETENTION_MAX_DAYS} days",
+        GAPS: json.dumps([_gap_to_json(gap) for gap in gaps]),
+        ERASURES: json.dumps([_erasure_to_json(erasure) for erasure in erasures]),
+        VERSIONS: json.dumps([_note_to_json(note) for note in versions]),
     }
+    return delta.metadata(table_id, schema, partitioning.names, configuration, _millis(created))
 
 
 def encode(commit: Commit, metadata: Mapping[str, Any] | None = None) -> bytes:
@@ -130,63 +119,35 @@ def encode(commit: Commit, metadata: Mapping[str, Any] | None = None) -> bytes:
         ours["gap"] = _gap_to_json(commit.gap)
     if commit.erasure is not None:
         ours["erasure"] = _erasure_to_json(commit.erasure)
-    actions: list[Mapping[str, Any]] = [
-        {
-            "commitInfo": {
-                "timestamp": _millis(commit.committed_at),
-                "operation": _OPERATIONS[commit.kind],
-                "operationParameters": parameters,
-                "isBlindAppend": commit.kind == "append",
-                "engineInfo": _ENGINE,
-                OURS: ours,
-            }
-        }
-    ]
-    if commit.kind == "create":
-        actions.append({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}})
-    if metadata is not None:
-        actions.append(metadata)
-    if commit.batch is not None:
-        stamp = _millis(commit.committed_at)
-        actions.append({"txn": {"appId": f"{OURS}/{commit.claim}", "version": commit.batch, "lastUpdated": stamp}})
-    actions += [_remove(removal, commit) for removal in commit.removed]
-    actions += [_add(file, commit) for file in commit.files]
-    return "".join(json.dumps(action) + "\n" for action in actions).encode()
+    at, changes = _millis(commit.committed_at), commit.kind != "compaction"
+    actions = delta.commit(
+        delta.commit_info(
+            at, _OPERATIONS[commit.kind], parameters, blind_append=commit.kind == "append", ours={OURS: ours}
+        ),
+        creates=commit.kind == "create",
+        metadata=metadata,
+        transaction=None if commit.batch is None else delta.transaction(f"{OURS}/{commit.claim}", commit.batch, at),
+        removed=[_remove(removal, changes=changes) for removal in commit.removed],
+        added=[_add(file, at, changes=changes) for file in commit.files],
+    )
+    return delta.content_of(actions, ascii_only=True)
 
 
-def _add(file: FileEntry, commit: Commit) -> dict[str, Any]:
-    return {
-        "add": {
-            "path": file.name,
-            "partitionValues": file.partition,
-            "size": file.size,
-            "modificationTime": _millis(commit.committed_at),
-            "dataChange": commit.kind != "compaction",
-            "stats": file.stats,
-            "tags": {SHA256: file.sha256},
-        }
-    }
+def _add(file: FileEntry, at: int, *, changes: bool) -> dict[str, Any]:
+    tags = {SHA256: file.sha256}
+    return delta.add(file.name, file.partition, file.size, at, changes=changes, stats=file.stats, tags=tags)
 
 
-def _remove(removal: Removal, commit: Commit) -> dict[str, Any]:
-    return {
-        "remove": {
-            "path": removal.name,
-            "deletionTimestamp": _millis(removal.at),
-            "dataChange": commit.kind != "compaction",
-            "extendedFileMetadata": True,
-            "partitionValues": partition_values(removal.name, removal.collection),
-            "size": removal.size,
-        }
-    }
+def _remove(removal: Removal, *, changes: bool) -> dict[str, Any]:
+    partition = partition_values(removal.name, removal.collection)
+    return delta.remove(removal.name, partition, removal.size, _millis(removal.at), changes=changes)
 
 
 def decode(content: bytes, number: int, where: object) -> Commit:
     """The commit in a file's ``content``. Raises SinkError that names ``where``: damaged, of a later version of
     Tailrace, or written by another program."""
-    actions = actions_of(content, where)
-    info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
-    ours = info.get(OURS) if isinstance(info, dict) else None
+    actions = guarded(lambda: delta.actions_in(content), where)
+    ours = delta.info_of(actions).get(OURS)
     if not isinstance(ours, dict):
         raise SinkError(
             f"{where} was not written by Tailrace: a lake has one writer",
@@ -220,18 +181,6 @@ def decode(content: bytes, number: int, where: object) -> Commit:
             quarantined_rows=_whole(ours.get("quarantinedRows", 0)),
             committed_at=datetime.fromisoformat(_text(ours["committedAt"])),
         )
-
-    return guarded(read, where)
-
-
-def actions_of(content: bytes, where: object) -> list[dict[str, Any]]:
-    """The actions of a commit file, one a line."""
-
-    def read() -> list[dict[str, Any]]:
-        actions = [json.loads(line) for line in content.decode("utf-8").splitlines() if line]
-        if not actions or not all(isinstance(action, dict) for action in actions):
-            raise ValueError("not a JSON object on each line")
-        return actions
 
     return guarded(read, where)
 

@@ -20,6 +20,7 @@ from tailrace.base import durable
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import EntryMark
 from tailrace.errors import SinkError, UsageError
+from tailrace.lake.store import delta
 from tailrace.lake.store.checkpoint_file import CHECKPOINT_FILE, read_held, require_seen, write_held
 from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
@@ -33,7 +34,7 @@ from tailrace.lake.store.retention import remove_leftovers
 
 _KEYS = ("format", "id", "created", "stream", "columns", "partitionBy", "claim")
 #: What may lie in a directory that is to become a lake.
-_OWN_NAMES = frozenset({"_tailrace", "_staging", "_delta_log", QUARANTINE})
+_OWN_NAMES = frozenset({"_tailrace", "_staging", delta.LOG, QUARANTINE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def read_identity(root: Path) -> dict[str, Any] | None:
                 f"{root} is not empty and not a lake of Tailrace (it holds {foreign[0]!r})",
                 hint="Give a directory of its own",
             )
-        if any((root / "_delta_log").glob("*")):
+        if any((root / delta.LOG).glob("*")):
             raise UsageError(
                 f"{root} is a Delta table, and not a lake of Tailrace (it has no {path.name})",
                 hint="Give a directory of its own",

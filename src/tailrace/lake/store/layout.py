@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -30,6 +30,7 @@ from typing import Final
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, invariant
+from tailrace.lake.store import delta
 from tailrace.lake.store.partitioning import BY_DAY, Partitioning
 
 _NAME = re.compile(
@@ -59,7 +60,7 @@ class LakeLayout:
 
     @property
     def log(self) -> Path:
-        return self.root / "_delta_log"
+        return self.root / delta.LOG
 
     @property
     def identity(self) -> Path:
@@ -87,7 +88,14 @@ class LakeLayout:
         return self.root.with_name(f"{self.root.name}.checkpoint")
 
     def commit(self, number: int) -> Path:
-        return self.log / f"{number:020d}.json"
+        return delta.commit_path(self.root, number)
+
+    def checkpoint(self, number: int) -> Path:
+        return delta.checkpoint_path(self.root, number)
+
+    def readable(self, checkpoints: Mapping[int, Sequence[Path]]) -> list[int]:
+        """Those ``checkpoints`` of the log that a lake reads, ascending: in one file, as ``deltalake`` writes them."""
+        return sorted(number for number, files in checkpoints.items() if self.checkpoint(number) in files)
 
     def day_directories(self) -> list[Path]:
         """The lake's own directories of days. A link leads elsewhere and is not ours."""

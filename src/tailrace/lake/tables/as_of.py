@@ -24,6 +24,7 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.core.oplog.witness import EntryMark, Witness
 from tailrace.errors import OtherHistoryError, SinkError, UsageError
+from tailrace.lake.store import delta
 from tailrace.lake.tables import delta_commit, versions
 from tailrace.lake.tables.delta_commit import Stated, columns_of
 from tailrace.lake.tables.fold import Fold, FoldOfOne, StateMismatchError
@@ -88,7 +89,7 @@ def as_of(
     """
     time = cluster_time_at(moment)
     folder = root / folder_of(namespace)
-    if not (folder / "_delta_log").is_dir():
+    if not delta.is_table(folder):
         raise UsageError(f"{namespace} has no table in {root}")
     known = _known(root, namespace)
     reached = known.reached
@@ -334,7 +335,7 @@ class _Replay:
     def _renamed(self, uuid: bytes) -> AsOf:
         """The answer if the collection got its name after the version before: from the table that it had then, or from
         the oplog alone, if that shows how the collection was created."""
-        for folder in sorted(one for one in self._root.iterdir() if (one / "_delta_log").is_dir()):
+        for folder in sorted(one for one in self._root.iterdir() if delta.is_table(one)):
             found, following = versions.around(folder, self._time)
             if found is None or found.collection != uuid.hex():
                 continue

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,16 +33,14 @@ from tailrace.core.event.resume_token import encode_high_water_mark
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import Witness
 from tailrace.errors import SinkError
+from tailrace.lake.store import delta
 from tailrace.lake.tables.schema import Column
-from tailrace.version import version
 
 TIME, AFTER, TOKEN, BATCH, KIND, UUID, STATE, WITNESS = (
     f"tailrace.{name}" for name in ("clusterTime", "after", "token", "batch", "kind", "collection", "state", "witness")
 )
 PREVIOUS, SEAL = "tailrace.previous", "tailrace.seal"
 PATH, TYPE, WAS = "tailrace.path", "tailrace.type", "tailrace.was"
-_ENGINE: Final = f"tailrace/{version()}"
-_COMMIT: Final = re.compile(r"([0-9]{20})\.json")
 _UNSEALED: Final = "0" * 32
 _TYPES: Final = {
     "string": "string",
@@ -178,30 +175,27 @@ def columns_of(fields: Sequence[Mapping[str, Any]]) -> list[Column]:
 def metadata_action(
     table_id: str, fields: Sequence[Mapping[str, Any]], configuration: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Delta's ``metaData``."""
-    return {
-        "metaData": {
-            "id": table_id,
-            "format": {"provider": "parquet", "options": {}},
-            "schemaString": json.dumps({"type": "struct", "fields": list(fields)}),
-            "partitionColumns": [],
-            "configuration": dict(configuration),
-            "createdTime": _now(),
-        }
-    }
+    """Delta's ``metaData``, of a table that Delta does not divide."""
+    return delta.metadata(table_id, {"type": "struct", "fields": list(fields)}, (), configuration, _now())
 
 
 def publish(root: Path, number: int, app: str, batch: Batch, actions: Actions, *, previous: Mapping[int, str]) -> str:
     """Publish ``actions`` as version ``number`` of the table at ``root``. Returns the digest of the version's file.
     Raises SinkError if that version exists. ``previous``: the digests of the versions before."""
-    lines = [_commit_info(batch, actions)]
-    if number == 0:
-        lines.append({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}})
-    if actions.metadata is not None:
-        lines.append(dict(actions.metadata))
-    lines.append({"txn": {"appId": app, "version": batch.number, "lastUpdated": _now()}})
-    lines += _moved(actions.added, actions.removed, changes=True)
-    found = _publish(root, number, lines, previous)
+    at = _now()
+    found = _publish(
+        root,
+        number,
+        delta.commit(
+            _commit_info(batch, actions.kind, at),
+            creates=number == 0,
+            metadata=actions.metadata,
+            transaction=delta.transaction(app, batch.number, at),
+            removed=_removed(actions.removed, at, changes=True),
+            added=_added(actions.added, at, changes=True),
+        ),
+        previous,
+    )
     durable.step("table.commit")
     return found
 
@@ -210,29 +204,42 @@ def publish_compaction(
     root: Path, number: int, added: Sequence[NewFile], removed: Sequence[TableFile], previous: Mapping[int, str]
 ) -> None:
     """Publish that the rows of some files are in others now. Raises SinkError if that version exists."""
-    info = {"timestamp": _now(), "operation": "OPTIMIZE", "operationParameters": {}, "engineInfo": _ENGINE}
-    _publish(root, number, [{"commitInfo": info}, *_moved(added, removed, changes=False)], previous)
+    at = _now()
+    actions = delta.commit(
+        delta.commit_info(at, "OPTIMIZE", {}, ours={}),
+        creates=False,
+        removed=_removed(removed, at, changes=False),
+        added=_added(added, at, changes=False),
+    )
+    _publish(root, number, actions, previous)
     durable.step("table.compacted")
 
 
-def _moved(added: Sequence[NewFile], removed: Sequence[TableFile], *, changes: bool) -> list[dict[str, Any]]:
-    return [_remove(file, changes=changes) for file in removed] + [_add(file, changes=changes) for file in added]
+def _added(files: Sequence[NewFile], at: int, *, changes: bool) -> list[dict[str, Any]]:
+    def stats(file: NewFile) -> str:
+        return json.dumps({"numRecords": file.rows, **file.stats}, ensure_ascii=False)
+
+    return [delta.add(quote(one.path), {}, one.size, at, changes=changes, stats=stats(one)) for one in files]
 
 
-def _publish(root: Path, number: int, lines: list[dict[str, Any]], previous: Mapping[int, str]) -> str:
-    content = content_of(number, lines, previous)
+def _removed(files: Sequence[TableFile], at: int, *, changes: bool) -> list[dict[str, Any]]:
+    return [delta.remove(one.path, one.partition, one.size, at, changes=changes) for one in files]
+
+
+def _publish(root: Path, number: int, actions: Sequence[Mapping[str, Any]], previous: Mapping[int, str]) -> str:
+    content = content_of(number, actions, previous)
     try:
-        durable.publish(path_of(root, number), content, root / "_delta_log")
+        durable.publish(delta.commit_path(root, number), content, root / delta.LOG)
     except FileExistsError:
         raise changed_by_others(root, number) from None
     return digest(content)
 
 
-def content_of(number: int, lines: list[dict[str, Any]], previous: Mapping[int, str]) -> bytes:
-    """The file of a version, with its seal. ``lines`` begin with the commit's ``commitInfo``."""
-    lines[0]["commitInfo"] |= {PREVIOUS: json.dumps(previous), SEAL: _UNSEALED}
+def content_of(number: int, actions: Sequence[Mapping[str, Any]], previous: Mapping[int, str]) -> bytes:
+    """The file of a version, with its seal. The first of ``actions`` is the commit's ``commitInfo``."""
+    info = {"commitInfo": {**actions[0]["commitInfo"], PREVIOUS: json.dumps(previous), SEAL: _UNSEALED}}
     # Not as escapes: deltalake reads some of those above U+FFFF wrong, and the bounds with them (1.6.6).
-    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+    content = delta.content_of([info, *actions[1:]], ascii_only=False)
     return content.replace(_field(_UNSEALED), _field(_seal_of(number, content)), 1)
 
 
@@ -251,11 +258,6 @@ def _field(seal: str) -> bytes:
     return f'"{SEAL}": "{seal}"'.encode()
 
 
-def path_of(root: Path, number: int) -> Path:
-    """The file of a version."""
-    return root / "_delta_log" / f"{number:020d}.json"
-
-
 def changed_by_others(root: Path, number: int) -> SinkError:
     """The error for a table with a version that another program has written."""
     return SinkError(
@@ -267,7 +269,7 @@ def changed_by_others(root: Path, number: int) -> SinkError:
 def actions_of(root: Path, number: int) -> list[dict[str, Any]]:
     """The actions of a version. Raises FileNotFoundError if its file no longer exists, DamagedCommitError if it is not
     what was written."""
-    path = path_of(root, number)
+    path = delta.commit_path(root, number)
     return actions_in(path, number, path.read_bytes())
 
 
@@ -275,11 +277,10 @@ def actions_in(path: Path, number: int, content: bytes) -> list[dict[str, Any]]:
     """The actions of a version whose file at ``path`` has ``content``."""
     hint = "The next run of the tables' writer compares their logs, and rewrites such a table"
     try:
-        found = [json.loads(line) for line in content.decode().split("\n") if line]
+        actions = delta.actions_in(content)
     except ValueError as error:
         raise DamagedCommitError(f"{path} is damaged: {error}", hint=hint) from error
-    actions = [one for one in found if isinstance(one, dict)]
-    info = info_of(actions)
+    info = delta.info_of(actions)
     if SEAL in info or PREVIOUS in info:
         seal = str(info.get(SEAL, ""))
         if _seal_of(number, content.replace(_field(seal), _field(_UNSEALED), 1)) != seal:
@@ -287,23 +288,10 @@ def actions_in(path: Path, number: int, content: bytes) -> list[dict[str, Any]]:
     return actions
 
 
-def info_of(actions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What a commit says of itself."""
-    found: object = next((one["commitInfo"] for one in actions if "commitInfo" in one), None)
-    return found if isinstance(found, dict) else {}
-
-
-def versions(root: Path) -> list[int]:
-    """The versions whose files are still in the log, ascending."""
-    log = root / "_delta_log"
-    names = [path.name for path in log.iterdir()] if log.is_dir() else []
-    return sorted(int(match[1]) for name in names if (match := _COMMIT.fullmatch(name)))
-
-
 def stated(root: Path, *, strict: bool = False) -> Iterator[Stated]:
     """What our commits state, newest first. A commit that is not what was written is left out; ``strict``: it raises
     DamagedCommitError."""
-    for number in reversed(versions(root)):
+    for number in reversed(delta.commits_in(root)):
         try:
             found = statement(actions_of(root, number), number)
         except FileNotFoundError:
@@ -318,7 +306,7 @@ def stated(root: Path, *, strict: bool = False) -> Iterator[Stated]:
 
 def statement(actions: Sequence[Mapping[str, Any]], number: int) -> Stated | None:
     """What a commit states; ``None`` for one that is not ours."""
-    info = info_of(actions)
+    info = delta.info_of(actions)
     if TIME not in info:
         return None
     try:
@@ -337,50 +325,20 @@ def changes_data(actions: Sequence[Mapping[str, Any]]) -> bool:
     return any(one.get("dataChange", True) for one in moved if one) or any("metaData" in one for one in actions)
 
 
-def _commit_info(batch: Batch, actions: Actions) -> dict[str, Any]:
-    return {
-        "commitInfo": {
-            "timestamp": _now(),
-            "operation": "WRITE" if actions.kind != "create" else "CREATE TABLE",
-            "operationParameters": {"mode": "Overwrite" if actions.kind in ("whole", "drop") else "Append"},
-            "isBlindAppend": False,
-            "engineInfo": _ENGINE,
-            TIME: time_text(batch.until),
-            AFTER: time_text(batch.after),
-            TOKEN: token_of(ClusterTime(batch.until + 1)),
-            BATCH: str(batch.number),
-            KIND: actions.kind,
-            UUID: batch.collection or "",
-            **({STATE: batch.state} if batch.state else {}),
-            **({WITNESS: json.dumps(batch.witness.to_document())} if batch.witness is not None else {}),
-        }
+def _commit_info(batch: Batch, kind: str, at: int) -> dict[str, Any]:
+    operation = "WRITE" if kind != "create" else "CREATE TABLE"
+    mode = "Overwrite" if kind in ("whole", "drop") else "Append"
+    ours = {
+        TIME: time_text(batch.until),
+        AFTER: time_text(batch.after),
+        TOKEN: token_of(ClusterTime(batch.until + 1)),
+        BATCH: str(batch.number),
+        KIND: kind,
+        UUID: batch.collection or "",
+        **({STATE: batch.state} if batch.state else {}),
+        **({WITNESS: json.dumps(batch.witness.to_document())} if batch.witness is not None else {}),
     }
-
-
-def _add(file: NewFile, *, changes: bool) -> dict[str, Any]:
-    return {
-        "add": {
-            "path": quote(file.path),
-            "partitionValues": {},
-            "size": file.size,
-            "modificationTime": _now(),
-            "dataChange": changes,
-            "stats": json.dumps({"numRecords": file.rows, **file.stats}, ensure_ascii=False),
-        }
-    }
-
-
-def _remove(file: TableFile, *, changes: bool) -> dict[str, Any]:
-    return {
-        "remove": {
-            "path": file.path,
-            "deletionTimestamp": _now(),
-            "dataChange": changes,
-            "extendedFileMetadata": True,
-            "partitionValues": dict(file.partition),
-            "size": file.size,
-        }
-    }
+    return delta.commit_info(at, operation, {"mode": mode}, blind_append=False, ours=ours)
 
 
 def _now() -> int:

@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from tailrace.base import durable
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
+from tailrace.lake.store import delta
 from tailrace.lake.tables import delta_commit, log_chain, versions
 from tailrace.lake.tables.compaction import Layout, compacted
 from tailrace.lake.tables.data_files import Writers, bounded, key_range, opened
@@ -277,7 +278,7 @@ class CollectionTable:
             if self._delta is None:
                 actions.kind = "create"
         with durable.writing(self.root):
-            durable.make_directory(self.root / "_delta_log")
+            durable.make_directory(self.root / delta.LOG)
         number = self.version + 1
         previous = log_chain.previous(self.root, number)
         made = delta_commit.publish(self.root, number, self._app, batch, actions, previous=previous)
@@ -325,11 +326,11 @@ class CollectionTable:
 
     def make_checkpoint(self) -> None:
         """Write a checkpoint of the newest version, if it has none. From then on the log before it does not matter."""
-        if self._delta is None or not self.version or self.version in log_chain.checkpoints_in(self.root):
+        if self._delta is None or not self.version or self.version in delta.checkpoints_in(self.root):
             return
         try:
             self._delta.create_checkpoint()
-            made = log_chain.checkpoints_in(self.root)[self.version]
+            made = delta.checkpoints_in(self.root)[self.version]
             self.checkpoints[self.version] = log_chain.digest_of(made)
         except (OSError, KeyError, DeltaError):
             return  # only a shortcut for readers: the next one is written later
@@ -370,7 +371,7 @@ def tables_in(root: Path) -> dict[str, int]:
     """The tables in ``root`` that can be read, by namespace, with the last micro-batch that each has taken over."""
     found = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
-        if not (folder / "_delta_log").is_dir():
+        if not delta.is_table(folder):
             continue
         with contextlib.suppress(DeltaError, OSError, ValueError):
             namespace = DeltaTable(folder.absolute().as_uri()).metadata().configuration.get(_NAMESPACE)

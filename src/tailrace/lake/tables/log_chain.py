@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from tailrace.lake.store import delta
 from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_commit import PREVIOUS, DamagedCommitError
 
-_CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\.(?:.*\.)?(?:parquet|json)")
 #: So many commits of other programs on top of our last one are named in the next.
 _BETWEEN: Final = 1000
 
@@ -36,13 +33,13 @@ def previous(root: Path, number: int) -> dict[int, str]:
     left out: its own seal tells."""
     found: dict[int, str] = {}
     for version in range(number - 1, max(-1, number - 1 - _BETWEEN), -1):
-        path = delta_commit.path_of(root, version)
+        path = delta.commit_path(root, version)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             break
         try:
-            info = delta_commit.info_of(delta_commit.actions_in(path, version, content))
+            info = delta.info_of(delta_commit.actions_in(path, version, content))
         except DamagedCommitError:
             break
         found[version] = delta_commit.digest(content)
@@ -56,16 +53,6 @@ def damaged(number: int) -> str:
     return f"has a log that is not what was written: the file of version {number} was changed"
 
 
-def checkpoints_in(root: Path) -> dict[int, list[Path]]:
-    """The files of the checkpoints in a table's log, by version."""
-    found: dict[int, list[Path]] = {}
-    log = root / "_delta_log"
-    for path in sorted(log.iterdir()) if log.is_dir() else ():
-        if match := _CHECKPOINT.fullmatch(path.name):
-            found.setdefault(int(match[1]), []).append(path)
-    return found
-
-
 def digest_of(paths: list[Path]) -> str:
     """The digest of a checkpoint's files."""
     return delta_commit.digest(b"".join(path.read_bytes() for path in paths))
@@ -77,7 +64,7 @@ def harm(root: Path, version: int, checkpoints: Mapping[int, str], digest: str |
     ``checkpoints``  the digests of those of ours
     ``digest``       that of the file of ``version``, where it is known
     """
-    there = checkpoints_in(root)
+    there = delta.checkpoints_in(root)
     for number in checkpoints.keys() & there.keys():
         with contextlib.suppress(FileNotFoundError):
             if digest_of(there[number]) != checkpoints[number]:
@@ -91,7 +78,7 @@ def harm(root: Path, version: int, checkpoints: Mapping[int, str], digest: str |
     if digest is not None and version in found and found[version][0] != digest:
         return f"has a version {version} that is not the one that was written"
     for number, (_, actions) in found.items():
-        for before, known in json.loads(delta_commit.info_of(actions).get(PREVIOUS, "{}")).items():
+        for before, known in json.loads(delta.info_of(actions).get(PREVIOUS, "{}")).items():
             if int(before) in found and found[int(before)][0] != known:
                 return f"has a version {before} that is not the one that version {number} was written after"
     if newest > base and len(found) == version - base and not _agrees(root, base, there, version, found):
@@ -110,7 +97,7 @@ def _commits(root: Path, first: int, last: int, checkpoint: int) -> _Commits:
     """The digests and actions of versions. Those up to ``checkpoint`` may have gone, as other programs remove them."""
     found: _Commits = {}
     for number in range(first, last + 1):
-        path = delta_commit.path_of(root, number)
+        path = delta.commit_path(root, number)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -142,6 +129,4 @@ def _agrees(root: Path, base: int, there: Mapping[int, list[Path]], version: int
 
 
 def _live(checkpoint: Path) -> list[str]:
-    with pq.ParquetFile(checkpoint) as file:
-        paths = pc.struct_field(file.read(columns=["add.path"]).column("add"), "path").to_pylist()
-    return [unquote(path) for path in paths if path is not None]
+    return [unquote(path) for path in delta.paths_in(checkpoint, "add") if path is not None]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tailrace.errors import SinkError
+from tailrace.lake.store import delta
 from tailrace.lake.tables import delta_commit, log_chain
 from tailrace.lake.tables.delta_commit import Batch, DamagedCommitError, Stated
 from tailrace.lake.tables.delta_table import ANEW, CollectionTable
@@ -88,7 +89,7 @@ def harm_of(root: Path, mark: TableMark) -> str | None:
     table". For readers, while a writer may go on."""
     if mark.version < 0:
         return None
-    if not delta_commit.path_of(root, mark.version).exists():
+    if not delta.commit_path(root, mark.version).exists():
         return f"does not have version {mark.version}, which its state knows"
     return log_chain.harm(root, mark.version, _checkpoints(mark), mark.digest)
 
@@ -110,7 +111,7 @@ def _checkpoints(mark: TableMark) -> dict[int, str]:
 def seen(root: Path, mark: TableMark) -> Seen | None:
     """The file of the mark's version as it is now; ``None`` if it is not there."""
     try:
-        found = delta_commit.path_of(root, mark.version).stat()
+        found = delta.commit_path(root, mark.version).stat()
     except OSError:
         return None
     return Seen(mark.version, found.st_ino, found.st_size, found.st_mtime_ns)
@@ -122,9 +123,9 @@ def note(mark: TableMark, table: CollectionTable) -> TableMark:
         last = next(delta_commit.stated(table.root), None)
         if last is None:
             return mark
-        table.committed = last.version, delta_commit.digest(delta_commit.path_of(table.root, last.version).read_bytes())
+        table.committed = last.version, delta_commit.digest(delta.commit_path(table.root, last.version).read_bytes())
     version, digest = table.committed
-    there = log_chain.checkpoints_in(table.root)
+    there = delta.checkpoints_in(table.root)
     checkpoints = {str(number): one for number, one in sorted(table.checkpoints.items()) if number in there}
     return replace(mark, version=version, digest=digest, table=table.id, checkpoints=checkpoints)
 
@@ -136,7 +137,7 @@ def _set_back(table: CollectionTable, mark: TableMark) -> str | None:
         return f"has taken over {table.batch} micro-batches, not {mark.batch}" if table.batch < mark.batch else None
     if table.version < mark.version:
         return f"is older than its state: at version {table.version}, not {mark.version}"
-    left = delta_commit.versions(table.root)
+    left = delta.commits_in(table.root)
     if left and left[0] > mark.version and table.batch == mark.batch:
         return None  # another program has made its log shorter
     return harm_of(table.root, mark)
@@ -149,7 +150,7 @@ def _went_on(table: CollectionTable, mark: TableMark, batch: int, state: str) ->
         try:
             actions = delta_commit.actions_of(table.root, number)
         except FileNotFoundError:
-            if number < table.version or delta_commit.versions(table.root)[:1] > [number]:
+            if number < table.version or delta.commits_in(table.root)[:1] > [number]:
                 continue  # its log was thinned, or made shorter
             raise delta_commit.changed_by_others(table.root, number) from None
         except DamagedCommitError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,11 +24,11 @@ from deltalake.exceptions import DeltaError
 from tailrace.base import durable
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
+from tailrace.lake.store import delta
 from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_commit import DamagedCommitError, Stated
 
 _HOUR_MS: Final = 3_600_000
-_CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\..*parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def oldest_whole(root: Path) -> Stated | None:
 def _follows(root: Path, one: Stated, following: Stated | None) -> bool:
     """Whether no version between the two was removed: it would have said until when ``one`` is exact."""
     return following is None or all(
-        delta_commit.path_of(root, number).exists() for number in range(one.version + 1, following.version)
+        delta.commit_path(root, number).exists() for number in range(one.version + 1, following.version)
     )
 
 
@@ -81,7 +80,7 @@ def expire(root: Path, keeping: Keeping, latest: Iterable[str], now_ms: int | No
     The caller is the table's writer, and has just read its log."""
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     horizon = now - int(keeping.grace_h * _HOUR_MS)
-    numbers = delta_commit.versions(root)
+    numbers = delta.commits_in(root)
     heads = {number: head for number in numbers if (head := _head(root, number)) is not None}
     recent = [number for number in numbers if number not in heads or heads[number].at >= horizon]
     kept = sorted(set(_kept(root, heads, keeping, now, horizon)))
@@ -111,7 +110,7 @@ def disk_use(root: Path) -> DiskUse:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 size += (Path(where) / name).stat().st_size
-        is_log = Path(where).name == "_delta_log"
+        is_log = Path(where).name == delta.LOG
         data, log = data + len(names) * (not is_log), log + len(names) * is_log
     return DiskUse(size, data, log)
 
@@ -127,7 +126,7 @@ class _Head:
 def _head(root: Path, number: int) -> _Head | None:
     """From the commit's first line alone, if it is ours; ``None`` if the commit does not say."""
     try:
-        with delta_commit.path_of(root, number).open(encoding="utf-8") as file:
+        with delta.commit_path(root, number).open(encoding="utf-8") as file:
             info = json.loads(file.readline()).get("commitInfo")
         if info is None:
             actions = delta_commit.actions_of(root, number)
@@ -197,8 +196,7 @@ def _remove_files(root: Path, needed: set[str], before: float) -> Iterator[str]:
 
 def _remove_log(root: Path, numbers: list[int], heads: dict[int, _Head], recent: list[int], kept: list[int]) -> None:
     """Remove the commits and checkpoints that no kept version needs."""
-    log = root / "_delta_log"
-    names = {int(match[1]): path for path in log.iterdir() if (match := _CHECKPOINT.fullmatch(path.name))}
+    names = delta.checkpoints_in(root)
     first = min(recent, default=numbers[-1] if numbers else 0)
     # The version that held when the grace began belongs to it.
     first = max((number for number in numbers if number < first), default=first)
@@ -215,7 +213,6 @@ def _remove_log(root: Path, numbers: list[int], heads: dict[int, _Head], recent:
         commits |= set(range(0 if begin is None else begin, following + 1))
     for number in numbers:
         if number not in commits:
-            delta_commit.path_of(root, number).unlink(missing_ok=True)
-    for number, path in names.items():
-        if number not in checkpoints:
-            path.unlink(missing_ok=True)
+            delta.commit_path(root, number).unlink(missing_ok=True)
+    for path in (path for number, paths in names.items() if number not in checkpoints for path in paths):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,199 @@
+"""Delta Lake's transaction log as a format, written and read in one place for lakes and tables: the names of its files,
+its actions, and a commit as lines and back.
+
+One file a commit, one JSON object a line (the protocol is public, https://github.com/delta-io/delta/blob/master/
+PROTOCOL.md): ``add`` and ``remove`` name files, ``txn`` says which micro-batch it was, ``metaData`` the columns. Reader
+version 1 and writer version 2 are the oldest, which every reader knows. What Delta has no word for is in
+``commitInfo``, which other readers ignore: ``delta_log.py`` says what a lake puts there, ``tables/delta_commit.py``
+what tables do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tailrace.version import version
+
+LOG: Final = "_delta_log"
+#: Names the newest checkpoint, for readers.
+POINTER: Final = "_last_checkpoint"
+_ENGINE: Final = f"tailrace/{version()}"
+_PROTOCOL: Final = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
+_COMMIT: Final = re.compile(r"([0-9]{20})\.json")
+#: In one file, in several, and the newer form, whose names have a UUID.
+_CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\.(?:.*\.)?(?:parquet|json)")
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def is_table(root: Path) -> bool:
+    """Whether ``root`` has a log, be it an empty one."""
+    return (root / LOG).is_dir()
+
+
+def commit_path(root: Path, number: int) -> Path:
+    """The file of a commit of the table at ``root``."""
+    return root / LOG / f"{number:020d}.json"
+
+
+def checkpoint_path(root: Path, number: int) -> Path:
+    """The file of a checkpoint, as ``deltalake`` names it."""
+    return root / LOG / f"{number:020d}.checkpoint.parquet"
+
+
+def listed(root: Path) -> tuple[list[int], dict[int, list[Path]]]:
+    """The commits whose files are in the log, ascending, and the files of its checkpoints, by number. The directory is
+    listed once, so that both are of one moment."""
+    commits: list[int] = []
+    checkpoints: dict[int, list[Path]] = {}
+    for name in sorted(path.name for path in (root / LOG).iterdir()) if is_table(root) else ():
+        if match := _COMMIT.fullmatch(name):
+            commits.append(int(match[1]))
+        elif match := _CHECKPOINT.fullmatch(name):
+            checkpoints.setdefault(int(match[1]), []).append(root / LOG / name)
+    return commits, checkpoints
+
+
+def commits_in(root: Path) -> list[int]:
+    """As ``listed``, the commits alone."""
+    return listed(root)[0]
+
+
+def checkpoints_in(root: Path) -> dict[int, list[Path]]:
+    """As ``listed``, the checkpoints alone."""
+    return listed(root)[1]
+
+
+def paths_in(checkpoint: Path, action: str) -> list[str | None]:
+    """For each row of a checkpoint's file the path that its ``add`` or ``remove`` names, as it stands there."""
+    import pyarrow.compute as pc  # noqa: PLC0415  half a second, where there is a checkpoint
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    with pq.ParquetFile(checkpoint) as file:
+        return list(pc.struct_field(file.read(columns=[f"{action}.path"]).column(action), "path").to_pylist())
+
+
+# -- a commit ----------------------------------------------------------------------------------------------------------
+
+
+def commit(
+    info: Mapping[str, Any],
+    *,
+    creates: bool,
+    metadata: Mapping[str, Any] | None = None,
+    transaction: Mapping[str, Any] | None = None,
+    removed: Iterable[Mapping[str, Any]] = (),
+    added: Iterable[Mapping[str, Any]] = (),
+) -> list[Mapping[str, Any]]:
+    """The actions of a commit in their order. ``creates``: it is the table's first."""
+    few = [info, _PROTOCOL if creates else None, metadata, transaction]
+    return [*(action for action in few if action is not None), *removed, *added]
+
+
+def content_of(actions: Iterable[Mapping[str, Any]], *, ascii_only: bool) -> bytes:
+    """The commit's file. ``ascii_only``: other characters are written as escapes."""
+    return "".join(json.dumps(action, ensure_ascii=ascii_only) + "\n" for action in actions).encode()
+
+
+def actions_in(content: bytes) -> list[dict[str, Any]]:
+    """The actions of a commit's file. Raises ValueError where that is something else."""
+    try:
+        actions = [json.loads(line) for line in content.decode().split("\n") if line]
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
+    if not actions or not all(isinstance(action, dict) for action in actions):
+        raise ValueError("not a JSON object on each line")
+    return actions
+
+
+def info_of(actions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What a commit says of itself."""
+    found: object = next((one["commitInfo"] for one in actions if "commitInfo" in one), None)
+    return found if isinstance(found, dict) else {}
+
+
+# -- its actions; times are milliseconds -------------------------------------------------------------------------------
+
+
+def commit_info(
+    at: int, operation: str, parameters: Mapping[str, str], *, blind_append: bool | None = None, ours: Mapping[str, Any]
+) -> dict[str, Any]:
+    """``commitInfo``; ``ours`` is what Delta has no word for."""
+    return {
+        "commitInfo": {
+            "timestamp": at,
+            "operation": operation,
+            "operationParameters": dict(parameters),
+            **({} if blind_append is None else {"isBlindAppend": blind_append}),
+            "engineInfo": _ENGINE,
+            **ours,
+        }
+    }
+
+
+def metadata(
+    table_id: str,
+    schema: Mapping[str, Any],
+    partition_columns: Sequence[str],
+    configuration: Mapping[str, str],
+    created: int,
+) -> dict[str, Any]:
+    """``metaData``; ``schema`` is in Spark's JSON form, which Delta's is."""
+    return {
+        "metaData": {
+            "id": table_id,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps(schema),
+            "partitionColumns": list(partition_columns),
+            "configuration": dict(configuration),
+            "createdTime": created,
+        }
+    }
+
+
+def transaction(app: str, number: int, at: int) -> dict[str, Any]:
+    """``txn``."""
+    return {"txn": {"appId": app, "version": number, "lastUpdated": at}}
+
+
+def add(
+    path: str,
+    partition: Mapping[str, str | None],
+    size: int,
+    at: int,
+    *,
+    changes: bool,
+    stats: str,
+    tags: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """``add``. ``changes``: it brings rows, and does not only move them from other files."""
+    return {
+        "add": {
+            "path": path,
+            "partitionValues": dict(partition),
+            "size": size,
+            "modificationTime": at,
+            "dataChange": changes,
+            "stats": stats,
+            **({} if tags is None else {"tags": dict(tags)}),
+        }
+    }
+
+
+def remove(path: str, partition: Mapping[str, str | None], size: int, at: int, *, changes: bool) -> dict[str, Any]:
+    """``remove``; ``changes`` as for ``add``."""
+    return {
+        "remove": {
+            "path": path,
+            "deletionTimestamp": at,
+            "dataChange": changes,
+            "extendedFileMetadata": True,
+            "partitionValues": dict(partition),
+            "size": size,
+        }
+    }
