@@ -3,41 +3,26 @@ give. Part of ``rules.listener``."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tailrace.act.consumer.rules.errors import LeaseStoreUnavailable
-from tailrace.act.consumer.rules.need import JudgeError, Need, Outcome, Pulled, SkipChange
+from tailrace.act.consumer.rules.lease_logic import Steps
+from tailrace.act.consumer.rules.need import JudgeError, Pulled, SkipChange
 from tailrace.act.consumer.rules.ownership import Ownership
-from tailrace.act.consumer.rules.position import StreamPosition
-from tailrace.act.consumer.rules.settings import ListenerStatistics
+from tailrace.act.consumer.rules.stream_logic import StreamLogic
 from tailrace.errors import TailraceError
 
-Steps = Generator[Need, Outcome, Any]
 
+class SkippingLogic(StreamLogic):
+    """Those attributes that are not a stream's are a ``ListenerLogic``'s."""
 
-class SkippingLogic:
-    """The attributes and steps are those of a ``ListenerLogic``."""
-
-    statistics: ListenerStatistics
-    _position: StreamPosition | None
     _again: int
-    _ask: Any
     _changes: Any
-    _commit: Any
     _doubt: Any
     _invalidated: Any
-    _moved: Any
-    _open: Any
-    _pause: Any
     _refused: tuple[Any, int]
-    _renew: Any
     _wait_after: Any
-
-    @property
-    def leaves(self) -> bool:
-        """See ListenerLogic."""
-        raise NotImplementedError
 
     def _skip(self, owned: Ownership, pulled: Pulled, skip: Mapping[str, Any]) -> Steps:
         """Leave the change out, as an operator has asked for; whether that is done. The dead letter is written first: a

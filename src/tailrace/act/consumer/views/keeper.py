@@ -13,9 +13,10 @@ from typing import Any, Final, Self
 from tailrace.act.consumer.change import Change
 from tailrace.act.consumer.lease import LeaseStore
 from tailrace.act.consumer.listener import Listener
+from tailrace.act.consumer.views.documents import BATCH
 from tailrace.act.consumer.views.totals import Totals
 from tailrace.act.consumer.views.totals_upkeep import TotalsUpkeep
-from tailrace.act.consumer.views.upkeep import BATCH, ViewUpkeep
+from tailrace.act.consumer.views.upkeep import ViewUpkeep
 from tailrace.act.consumer.views.view import View
 from tailrace.errors import UsageError
 from tailrace.watch.client.client import Client

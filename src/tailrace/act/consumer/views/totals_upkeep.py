@@ -15,10 +15,11 @@ from pymongo.errors import BulkWriteError
 from pymongo.read_concern import ReadConcern
 
 from tailrace.act.consumer.change import Change
+from tailrace.act.consumer.views.documents import BATCH, id_of
 from tailrace.act.consumer.views.ledger import Ledger, Naming
 from tailrace.act.consumer.views.raw_value import SHOWN, RawValue, one_of, value_at
 from tailrace.act.consumer.views.totals import Totals
-from tailrace.act.consumer.views.upkeep import BATCH, ViewUpkeep, id_of
+from tailrace.act.consumer.views.upkeep import ViewUpkeep
 from tailrace.core import raw_bson
 from tailrace.core.oplog.namespace import Scope
 from tailrace.errors import SinkError, UsageError
