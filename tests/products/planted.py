@@ -101,10 +101,10 @@ def _altered_log() -> list[Undo]:
 
 def _other_history() -> list[Undo]:
     """Tables follow whatever deployment they are pointed at."""
+    from tailrace.lake.tables.open_tables import OpenTables
     from tailrace.lake.tables.oplogs import Oplogs
-    from tailrace.lake.tables.writer import TablesWriter
 
-    return [_set(Oplogs, "check", _nothing), _set(TablesWriter, "_check_deployment", _nothing)]
+    return [_set(Oplogs, "check", _nothing), _set(OpenTables, "check_deployment", _nothing)]
 
 
 def _altered_archive() -> list[Undo]:

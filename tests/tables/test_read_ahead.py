@@ -22,6 +22,7 @@ from tailrace.errors import SourceError
 from tailrace.lake.tables import oplogs, writer
 from tailrace.lake.tables.as_of import as_of
 from tailrace.lake.tables.delta_commit import stated
+from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.names import folder_of
 from tailrace.lake.tables.oplogs import OplogMember
 from tailrace.lake.tables.read_ahead import ReadAhead
@@ -176,7 +177,7 @@ def test_small_files_are_merged_although_few_micro_batches_are_taken_over(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merged: list[str] = []
-    monkeypatch.setattr(writer.CollectionTable, "compact", lambda self, **_: merged.append(self.namespace))
+    monkeypatch.setattr(CollectionTable, "compact", lambda self, **_: merged.append(self.namespace))
     fill(collection)
     with tables_of(replica_set.uri, tmp_path, compact_every=3) as tables:
         tables.run_to_present()

@@ -240,7 +240,7 @@ def _verify(uri: str | None, words: list[str], sample: int | None) -> int:
 
 
 def _status(root: Path, words: list[str]) -> int:
-    from tailrace.lake.tables.delta_commit import stated, time_text  # noqa: PLC0415
+    from tailrace.lake.tables.delta_commit import newest, time_text  # noqa: PLC0415
     from tailrace.lake.tables.delta_table import CollectionTable  # noqa: PLC0415
     from tailrace.lake.tables.description import described  # noqa: PLC0415
     from tailrace.lake.tables.names import folder_of  # noqa: PLC0415
@@ -262,7 +262,7 @@ def _status(root: Path, words: list[str]) -> int:
             raise UsageError(f"{namespace} has no table in {root}")
     for namespace in sorted(words or marks):
         table = CollectionTable(root / folder_of(namespace), namespace)
-        last = next(stated(table.root), None)
+        last = newest(table.root)
         changed = "never" if last is None else time_text(last.time)
         files = sum(1 for _ in table.files())
         say(f"{namespace}: version {table.version}, {table.rows():,} rows in {files:,} files, last changed {changed}")

@@ -304,6 +304,17 @@ def stated(root: Path, *, strict: bool = False) -> Iterator[Stated]:
             yield found
 
 
+def newest(root: Path) -> Stated | None:
+    """What our newest commit states; ``None`` if there is none."""
+    return next(stated(root), None)
+
+
+def newest_version(root: Path) -> int:
+    """The version of our newest commit; -1 if there is none."""
+    found = newest(root)
+    return -1 if found is None else found.version
+
+
 def statement(actions: Sequence[Mapping[str, Any]], number: int) -> Stated | None:
     """What a commit states; ``None`` for one that is not ours."""
     info = delta.info_of(actions)

@@ -95,9 +95,8 @@ class CollectionTable:
         except (DeltaError, OSError, ValueError) as error:
             raise SinkError(f"the table {root} cannot be read: {error}", hint=ANEW.format(root=root)) from error
         if declared is None and self._delta is not None:  # whoever only maintains the table knows no rule
-            configuration = self._delta.metadata().configuration
-            self._divide_by = tuple(json.loads(configuration.get(_DIVIDED, "[]")))
-            stats = configuration.get("delta.dataSkippingStatsColumns", "")
+            self._divide_by = tuple(json.loads(self._setting(_DIVIDED) or "[]"))
+            stats = self._setting("delta.dataSkippingStatsColumns") or ""
             self._bounds = tuple(filter(None, stats.split(",")))
 
     # -- what is there ----------------------------------------------------------------------------------------------
@@ -126,12 +125,16 @@ class CollectionTable:
     @property
     def made_for(self) -> str | None:
         """The namespace that it was made for; ``None`` if it does not say."""
-        return None if self._delta is None else self._delta.metadata().configuration.get(_NAMESPACE)
+        return self._setting(_NAMESPACE)
 
     @property
     def deployment(self) -> str:
         """The deployment that it was made for; ``""`` if it does not say."""
-        return "" if self._delta is None else str(self._delta.metadata().configuration.get(_DEPLOYMENT, ""))
+        return self._setting(_DEPLOYMENT) or ""
+
+    def _setting(self, name: str) -> str | None:
+        """What the table keeps under ``name``."""
+        return None if self._delta is None else self._delta.metadata().configuration.get(name)
 
     def lacks(self) -> str | None:
         """A data file of the newest version that is not there, or is cut short; ``None`` if all are there."""
@@ -147,7 +150,8 @@ class CollectionTable:
     @property
     def stated(self) -> ClusterTime | None:
         """The time at which its newest version equals the collection; ``None`` if it has no version of ours."""
-        return next((one.time for one in delta_commit.stated(self.root)), None) if self.exists else None
+        newest = delta_commit.newest(self.root) if self.exists else None
+        return None if newest is None else newest.time
 
     def schema(self, given: TableSchema) -> TableSchema:
         """The columns of the table under the rules of ``given``; if the table was made from another declaration, the
@@ -155,7 +159,7 @@ class CollectionTable:
         if self._delta is None or self.redeclared:
             return given
         fields = json.loads(self._delta.schema().to_json())["fields"]
-        cut = json.loads(self._delta.metadata().configuration.get(_CUT, "[]"))
+        cut = json.loads(self._setting(_CUT) or "[]")
         return given.with_columns(delta_commit.columns_of(fields), cut)
 
     @property
@@ -163,18 +167,17 @@ class CollectionTable:
         """Whether the table was made from another declaration or divided by other columns than are given now."""
         if self._delta is None or self._declared is None:
             return False
-        metadata = self._delta.metadata()
-        divided = json.loads(metadata.configuration.get(_DIVIDED, "[]"))
-        if metadata.partition_columns or tuple(divided) != self._divide_by:
+        divided = json.loads(self._setting(_DIVIDED) or "[]")
+        if self._delta.metadata().partition_columns or tuple(divided) != self._divide_by:
             return True
-        return bool(metadata.configuration.get(_DECLARED, self._declared) != self._declared)
+        return self._setting(_DECLARED) not in {None, self._declared}
 
     def refresh(self, state: str = "", known: int = -1) -> None:
         """Read new versions of the log. Raises SinkError if another program has changed rows, or another process of
         ours, whose rows come from another state than ``state``. Versions up to ``known`` were looked at before."""
         if self._delta is None:
             return
-        before = max(self._seen, known) if max(self._seen, known) >= 0 else self._ours_last()
+        before = max(self._seen, known) if max(self._seen, known) >= 0 else delta_commit.newest_version(self.root)
         self._delta.update_incremental()
         for number in range(before + 1, self._delta.version() + 1):
             try:
@@ -191,9 +194,6 @@ class CollectionTable:
         """Load the newest version, whoever wrote it. For use before the whole table is rewritten."""
         if self._delta is not None:
             self._delta.update_incremental()
-
-    def _ours_last(self) -> int:
-        return next((one.version for one in delta_commit.stated(self.root)), -1)
 
     def rows(self) -> int:
         """How many rows the newest version has."""
@@ -223,22 +223,16 @@ class CollectionTable:
 
     def write_whole(self, batch: Batch, schema: HasColumns, pieces: Iterable[pa.RecordBatch], kind: str) -> None:
         """Rewrite all rows. ``schema`` is read after the last row was made."""
-        writers = Writers(self.root, self._divide_by, self._bounds)
-        try:
+        with self._new_files() as writers:
             for piece in pieces:
                 writers.write(pa.Table.from_batches([piece]))
             added = writers.finish()
-        except BaseException:
-            writers.abandon()
-            raise
-        removed = list(self.files())
-        self._commit(batch, schema, Actions(kind, added, removed))
+        self._commit(batch, schema, Actions(kind, added, list(self.files())))
 
     def change(self, batch: Batch, schema: HasColumns, keys: Sequence[bytes], rows: Iterable[pa.RecordBatch]) -> None:
         """Remove the rows with these keys, and add ``rows``. ``schema`` is read after the last row was made."""
-        writers = Writers(self.root, self._divide_by, self._bounds)
         removed: list[TableFile] = []
-        try:
+        with self._new_files() as writers:
             if keys:
                 wanted = pa.array(keys, pa.binary())
                 low, high = min(keys), max(keys)
@@ -250,10 +244,17 @@ class CollectionTable:
             for piece in rows:
                 writers.write(pa.Table.from_batches([piece]))
             added = writers.finish()
+        self._commit(batch, schema, Actions("changes", added, removed))
+
+    @contextlib.contextmanager
+    def _new_files(self) -> Iterator[Writers]:
+        """Data files for a commit, which are removed again if it does not come to it."""
+        writers = Writers(self.root, self._divide_by, self._bounds)
+        try:
+            yield writers
         except BaseException:
             writers.abandon()
             raise
-        self._commit(batch, schema, Actions("changes", added, removed))
 
     def _without(self, name: str, keys: pa.Array, low: bytes, high: bytes) -> pa.Table | None:
         """A file's rows without those with the keys; ``None`` if it has none of them."""

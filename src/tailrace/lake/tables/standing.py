@@ -80,7 +80,7 @@ def has_taken_over(table: CollectionTable, batch: Batch) -> bool:
     """Whether the table's newest version of ours is that of ``batch``, from the same state."""
     if table.batch < batch.number:
         return False
-    last = next(delta_commit.stated(table.root), None)
+    last = delta_commit.newest(table.root)
     return last is not None and last.state in {"", batch.state} and last.batch >= batch.number
 
 
@@ -120,7 +120,7 @@ def seen(root: Path, mark: TableMark) -> Seen | None:
 def note(mark: TableMark, table: CollectionTable) -> TableMark:
     """The mark with what the table's last commit was."""
     if table.committed is None:
-        last = next(delta_commit.stated(table.root), None)
+        last = delta_commit.newest(table.root)
         if last is None:
             return mark
         table.committed = last.version, delta_commit.digest(delta.commit_path(table.root, last.version).read_bytes())
@@ -145,7 +145,7 @@ def _set_back(table: CollectionTable, mark: TableMark) -> str | None:
 
 def _went_on(table: CollectionTable, mark: TableMark, batch: int, state: str) -> str | None:
     """What came to the table after the last commit that the mark tells of, if it cannot be ours."""
-    begin = mark.version if mark.version >= 0 else _last(table.root)
+    begin = mark.version if mark.version >= 0 else delta_commit.newest_version(table.root)
     for number in range(begin + 1, table.version + 1):
         try:
             actions = delta_commit.actions_of(table.root, number)
@@ -162,11 +162,6 @@ def _went_on(table: CollectionTable, mark: TableMark, batch: int, state: str) ->
         elif found.state != state or found.batch > batch:
             return f"is newer than its state: version {number} was written with another state, or with a later one"
     return f"is newer than its state: it has taken over micro-batch {table.batch}" if table.batch > batch else None
-
-
-def _last(root: Path) -> int:
-    """The version of our newest commit; -1 if there is none."""
-    return next((one.version for one in delta_commit.stated(root)), -1)
 
 
 def note_disturbed(marks: Mapping[str, TableMark], namespaces: Iterable[str], state: StateTransaction) -> None:

@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from pymongo import MongoClient
 
@@ -27,46 +26,32 @@ from tailrace.base import durable
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.core.oplog.witness import EntryMark
-from tailrace.errors import OtherHistoryError, UsageError
-from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.collector import without_collecting
 from tailrace.lake.tables.copying import TablesCopy, key_of
-from tailrace.lake.tables.data_files import TableDamageError
 from tailrace.lake.tables.delta_commit import Batch
-from tailrace.lake.tables.delta_table import CollectionTable, tables_in
 from tailrace.lake.tables.fold import Fold, Folded
 from tailrace.lake.tables.holding import STATE, lock
-from tailrace.lake.tables.names import folder_of
-from tailrace.lake.tables.oplogs import OTHER_HISTORY, Oplogs, OplogWindow
+from tailrace.lake.tables.open_tables import OpenTables, position_of
+from tailrace.lake.tables.oplogs import Oplogs, OplogWindow
 from tailrace.lake.tables.pace import Pace
 from tailrace.lake.tables.progress import TablesProgress
 from tailrace.lake.tables.quarantine import Quarantine
 from tailrace.lake.tables.resync import Resyncs
-from tailrace.lake.tables.schema import DocumentMisfitError, TableSchema
-from tailrace.lake.tables.settings import TableRule, TableSettings
-from tailrace.lake.tables.standing import (
-    Seen,
-    TableFault,
-    check_owner,
-    fault_of,
-    has_taken_over,
-    note,
-    note_disturbed,
-    seen,
-)
+from tailrace.lake.tables.schema import DocumentMisfitError
+from tailrace.lake.tables.selected import SelectedCollections
+from tailrace.lake.tables.settings import TableSettings
+from tailrace.lake.tables.standing import note, note_disturbed
 from tailrace.lake.tables.state import (
     UNKNOWN,
     StateTransaction,
-    StoredDocument,
     TabledCollection,
     TableMark,
     TablesPosition,
     TableState,
     taken_over,
-    unknown,
 )
+from tailrace.lake.tables.take_over import TakeOver
 from tailrace.lake.tables.upkeep import Upkeep, replaced_bytes
-from tailrace.lake.tables.widening import RetypedError, Widening
 from tailrace.read.source.connection import open_client
 from tailrace.read.source.listing import UnreadableNameError, shown_name
 from tailrace.read.source.topology import Cluster
@@ -76,7 +61,6 @@ _POLL_S: Final = 0.1
 _BATCH_BYTES: Final = 192 << 20
 #: While there is more to read, the tables take over their rows after this many seconds.
 _BEHIND_S: Final = 30.0
-_Waiting: TypeAlias = list[tuple[bytes, StoredDocument | None]]
 
 _log = logging.getLogger("tailrace.tables")
 
@@ -93,8 +77,6 @@ class TablesWriter:
         self._client = client or open_client(uri)
         self._owned = client is None
         self._cluster = Cluster.discover(self._client, uri, {})
-        self._quarantine = Quarantine(settings.root / "_quarantine")
-        self._tables: dict[str, CollectionTable] = {}
         with ExitStack() as opened:
             opened.callback(self._close_clients)
             self._lock = lock(settings.root)
@@ -116,15 +98,16 @@ class TablesWriter:
             self._oplogs, self._state, per_second=settings.documents_per_second, stopped=self._stopped
         )
         self._resyncs = Resyncs(self._client, self._cluster, self._oplogs, self._state, settings)
-        self._batches = self._changes = self._written_anew = 0
+        self._tables = OpenTables(settings, self._state, self._oplogs)
+        self._selected = SelectedCollections(settings, self._state, self._oplogs, self._copy, self._tables)
+        self._take_over = TakeOver(self._tables, self._state, Quarantine(settings.root / "_quarantine"))
+        self._batches = self._changes = 0
         #: Whether there is more to read at once.
         self._behind = False
         #: Whether there are rows that the tables have not taken over, when they took over some last, and how soon they
         #: may do so again.
         self._waiting = False
         self._published = time.monotonic()
-        #: The files of the tables' last commits when they were compared last.
-        self._seen: dict[str, Seen | None] = {}
         self._pace = Pace()
         self._upkeep = Upkeep(settings, 0 if position is None else position.batch)
 
@@ -160,7 +143,8 @@ class TablesWriter:
         position = self._state.position()
         stated = None if position is None else position.stated or None
         tables = len(self._state.marks())
-        return TablesProgress(self._batches, self._changes, self._copy.copied, stated, tables, self._written_anew)
+        anew = self._tables.written_anew
+        return TablesProgress(self._batches, self._changes, self._copy.copied, stated, tables, anew)
 
     def run(self, on_progress: Callable[[TablesProgress], None] | None = None) -> None:
         """Follow the collections until ``stop``. Raises TailraceError."""
@@ -182,40 +166,40 @@ class TablesWriter:
         goal = until or self._copy.now()
         self.begin()
         while not self._stopped.is_set():
-            position = self._position()
+            position = position_of(self._state)
             if position.stated >= max(goal, position.hold) and not self._resyncs.running:
                 break
             self.step(at_once=True, at_least=max(goal, position.hold))
             if self._resyncs.running:
                 self._stopped.wait(_POLL_S)
-        return self._position().stated
+        return position_of(self._state).stated
 
     def begin(self) -> None:
         """Copy the collections, if that was not done yet, and finish what a crash has interrupted."""
         if self._state.position() is None:
-            self._copy_all()
-        elif self._position().witness is None:  # of the first format
+            self._selected.copy_all()
+        elif position_of(self._state).witness is None:  # of the first format
             with self._state.writing() as state:
-                state.set_position(replace(self._position(), witness=self._oplogs.witness()))
-        self._forget_unselected()
-        self._compare_all()
-        self._copy_newly_selected()
-        self._note_redeclared()
+                state.set_position(replace(position_of(self._state), witness=self._oplogs.witness()))
+        self._selected.forget_unselected()
+        self._tables.compare_all()
+        self._selected.copy_new()
+        self._tables.note_redeclared()
         self._resyncs.begin(self._copy)
-        before = self._position().batch
+        before = position_of(self._state).batch
         try:
             self._publish()
         except DocumentMisfitError:
             self.step(at_once=True)  # what comes next may be the change that mends the document
-            if self._position().batch == before:
+            if position_of(self._state).batch == before:
                 raise
 
     def step(self, *, at_once: bool = False, at_least: ClusterTime = ZERO) -> bool:
         """Run one micro-batch if there is anything for it. ``at_once``: even if nothing happened."""
         self._resyncs.begin(self._copy)
-        if self._resyncs.end(self._position()):
+        if self._resyncs.end(position_of(self._state)):
             self._publish()
-        position = self._position()
+        position = position_of(self._state)
         hold = position.hold if position.time < position.hold else ZERO
         window = self._oplogs.window(position.time, at_once=at_once, at_least=max(at_least, hold))
         if window is None:
@@ -223,7 +207,7 @@ class TablesWriter:
             if self._waiting and self._may_publish(position, at_once=at_once):
                 self._publish()
             else:
-                self._upkeep.expire(self._tables)
+                self._upkeep.expire(self._tables.opened)
             return False
         with without_collecting():
             folded, changed, is_last = self._fold(position, window)
@@ -291,40 +275,6 @@ class TablesWriter:
 
     # -- copying ----------------------------------------------------------------------------------------------------
 
-    def _copy_all(self) -> None:
-        """Copy every selected collection into the state. The position is set at the end; until then, a copy
-        that a crash interrupted is continued."""
-        # Where the state was lost the tables are still there: they begin anew too, and those of what has gone end.
-        held = tables_in(self._settings.root)
-        for namespace in filter(self._selection.has, held):
-            self._check_deployment(self._table(namespace))
-        start = self._copy.begin()
-        copied = self._copy.selected(self._selection)
-        batch = 1 + max(held.values(), default=-1)
-        hold = self._copy.now()
-        with self._state.writing() as state:
-            _set_copied(state, copied, hold)
-            for namespace in filter(self._selection.has, held):
-                state.set_mark(unknown(namespace))
-            state.set_selection(self._selection.patterns)
-            witness = self._oplogs.witness()
-            state.set_position(TablesPosition(batch, start, self._oplogs.members, hold, witness=witness))
-            state.end_copy()
-
-    def _copy_newly_selected(self) -> None:
-        """Collections that were there before a pattern was: their past is not in the oplog."""
-        patterns = self._selection.patterns
-        if self._state.selection() == patterns:
-            self._copy.give_up()
-            return
-        copied = self._copy.selected(self._selection)
-        with self._state.writing() as state:
-            if copied:
-                hold = self._copy.now()
-                _set_copied(state, copied, hold)
-                state.set_position(replace(self._position(), hold=hold, witness=self._oplogs.witness()))
-            state.set_selection(patterns)
-
     def _copy_unknown(self, fold: Fold, state: StateTransaction) -> ClusterTime | None:
         """Copy collections that got a selected name with documents that the oplog did not show. Returns the time from
         which on the state equals the collections again: changes up to it may already be in the copies, and what one
@@ -370,18 +320,12 @@ class TablesWriter:
 
     # -- tables -----------------------------------------------------------------------------------------------------
 
-    def _position(self) -> TablesPosition:
-        position = self._state.position()
-        if position is None:
-            raise UsageError("nothing was copied yet", hint="Call begin() first")
-        return position
-
     def _publish(self, after: ClusterTime | None = None) -> None:
         """Let each table take over its pending rows. Does nothing while a copy has not caught up."""
-        position = self._position()
+        position = position_of(self._state)
         if position.time < position.hold:
             return
-        position = self._compare_seen()
+        position = self._tables.compare_seen()
         if position.time < position.hold:
             return
         marks = self._state.marks()
@@ -393,12 +337,12 @@ class TablesWriter:
             since = position.stated if after is None else min(after, position.stated) if position.stated else after
             if mark.collection == UNKNOWN or namespace not in marks:
                 # Nobody has followed the table since its last version, which says nothing of the time after its own.
-                since = self._table(namespace).stated or since
+                since = self._tables.table(namespace).stated or since
             uuid = None if collection is None else collection.uuid
             batch = Batch(position.batch, since or ZERO, position.time, uuid, self._state.name, position.witness)
-            if self._take_over(mark, collection, batch):
+            if self._take_over.bring_up(mark, collection, batch):
                 number = None if collection is None else collection.number
-                table = self._table(namespace)
+                table = self._tables.table(namespace)
                 if mark.collection == UNKNOWN:
                     table.make_checkpoint()  # the log before it may be damaged
                 taken = taken_over(TableMark(namespace, number, mark.batch, mark.whole), position.batch)
@@ -410,185 +354,9 @@ class TablesWriter:
             state.set_position(position.now_stated())
         durable.step("tables.done")
         for mark in done:
-            self._seen[mark.namespace] = seen(self._folder(mark.namespace), mark)
+            self._tables.saw(mark)
         self._published, self._waiting = time.monotonic(), False
-        self._upkeep.compact(self._tables, position.batch)
-        self._upkeep.expire(self._tables)
-        replaced, live = replaced_bytes(self._tables)
+        self._upkeep.compact(self._tables.opened, position.batch)
+        self._upkeep.expire(self._tables.opened)
+        replaced, live = replaced_bytes(self._tables.opened)
         self._pace.spent(replaced, live)
-
-    def _take_over(self, mark: TableMark, collection: TabledCollection | None, batch: Batch) -> bool:
-        """Bring one table up to ``batch``. Returns whether there was anything to do."""
-        if collection is None:
-            if mark.collection is None and not mark.whole:
-                return False
-            table = self._table(mark.namespace)
-            if not has_taken_over(table, batch):
-                table.look()
-                table.write_whole(batch, table.schema(self._rule(mark.namespace).schema), (), "drop")
-            return True
-        table = self._table(mark.namespace)
-        if mark.whole or mark.collection != collection.number or not table.exists:
-            if not has_taken_over(table, batch):
-                table.look()
-                self._write_whole(table, collection, batch)
-            return True
-        keys = self._state.waiting_keys(collection.number)
-        if not keys:
-            return False
-        if not has_taken_over(table, batch):
-            table.refresh(batch.state, mark.version)
-            self._change(table, collection, batch, keys)
-        return True
-
-    def _change(self, table: CollectionTable, collection: TabledCollection, batch: Batch, keys: list[bytes]) -> None:
-        schema = table.schema(self._rule(collection.namespace).schema)
-        rows = Widening(schema, lambda misfits: self._quarantine.add(collection, batch, misfits), others=True)
-        try:
-            table.change(batch, rows, keys, rows.batches(self._state.waiting(collection.number)))
-        except RetypedError as error:
-            _log.info("%s: a column becomes wider; all rows are rewritten", collection.namespace)
-            self._write_whole(table, collection, batch, error.schema)
-        except TableDamageError as error:
-            _log.warning("%s: %s. It is rewritten", collection.namespace, error.message)
-            self._write_whole(table, collection, batch)
-
-    def _write_whole(
-        self, table: CollectionTable, collection: TabledCollection, batch: Batch, schema: TableSchema | None = None
-    ) -> None:
-        """Rewrite the table from the state, and again if a column had to become wider on the way."""
-        given = schema or table.schema(self._rule(collection.namespace).schema)
-        while True:
-            rows = Widening(given, lambda misfits: self._quarantine.add(collection, batch, misfits))
-            try:
-                table.write_whole(batch, rows, rows.batches(self._state.documents(collection.number)), "whole")
-            except RetypedError as error:
-                given = error.schema
-                continue
-            return
-
-    def _rule(self, namespace: str) -> TableRule:
-        return self._settings.rule(namespace)
-
-    def _table(self, namespace: str) -> CollectionTable:
-        table = self._tables.get(namespace)
-        if table is None:
-            rule = self._rule(namespace)
-            table = CollectionTable(
-                self._folder(namespace),
-                namespace,
-                partition_by=rule.partition_by,
-                bounds=rule.z_order,
-                declared=rule.schema.declaration,
-                deployment=self._oplogs.deployment_id,
-            )
-            self._tables[namespace] = table
-        return table
-
-    def _folder(self, namespace: str) -> Path:
-        return self._settings.root / folder_of(namespace)
-
-    # -- whether they are the tables that the state knows -----------------------------------------------------------
-
-    def _check_deployment(self, table: CollectionTable) -> None:
-        ours = self._oplogs.deployment_id
-        if table.deployment and ours and table.deployment != ours:
-            raise OtherHistoryError(
-                f"the table {table.root} is of another deployment: its id was {table.deployment} and is {ours}",
-                hint=OTHER_HISTORY,
-            )
-
-    def _compare_all(self) -> None:
-        """Compare every table with its mark. Those that were set back are rewritten, and so are those that nobody
-        knows. Raises SinkError where it is not for us to decide."""
-        self._tables.clear()
-        position, marks, faults = self._position(), self._state.marks(), list[TableFault]()
-        first: list[TableMark] = []
-        for namespace, mark in marks.items():
-            table = self._table(namespace)
-            fault = fault_of(table, mark, position.batch, self._state.name)
-            if fault is not None:
-                faults.append(fault)
-            elif mark.version < 0 and mark.batch >= 0 and table.exists:
-                first.append(note(mark, table))  # of the first format
-            self._seen[namespace] = seen(table.root, mark)
-        for namespace in tables_in(self._settings.root):
-            if namespace not in marks and self._selection.has(namespace):
-                table = self._table(namespace)
-                check_owner(table, unknown(namespace))
-                self._check_deployment(table)
-                last = next(delta_commit.stated(table.root), None)
-                if last is not None and (last.state, last.batch) == (self._state.name, position.batch):
-                    continue  # its first commit, before a crash
-                faults.append(TableFault(unknown(namespace), "is not known to the state"))
-        if first:
-            with self._state.writing() as state:
-                for mark in first:
-                    state.set_mark(mark)
-        self._anew(faults)
-
-    def _compare_seen(self) -> TablesPosition:
-        """Compare the tables whose newest commit has another file than before: somebody has put back a folder, or has
-        removed a file. Returns the position, which is later if a table has to be rewritten."""
-        faults = []
-        for namespace, mark in self._state.marks().items():
-            now = seen(self._folder(namespace), mark)
-            harmed = namespace in self._tables and self._tables[namespace].harm is not None
-            if mark.version >= 0 and (harmed or self._seen.get(namespace) != now):
-                self._tables.pop(namespace, None)
-                fault = fault_of(self._table(namespace), mark, self._position().batch, self._state.name)
-                if fault is not None:
-                    faults.append(fault)
-                self._seen[namespace] = now
-        return self._anew(faults)
-
-    def _anew(self, faults: list[TableFault]) -> TablesPosition:
-        """Let tables be rewritten from the state. One that has come to a later time than the state waits for it."""
-        position = self._position()
-        if not faults:
-            return position
-        batch, hold = position.batch, position.hold
-        self._written_anew += len(faults)
-        for fault in faults:
-            namespace = fault.mark.namespace
-            _log.warning("the table of %s %s: it is rewritten", namespace, fault.reason)
-            table = self._table(namespace)
-            batch, hold = max(batch, table.batch), max(hold, table.stated or ZERO)
-        position = replace(position, batch=batch + 1, hold=hold)
-        with self._state.writing() as state:
-            for fault in faults:
-                state.set_mark(unknown(fault.mark.namespace))
-            state.set_position(position)
-        return position
-
-    def _note_redeclared(self) -> None:
-        """Tables whose declared columns or partitions are others than before are rewritten."""
-        marks = [
-            mark
-            for mark in self._state.marks().values()
-            if mark.collection is not None and self._selection.has(mark.namespace)
-            if self._table(mark.namespace).redeclared and not mark.whole
-        ]
-        if marks:
-            with self._state.writing() as state:
-                for mark in marks:
-                    state.set_mark(replace(mark, whole=True))
-                state.set_position(self._position().next_batch())
-
-    def _forget_unselected(self) -> None:
-        """Stop following collections that have no rule any more. Their tables stay as they are."""
-        gone = [one for one in self._state.collections() if not self._selection.has(one.namespace)]
-        marks = [name for name in self._state.marks() if not self._selection.has(name)]
-        if gone or marks:
-            with self._state.writing() as state:
-                for one in gone:
-                    state.forget(one)
-                for name in marks:
-                    state.forget_mark(name)
-
-
-def _set_copied(state: StateTransaction, collections: list[TabledCollection], until: ClusterTime) -> None:
-    """The state has these collections now. Changes up to ``until`` may be in their documents already."""
-    for collection in collections:
-        state.set_collection(replace(collection, copied=int(until)))
-        state.end_copying(collection.uuid)
