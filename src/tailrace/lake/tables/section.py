@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tailrace.core.user_text import byte_count, seconds
+from tailrace.core.user_text import seconds
 from tailrace.errors import UsageError
 from tailrace.lake.store.local_path import local_path
+from tailrace.lake.store.pipeline_values import size, whole_number
 from tailrace.lake.tables.schema import POLICIES, Policy, TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
 
@@ -38,11 +39,11 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
         root=local_path(given["path"], "tables.path", base),
         rules=_rules(given.get("collections"), policy),
         every_s=_seconds(given["every"], "tables.every") if "every" in given else default.every_s,
-        compact_every=_whole(given.get("compactEvery", default.compact_every), "tables.compactEvery"),
-        target_bytes=_size(given.get("targetBytes", default.target_bytes), "tables.targetBytes"),
+        compact_every=whole_number(given.get("compactEvery", default.compact_every), "tables.compactEvery"),
+        target_bytes=size(given.get("targetBytes", default.target_bytes), "tables.targetBytes"),
         grace_h=_hours(given, "grace", default.grace_h),
         retention_h=_hours(given, "retention", default.retention_h),
-        versions=_whole(given.get("versions", default.versions), "tables.versions"),
+        versions=whole_number(given.get("versions", default.versions), "tables.versions"),
     )
 
 
@@ -94,12 +95,6 @@ def _policy(given: object, where: str) -> Policy | None:
     return given
 
 
-def _whole(given: object, where: str) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise UsageError(f"{where} must be a whole number, 0 or more, not {given!r}")
-    return given
-
-
 def _seconds(given: object, where: str) -> float:
     found = seconds(given) if isinstance(given, str) else None
     if found is None:
@@ -109,10 +104,3 @@ def _seconds(given: object, where: str) -> float:
 
 def _hours(given: Mapping[str, Any], key: str, default: float) -> float:
     return _seconds(given[key], f"tables.{key}") / 3600 if key in given else default
-
-
-def _size(given: object, where: str) -> int:
-    size = byte_count(str(given)) if isinstance(given, (int, str)) and not isinstance(given, bool) else None
-    if size is None:
-        raise UsageError(f"{where} must be a number of bytes such as 128m, not {given!r}")
-    return size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -14,12 +13,13 @@ from typing import Any, Final
 import yaml
 from bson import json_util
 
-from tailrace.core.user_text import byte_count, nearest
+from tailrace.core.user_text import nearest
 from tailrace.errors import UsageError
 from tailrace.lake.spark.query.options import KNOWN
 from tailrace.lake.store.compaction_policy import CompactionPolicy
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.partitioning import Partitioning
+from tailrace.lake.store.pipeline_values import shown, size, whole_number
 from tailrace.lake.store.quarantine import ON_ERRORS
 from tailrace.lake.tables.section import KEYS, settings_of
 from tailrace.lake.tables.settings import TableSettings
@@ -163,7 +163,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         processing_time=None if available_now else _interval(trigger.get("every", _EVERY)),
         available_now=available_now,
         compaction=_compaction(parts["compaction"]),
-        cores=_whole(spark["cores"], "spark.cores", least=1) if "cores" in spark else None,
+        cores=whole_number(spark["cores"], "spark.cores", least=1) if "cores" in spark else None,
         memory=_text(spark.get("memory", "1g"), "spark.memory"),
         spark_config={key: _option(key, value) for key, value in _mapping(spark.get("config"), "spark.config").items()},
         accept_gap=_flag(lake.get("acceptGap", False), "lake.acceptGap"),
@@ -177,13 +177,13 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
 def _partition_by(value: object) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"lake.partitionBy must be a list of day, hour and collection, not {_shown(value)}")
+        raise UsageError(f"lake.partitionBy must be a list of day, hour and collection, not {shown(value)}")
     return Partitioning.of(names).names
 
 
 def _on_error(value: object) -> str:
     if value not in ON_ERRORS:
-        raise UsageError(f"lake.onError must be one of {', '.join(ON_ERRORS)}, not {_shown(value)}")
+        raise UsageError(f"lake.onError must be one of {', '.join(ON_ERRORS)}, not {shown(value)}")
     return str(value)
 
 
@@ -194,7 +194,7 @@ def _archive(given: Mapping[str, Any], base: Path) -> ArchiveSettings:
     return ArchiveSettings(
         path=local_path(_text(given["path"], "archive.path"), "archive.path", base),
         keep_seconds=keep,
-        keep_bytes=_size(given["keepBytes"], "archive.keepBytes") if "keepBytes" in given else None,
+        keep_bytes=size(given["keepBytes"], "archive.keepBytes") if "keepBytes" in given else None,
         images=_flag(given.get("preImages", True), "archive.preImages"),
     )
 
@@ -214,7 +214,7 @@ def _mapping(value: object, name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise UsageError(f"{name} must hold keys and values, not {_shown(value)}")
+        raise UsageError(f"{name} must hold keys and values, not {shown(value)}")
     return {str(key): inner for key, inner in value.items()}
 
 
@@ -262,12 +262,12 @@ def _option(name: str, value: object) -> str:
         return json_util.dumps(value, json_options=json_util.CANONICAL_JSON_OPTIONS)
     if hasattr(value, "isoformat"):
         return str(value.isoformat())  # YAML reads 2026-11-21T10:00:00Z as a moment
-    raise UsageError(f"'{name}' does not have a usable value: {_shown(value)}")
+    raise UsageError(f"'{name}' does not have a usable value: {shown(value)}")
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value:
-        raise UsageError(f"{name} must be text, not {_shown(value)}")
+        raise UsageError(f"{name} must be text, not {shown(value)}")
     return value
 
 
@@ -277,36 +277,23 @@ def _path(lake: Mapping[str, Any], key: str, base: Path) -> Path:
 
 def _flag(value: object, name: str) -> bool:
     if not isinstance(value, bool):
-        raise UsageError(f"{name} must be true or false, not {_shown(value)}")
-    return value
-
-
-def _whole(value: object, name: str, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} must be a whole number, {least} or more, not {_shown(value)}")
+        raise UsageError(f"{name} must be true or false, not {shown(value)}")
     return value
 
 
 def _interval(value: object) -> str:
     text = f"{value} seconds" if isinstance(value, int | float) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)? *(milliseconds?|seconds?|minutes?|hours?)", text):
-        raise UsageError(f"trigger.every must be a duration such as '1 second' or '5 minutes', not {_shown(value)}")
+        raise UsageError(f"trigger.every must be a duration such as '1 second' or '5 minutes', not {shown(value)}")
     return text
-
-
-def _size(value: object, name: str) -> int:
-    size = byte_count(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
-    if size is None:
-        raise UsageError(f"{name} must be a number of bytes such as 134217728 or 128m, not {_shown(value)}")
-    return size
 
 
 def _compaction(given: Mapping[str, Any]) -> CompactionPolicy:
     default = CompactionPolicy()
     return CompactionPolicy(
-        target_bytes=_size(given.get("targetBytes", default.target_bytes), "compaction.targetBytes"),
-        every=_whole(given.get("every", default.every), "compaction.every", least=0),
-        fan_in=_whole(given.get("fanIn", default.fan_in), "compaction.fanIn", least=2),
+        target_bytes=size(given.get("targetBytes", default.target_bytes), "compaction.targetBytes"),
+        every=whole_number(given.get("every", default.every), "compaction.every", least=0),
+        fan_in=whole_number(given.get("fanIn", default.fan_in), "compaction.fanIn", least=2),
         retention=_duration(given["retention"], "compaction.retention") if "retention" in given else default.retention,
     )
 
@@ -314,10 +301,5 @@ def _compaction(given: Mapping[str, Any]) -> CompactionPolicy:
 def _duration(value: object, name: str) -> timedelta:
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise UsageError(f"{name} must be a time such as '7 days' or '12 hours', not {_shown(value)}")
+        raise UsageError(f"{name} must be a time such as '7 days' or '12 hours', not {shown(value)}")
     return timedelta(**{f"{match[2]}s": int(match[1])})
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:60]}..."
