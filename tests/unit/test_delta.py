@@ -15,7 +15,7 @@ from tailrace.lake.store import delta
 from tailrace.lake.store.delta_log import decode, encode, table_metadata
 from tailrace.lake.store.manifest import BatchMark, Commit, FileEntry, PlannedRange, Removal
 from tailrace.lake.store.partitioning import BY_DAY
-from tailrace.lake.tables import delta_commit
+from tailrace.lake.tables import delta_commit, versions
 from tailrace.lake.tables.delta_commit import Actions, Batch, NewFile, TableFile
 from tailrace.version import version
 
@@ -133,3 +133,13 @@ def test_a_directory_of_a_log_is_listed_as_commits_and_checkpoints(root: Path) -
     assert commits == [6, 7]
     assert checkpoints == {3: [log / part for part in parts], 4: [delta.checkpoint_path(root, 4)], 5: [log / newer]}
     assert delta.listed(root / "elsewhere") == ([], {})
+
+
+def test_all_files_of_a_checkpoint_go_with_it(root: Path) -> None:
+    """Of one in several files, which other programs write, the first ones stayed for ever."""
+    log = root / "_delta_log"
+    parts = [f"{1:020d}.checkpoint.{part:010d}.{2:010d}.parquet" for part in (1, 2)]
+    for name in [*parts, *(f"{number:020d}.json" for number in range(6)), f"{4:020d}.checkpoint.parquet"]:
+        (log / name).touch()
+    versions._remove_log(root, delta.commits_in(root), {}, recent=[5], kept=[])
+    assert delta.listed(root) == ([4, 5], {4: [delta.checkpoint_path(root, 4)]})
