@@ -69,9 +69,12 @@ _KNOWN = """\
   arguments each, its last digit was not that of the exact result in 9 % (`$acos`) to 42 % (`$tan`), and a model of that
   arithmetic was still wrong for 0.8 % (`$atan`, `$tanh`, at tiny arguments) to 58 %. Addition, multiplication,
   division, remainder, square root, rounding, and degrees and radians are exact.
-* `$dateFromString` and `$toDate` read what 6.0.27 reads. Texts that move a date by weekdays ("next monday",
-  "5 weekdays", "next week"), `back of` and `front of` are refused on the event. 4.4 and 5.0 know fewer notations: no
-  hour alone ("T05"), no offset with seconds ("+013000").
+* `$dateFromString` and `$toDate` read what the server's version reads. Texts that move a date by weekdays
+  ("next monday", "5 weekdays", "next week"), `back of` and `front of` are refused on the event. 4.4 and 5.0 read some
+  notations in another way, or find no date in them. For their servers these are refused by name: an hour alone
+  ("T05"), an offset with seconds ("+013000"), a day of the year after a hyphen ("2020-366"), negative fractions of a
+  timestamp; and for 4.4 years of a sign and five or more digits, `first day of` and `last day of`, and fractions of a
+  second of more than seven digits.
 * Named time zones are followed from 1902 to 2036; outside, they are refused on the event. Offsets and UTC have no
   bounds. The rules come from Python's database, and mongod 6.0.27 has an older one (Egypt's summer time of 2023).
 * Before 6.0, `$add` of a wrong type is 16554 and we say 14; on 4.4 so are `$multiply` (16555), `$subtract` (16556,
@@ -82,7 +85,8 @@ _KNOWN = """\
   the pattern is null. `tests/golden/test_operators.py` counts these.
 * A mongod for Windows has another C library: the last digit of its logarithms, powers, exponentials and trigonometry,
   and the sign of a computed NaN, may be others. So may the order in which `$sortArray` leaves equal elements of a long
-  array.
+  array. It reads texts of doubles below 2.2E-308, which the servers for Linux refuse, and offsets in minutes (`%Z`)
+  beyond 32 bits in its own way. Here 7.0 reads as the servers for Linux do.
 * From 7.0 on, also refused by name: `(*LIMIT_HEAP=n)`, `(?(VERSION..)`, a callout with a text, and inside a lookbehind
   a back reference; and a quantile that is zero of more than 16 numbers with zeros of both signs.
 * Before 7.0 regular expressions are read as the server's PCRE 8.42 reads them. Refused by name when the stream opens:
