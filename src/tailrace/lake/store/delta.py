@@ -32,7 +32,7 @@ _CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\.(?:.*\.)?(?:parquet|j
 
 
 def is_table(root: Path) -> bool:
-    """Whether ``root`` has a log, be it an empty one."""
+    """Whether ``root`` has a log, even an empty one."""
     return (root / LOG).is_dir()
 
 
