@@ -31,7 +31,7 @@ def living_functions() -> dict[str, dict[Key, list[FunctionType]]]:
     gc.unfreeze()
     found: dict[str, dict[Key, list[FunctionType]]] = defaultdict(lambda: defaultdict(list))
     for one in gc.get_objects():
-        if isinstance(one, FunctionType):
+        if type(one) is FunctionType:  # isinstance() asks what a weak reference stands for, which may be gone
             code = one.__code__
             found[code.co_filename][code.co_qualname, code.co_firstlineno].append(one)
     return found

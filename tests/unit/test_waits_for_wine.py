@@ -3,6 +3,7 @@ must not look as if 7.0 had been tested. Nothing tested that line."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,8 +36,9 @@ def last_words(folder: Path, *, has_wine: bool, options: list[str]) -> list[str]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-c", "none.ini", "--rootdir", str(folder)]
     (folder / "none.ini").write_text("[pytest]\n")
     command[command.index("none.ini")] = str(folder / "none.ini")
+    own = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}  # what it adds comes last
     done = subprocess.run(
-        [*command, *options, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+        [*command, *options, str(folder)], cwd=ROOT, env=own, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
