@@ -178,6 +178,16 @@ def archived(client: MongoClient[Any], folder: Path) -> None:
     recorder.run(lambda _: None, every_s=0.005)
 
 
+def check_notes(folder: Path, set_by: list[dict[str, Any]], begin: ClusterTime, expected: list[bytes]) -> None:
+    """The archive notes 5.0, 6.0 and 5.0 at the entries that have set them, and its replay gives what was expected."""
+    notes = existing(folder).versions
+    assert [note.version for note in notes] == ["6.0.27", "6.0.27-fcv5.0", "6.0.27", "6.0.27-fcv5.0"]
+    times = {ClusterTime.from_timestamp(entry["ts"]): entry["o"]["version"] for entry in set_by}
+    assert [times[note.since] for note in notes[1:]] == ["5.0", "6.0", "5.0"]
+    options = StreamOptions.parse(Scope.parse("shop.orders"), {"startAtOperationTime": begin.tick().to_timestamp()})
+    assert [bytes(event) for block in ArchiveReplay(folder, options).blocks() for event in block.events()] == expected
+
+
 def test_changes_that_an_archive_was_away_at_are_noted_where_their_entries_are(tmp_path: Path) -> None:
     """Two changes that cancel each other were not noted, and one that lay batches ahead of what was read was noted
     where the reading went on: the test of the archive had been running at its only change."""
@@ -196,12 +206,7 @@ def test_changes_that_an_archive_was_away_at_are_noted_where_their_entries_are(t
             expected += taken(stream, write(client, 10 * number))
         archived(client, tmp_path)
         set_by = list(client.local["oplog.rs"].find({"ns": "admin.system.version"}).sort("ts", 1))
-    notes = existing(tmp_path).versions
-    assert [note.version for note in notes] == ["6.0.27", "6.0.27-fcv5.0", "6.0.27", "6.0.27-fcv5.0"]
-    times = {ClusterTime.from_timestamp(entry["ts"]): entry["o"]["version"] for entry in set_by}
-    assert [times[note.since] for note in notes[1:]] == ["5.0", "6.0", "5.0"]
-    options = StreamOptions.parse(Scope.parse("shop.orders"), {"startAtOperationTime": begin.tick().to_timestamp()})
-    assert [bytes(event) for block in ArchiveReplay(tmp_path, options).blocks() for event in block.events()] == expected
+    check_notes(tmp_path, set_by, begin, expected)
 
 
 def test_a_change_that_a_killed_recorder_has_archived_and_not_noted_is_noted_at_its_entry(tmp_path: Path) -> None:
@@ -223,12 +228,7 @@ def test_a_change_that_a_killed_recorder_has_archived_and_not_noted_is_noted_at_
         assert [note.version for note in existing(tmp_path).versions] == ["6.0.27"]
         archived(client, tmp_path)
         set_by = list(client.local["oplog.rs"].find({"ns": "admin.system.version"}).sort("ts", 1))
-    notes = existing(tmp_path).versions
-    assert [note.version for note in notes] == ["6.0.27", "6.0.27-fcv5.0", "6.0.27", "6.0.27-fcv5.0"]
-    times = {ClusterTime.from_timestamp(entry["ts"]): entry["o"]["version"] for entry in set_by}
-    assert [times[note.since] for note in notes[1:]] == ["5.0", "6.0", "5.0"]
-    options = StreamOptions.parse(Scope.parse("shop.orders"), {"startAtOperationTime": begin.tick().to_timestamp()})
-    assert [bytes(event) for block in ArchiveReplay(tmp_path, options).blocks() for event in block.events()] == expected
+    check_notes(tmp_path, set_by, begin, expected)
 
 
 def test_a_user_who_may_not_ask_is_given_the_versions_own_events_and_doctor_says_so() -> None:
