@@ -75,8 +75,8 @@ class Ownership:
             raise LeaseLost(self._lost)
         if time.monotonic() >= self._deadline:
             raise LeaseLost(
-                f"the lease of the sync {self.state.name!r} ran out: the target did not answer in time, or this process "
-                "was stopped",
+                f"the lease of the sync {self.state.name!r} ran out: the target did not answer in time, or this "
+                "process was stopped",
                 hint="Start it again: it goes on at its position",
             )
 
