@@ -59,10 +59,6 @@ class Chosen(Protocol):
     def has(self, namespace: str) -> bool:
         """Whether a collection or view is chosen."""
 
-    def may_cover(self, database: str) -> bool:
-        """Whether anything of a database may be chosen."""
-
-
 @dataclass(frozen=True, slots=True)
 class CatalogCollection:
     """One collection, view or time series. Everything in bytes is BSON as the server lists it.
@@ -143,15 +139,32 @@ class CatalogDifference:
 
 def read_catalog(deployment: MongoClient[Any] | Cluster, selection: Chosen) -> Catalog:
     """The catalogue as it is now, of the chosen collections and views. What changes while it is read may be in it or
-    not: whoever needs it of one time compares the oplog (``definitions_changed``). The server's own collections, those
-    that it makes for time series and for its work in hand, and databases that no driver can name are left out."""
+    not: ``catalog_at_rest`` is for whoever needs it of one time. The server's own collections, those that it makes for
+    time series and for its work in hand, and databases that no driver can name are left out."""
     if isinstance(deployment, Cluster):
         return _of_cluster(deployment, selection)
     connection = Connection(deployment, retry_seconds=RETRY_SECONDS)
     connection.wait_for_hello()
-    names = [name for name in readable(database_names(connection), str) if selection.may_cover(name)]
+    names = readable(database_names(connection), str)
     found = (one for name in names for one in _listed(connection, name, selection, {}))
     return Catalog(version_of(deployment), {one.namespace: one for one in found})
+
+
+def catalog_at_rest(
+    deployment: MongoClient[Any] | Cluster, selection: Chosen, *, tries: int = 50
+) -> tuple[Catalog, ClusterTime]:
+    """A time, and the catalogue exactly as it was then: no definition changed between that time and the end of
+    reading. Raises SourceError where definitions change during each of the attempts."""
+    places = places_of(deployment, RETRY_SECONDS)
+    for _ in range(tries):
+        begun = places.now()
+        catalog = read_catalog(deployment, selection)
+        if not definitions_changed(deployment, begun, places.now()):
+            return catalog, begun
+    raise SourceError(
+        f"collections, views or indexes of the source changed during each of {tries} attempts to read them",
+        hint="Begin when nobody creates, renames or drops collections or indexes all the time",
+    )
 
 
 def _of_cluster(cluster: Cluster, selection: Chosen) -> Catalog:
@@ -164,8 +177,6 @@ def _of_cluster(cluster: Cluster, selection: Chosen) -> Catalog:
     places = places_of(cluster, RETRY_SECONDS)
     sharded = _sharded_by_database(places)
     for name in readable(sorted(primaries.keys() - INTERNAL_DATABASES), str):
-        if not selection.may_cover(name):
-            continue
         owned = sharded.get(name, {})
         for one in _listed(_shard(cluster, primaries[name]), name, selection, {}):
             if one.namespace not in owned:
