@@ -27,6 +27,7 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 from pymongo import MongoClient
 
+from tailrace.act.sync.settings import SyncSettings
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry, apply_ops, parse_entry, parse_operation
@@ -54,10 +55,59 @@ _FLAGS: Final = frozenset({b"unique", b"sparse", b"background", b"hidden", b"pre
 
 
 class Chosen(Protocol):
-    """Which collections belong to a sync: a ``Selection``, or what leaves out some of one."""
+    """Which collections and views are looked at: a ``Selection``, or what leaves out some of one."""
 
     def has(self, namespace: str) -> bool:
         """Whether a collection or view is chosen."""
+
+    @property
+    def databases(self) -> tuple[str, ...] | None:
+        """The databases that they are in; ``None``: all that there are."""
+
+
+class OnSource:
+    """What of the source a sync copies. Its own state, where the source was a target once, never is."""
+
+    def __init__(self, settings: SyncSettings) -> None:
+        self._settings = settings
+
+    def has(self, namespace: str) -> bool:
+        """See ``Chosen``."""
+        return self._settings.has(namespace) and namespace.partition(".")[0] != self._settings.state_db
+
+    @property
+    def databases(self) -> tuple[str, ...] | None:
+        """See ``Chosen``."""
+        return self._settings.selection.databases
+
+
+class OnTarget:
+    """What of the target a sync is answerable for: the names that the source's collections have there."""
+
+    def __init__(self, settings: SyncSettings) -> None:
+        self._settings = settings
+        self._source = OnSource(settings)
+        self._before = {after: before for before, after in settings.renames.items()}
+
+    def has(self, namespace: str) -> bool:
+        """See ``Chosen``."""
+        database, _, name = namespace.partition(".")
+        candidates = [
+            namespace,
+            self._before.get(namespace, namespace),
+            f"{self._before.get(database, database)}.{name}",
+        ]
+        return any(self._source.has(one) and self._settings.target_of(one) == namespace for one in candidates)
+
+    @property
+    def databases(self) -> tuple[str, ...] | None:
+        """See ``Chosen``."""
+        found = self._source.databases
+        if found is None:
+            return None
+        renamed = [after.partition(".")[0] for after in self._settings.renames.values()]
+        return tuple(sorted({*found, *renamed}))
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogCollection:
@@ -145,7 +195,7 @@ def read_catalog(deployment: MongoClient[Any] | Cluster, selection: Chosen) -> C
         return _of_cluster(deployment, selection)
     connection = Connection(deployment, retry_seconds=RETRY_SECONDS)
     connection.wait_for_hello()
-    names = readable(database_names(connection), str)
+    names = readable(database_names(connection) if selection.databases is None else selection.databases, str)
     found = (one for name in names for one in _listed(connection, name, selection, {}))
     return Catalog(version_of(deployment), {one.namespace: one for one in found})
 
@@ -176,7 +226,8 @@ def _of_cluster(cluster: Cluster, selection: Chosen) -> Catalog:
     collections: dict[str, CatalogCollection] = {}
     places = places_of(cluster, RETRY_SECONDS)
     sharded = _sharded_by_database(places)
-    for name in readable(sorted(primaries.keys() - INTERNAL_DATABASES), str):
+    wanted = primaries.keys() if selection.databases is None else primaries.keys() & set(selection.databases)
+    for name in readable(sorted(wanted - INTERNAL_DATABASES), str):
         owned = sharded.get(name, {})
         for one in _listed(_shard(cluster, primaries[name]), name, selection, {}):
             if one.namespace not in owned:
