@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
@@ -70,6 +70,14 @@ class _Held:
     anew: str = f"Somebody else has written to the target. To begin anew, {ANEW}"
 
 
+class _Writes(NamedTuple):
+    """What is to be deleted, by the element ``_id``; replaced; inserted."""
+
+    deleted: list[bytes]
+    replaced: list[tuple[bytes, bytes]]
+    inserted: list[bytes]
+
+
 class SegmentWriter:
     """Writes the documents of segments to the target that ``client`` leads to.
 
@@ -86,19 +94,20 @@ class SegmentWriter:
         session: ClientSession,
         documents: Sequence[DocumentChanges],
         collections: dict[bytes, SyncedCollection],
-        until: ClusterTime,
+        *,
+        tolerant: bool,
         rewritten: set[bytes],
     ) -> None:
-        """Write what the documents are at ``until``. Of the collections ``rewritten`` all are deleted before any is
-        inserted. Raises TargetMismatchError, UniqueInTheWayError, PyMongoError."""
+        """Write what the documents are after their changes. ``tolerant``: the target may hold later changes. Of the
+        collections ``rewritten`` all are deleted before any is inserted. Raises TargetMismatchError,
+        UniqueInTheWayError, PyMongoError."""
         self.written_bytes = 0
-        tolerant = until <= self._hold
         by_collection: dict[bytes, list[DocumentChanges]] = {}
         for one in documents:
             if one.uuid in collections:
                 by_collection.setdefault(one.uuid, []).append(one)
         for uuid, changed in by_collection.items():
-            table = _Table(self._client, session, collections[uuid], int(self._hold), tolerant)
+            table = _Table(self._client, session, collections[uuid], int(self._hold), tolerant=tolerant)
             try:
                 table.write(changed, anew=uuid in rewritten)
             except OperationFailure as error:
@@ -117,6 +126,7 @@ class _Table:
         session: ClientSession,
         collection: SyncedCollection,
         hold: int,
+        *,
         tolerant: bool,
     ) -> None:
         database, _, self._name = collection.target.partition(".")
@@ -131,18 +141,16 @@ class _Table:
         for part in self._parts(documents):
             works = self._works(part)
             apply_all([work for _, work in works])
-            deleted: list[bytes] = []
-            replaced: list[tuple[bytes, bytes]] = []
-            inserted: list[bytes] = []
+            todo = _Writes([], [], [])
             for one, work in works:
-                self._sort(one, work, anew, deleted, replaced, inserted)
-            self._delete(deleted)
-            self._replace(replaced)
-            self.written += sum(map(len, inserted)) + sum(len(document) for _, document in replaced)
+                self._sort(one, work, todo, anew=anew)
+            self._delete(todo.deleted)
+            self._replace(todo.replaced)
+            self.written += sum(map(len, todo.inserted)) + sum(len(document) for _, document in todo.replaced)
             if anew:
-                waiting += inserted
+                waiting += todo.inserted
             else:
-                self._insert(inserted)
+                self._insert(todo.inserted)
         self._insert(waiting)
 
     def _parts(self, documents: Sequence[DocumentChanges]) -> Iterator[Sequence[DocumentChanges]]:
@@ -159,12 +167,7 @@ class _Table:
     def _works(self, documents: Sequence[DocumentChanges]) -> list[tuple[DocumentChanges, DocumentWork[_Held]]]:
         wanted = [one for one in documents if self._needs(one)]
         held = self._read(wanted)
-        return [
-            (one, DocumentWork(self._held, one.key, held.get(one.key), one.changes))
-            if one.key in held or self._needs(one)
-            else (one, DocumentWork(self._held, one.key, None, one.changes))
-            for one in documents
-        ]
+        return [(one, DocumentWork(self._held, one.key, held.get(one.key), one.changes)) for one in documents]
 
     def _needs(self, one: DocumentChanges) -> bool:
         """Whether the target's document has to be read."""
@@ -173,15 +176,7 @@ class _Table:
             return True
         return op == UPDATE and (body[4:18] == _DELTA or _is_modifier(body))
 
-    def _sort(
-        self,
-        one: DocumentChanges,
-        work: DocumentWork[_Held],
-        anew: bool,
-        deleted: list[bytes],
-        replaced: list[tuple[bytes, bytes]],
-        inserted: list[bytes],
-    ) -> None:
+    def _sort(self, one: DocumentChanges, work: DocumentWork[_Held], todo: _Writes, *, anew: bool) -> None:
         """What has to be done for a document to be ``work.document``."""
         after = work.document
         if work.held is not None:
@@ -195,14 +190,14 @@ class _Table:
         if after == work.held and after is not None and not anew:
             return
         if before is not None and (after is None or anew or _identifier(after) != before or len(after) > _REPLACED_MAX):
-            deleted.append(before)
+            todo.deleted.append(before)
             before = None
         if after is None:
             return
         if before is None:
-            inserted.append(after)
+            todo.inserted.append(after)
         else:
-            replaced.append((before, after))
+            todo.replaced.append((before, after))
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
@@ -213,7 +208,7 @@ class _Table:
             return found
         asked = {one.key for one in documents}
         values = [one.identifier for one in documents]
-        for some in _chunks(values, lambda value: len(value), _COMMAND_BYTES):
+        for some in _chunks(values, len, _COMMAND_BYTES):
             names = (
                 raw_bson.encode_element(value[0], b"%d" % number, value[ID_HEAD:]) for number, value in enumerate(some)
             )
@@ -261,8 +256,8 @@ class _Table:
             raise OperationFailure(str(first.get("errmsg", first)), first.get("code"), dict(reply))
         if reply.get("n") != expected:
             raise TargetMismatchError(
-                f"of {expected} documents of {in_a_line(self._held.namespace)} on the target, the sync could {what} only "
-                f"{reply.get('n')}",
+                f"of {expected} documents of {in_a_line(self._held.namespace)} on the target, the sync could {what} "
+                f"only {reply.get('n')}",
                 hint=self._held.anew,
             )
 
