@@ -39,9 +39,7 @@ def begun(source: str, target: str, settings: SyncSettings, *, hold: ClusterTime
 
 
 @contextmanager
-def following(
-    source: str, target: str, settings: SyncSettings, *, wait_s: float = 120.0
-) -> Iterator[Follower]:
+def following(source: str, target: str, settings: SyncSettings, *, wait_s: float = 120.0) -> Iterator[Follower]:
     """A follower that owns the sync."""
     stopped = threading.Event()
     with MongoClient[Any](source) as client, MongoClient[Any](target) as there:
@@ -50,7 +48,8 @@ def following(
         with own(state, wait_s=wait_s) as ownership:
             oplogs = open_oplogs(client, cluster, state.read(), stopped)
             try:
-                yield Follower(oplogs, state, ownership, stopped=stopped)
+                with Follower(oplogs, state, ownership, settings, stopped=stopped) as follower:
+                    yield follower
             finally:
                 oplogs.close()
                 if cluster is not None:
