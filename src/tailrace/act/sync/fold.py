@@ -48,6 +48,7 @@ _SHARDING: Final = frozenset(
         b"dropDatabaseMetadata",
     )
 )
+_NEVER: Final = 2**64
 _HINT: Final = "Or leave the collection out of the sync"
 
 #: How a document came into a segment: by its first change, or not known.
@@ -183,6 +184,9 @@ class SyncFold:
         self._reset()
 
     def _reset(self) -> None:
+        #: The time of a definition that no segment has followed yet. A later one may be carried out only once: two of
+        #: them, done again in a row, need not give what they gave (an index that becomes unique).
+        self._defined = _NEVER
         self._groups: dict[bytes, dict[bytes, _Changes]] = {}
         self._capped: list[CappedChange] = []
         self._count = self._size = 0
@@ -216,9 +220,11 @@ class SyncFold:
         for run, entry, _ in waiting:
             if entry.operation == "n" or (entry.operation in _CRUD and not entry.namespace.endswith(_VIEWS)):
                 continue
-            if self._groups or self._capped:
+            if self._groups or self._capped or self._defined < entry.cluster_time:
                 yield self._segment(ClusterTime(entry.cluster_time - 1))
-            yield from self._definitions(run, entry)
+            for definition in self._definitions(run, entry):
+                self._defined = entry.cluster_time
+                yield definition
         for run, entry, key in waiting:
             if entry.operation in _CRUD and not entry.namespace.endswith(_VIEWS):
                 self._operation(run, entry, key)
