@@ -286,7 +286,7 @@ class Definitions:
         for element in raw_bson.elements(changed):
             option = changed[element.start : element.end]
             off = element.type == raw_bson.BOOL and changed[element.value_start] == 0
-            spec = edited(spec, [element.name]) if off else replaced(spec, element.name, option)
+            spec = edited(spec, [element.name], () if off else [option])
         if truth_of(spec, b"unique"):
             spec = edited(spec, [b"prepareUnique"])
         if indexes.waits(spec) and not consistent:
@@ -312,7 +312,7 @@ class Definitions:
         if there is not None and raw_bson.find(there, b"expireAfterSeconds") is not None:
             left = edited(part, [b"expireAfterSeconds"])
             return left if sum(1 for _ in raw_bson.elements(left)) > 1 else None
-        return replaced(part, b"expireAfterSeconds", seconds)
+        return edited(part, [b"expireAfterSeconds"], [seconds])
 
     def _listed(self, collection: SyncedCollection, index: str) -> bytes | None:
         """An index of the target as the server lists it."""
