@@ -34,6 +34,7 @@ COMMANDS: Final = (
     "lake",
     "archive",
     "tables",
+    "sync",
     "replay",
     "token",
     "listen",
