@@ -208,7 +208,7 @@ def test_documents_that_nobody_changes_are_exact_beside_writers(start_replica_se
         writer.join()
     found = state.read()
     assert found is not None
-    assert found.phase == "follow"
+    assert found.phase == "catchUp"
     assert found.hold > found.time
     odd = {"_id": {"$mod": [2, 1]}}
     assert list(target.shop.c.find(odd)) == list(source.shop.c.find(odd))
