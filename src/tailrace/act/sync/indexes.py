@@ -15,16 +15,19 @@ What waits is noted in the state before it is left out, so that no process forge
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import bson
 from bson.binary import Binary
 from bson.codec_options import CodecOptions
+from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
-from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
+from pymongo.client_session import ClientSession
+from pymongo.errors import NetworkTimeout, PyMongoError
 
 from tailrace.act.sync.catalog import (
     TTL_MAX,
@@ -35,31 +38,46 @@ from tailrace.act.sync.catalog import (
     options_for,
     replaced,
     truth_of,
+    version_of,
 )
+from tailrace.act.sync.ownership import Ownership
+from tailrace.act.sync.state import SyncState
+from tailrace.act.sync.target import is_worth_again, sink_error
 from tailrace.core import raw_bson
 from tailrace.errors import SinkError
-from tailrace.read.source.failure import source_error
+from tailrace.read.source.failure import Backoff
 
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     document_class=RawBSONDocument, unicode_decode_error_handler="surrogateescape"
 )
+#: The target may be away for so long.
+RETRY_SECONDS: Final = 120.0
 _UNAUTHORIZED: Final = 13
 _DAY_S: Final = 86_400
+#: Stands for the limit of age of a clustered collection, which no index has.
+CLUSTERED: Final = "$clustered"
 _SIMPLE: Final = raw_bson.encode_element(raw_bson.OBJECT, b"collation", bson.encode({"locale": "simple"}))
 
 
-# -- collections ------------------------------------------------------------------------------------------------------
+# -- collections -----------------------------------------------------------------------------------------------------
 
 
 def create(
-    target: MongoClient[Any], collection: CatalogCollection, version: tuple[int, int], *, keep_uuid: bool = True
-) -> bool:
+    target: MongoClient[Any],
+    collection: CatalogCollection,
+    version: tuple[int, int],
+    *,
+    fence: Mapping[str, Any] | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> bytes:
     """Make a collection or view on the target, of a ``version``, under the namespace that it has in ``collection``. One
     of that name that is there must be the same: so a process that died after it made it goes on. Its own limit of age
     (``expireAfterSeconds`` of a clustered collection) is left out until the cut-over.
 
-    Returns whether it has the source's UUID, which takes the right to ``applyOps`` with UUIDs; without that right the
-    server gives it a new one. Raises SinkError where another one has the name.
+    ``fence``  ``Ownership.fence_operation``, and ``check``: ``Ownership.check``
+
+    Returns its UUID there: the source's where the user may give it (``applyOps`` with UUIDs). Raises SinkError where
+    another one has the name.
     """
     database, _, name = collection.namespace.partition(".")
     options = edited(options_for(collection, version), [b"expireAfterSeconds"])
@@ -70,19 +88,25 @@ def create(
     )
     there = _there(target, database, name)
     if there is None:
-        kept = keep_uuid and collection.kind == "collection" and _create_as(target, collection, command)
+        kept = collection.kind == "collection" and _create_as(target, collection, command, fence, check)
         if not kept:
-            _command(target, database, command, f"create {collection.namespace}")
+            _command(target, database, command, f"create {collection.namespace}", check)
         there = _there(target, database, name)
     if there is None or raw_bson.bytes_of(there["options"]) != options:
         raise SinkError(
             f"the target has another {collection.namespace} than the source",
             hint="Drop it or rename it, or leave it out of the sync (--except)",
         )
-    return bool(collection.uuid) and bytes(there["info"].get("uuid", b"")) == collection.uuid
+    return bytes(there["info"].get("uuid", b""))
 
 
-def _create_as(target: MongoClient[Any], collection: CatalogCollection, command: bytes) -> bool:
+def _create_as(
+    target: MongoClient[Any],
+    collection: CatalogCollection,
+    command: bytes,
+    fence: Mapping[str, Any] | None,
+    check: Callable[[], None],
+) -> bool:
     """Make a collection with the source's UUID. Returns false where this user may not."""
     database = collection.namespace.partition(".")[0]
     operation = {
@@ -91,13 +115,26 @@ def _create_as(target: MongoClient[Any], collection: CatalogCollection, command:
         "ui": Binary(collection.uuid, 4),
         "o": RawBSONDocument(command, _RAW),
     }
+    applied = bson.encode({"applyOps": [*(() if fence is None else (fence,)), operation]})
     try:
-        target.admin.command({"applyOps": [operation]})
-    except OperationFailure as error:
-        if error.code == _UNAUTHORIZED:
-            return False
-        raise sink_error(error, target, f"create {collection.namespace}") from None
+        _command(target, "admin", applied, f"create {collection.namespace}", check)
+    except SinkError as error:
+        if error.code != _UNAUTHORIZED:
+            raise
+        return False
     return True
+
+
+def drop(
+    target: MongoClient[Any],
+    namespace: str,
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Drop a collection or view of the target, if it is there."""
+    database, _, name = namespace.partition(".")
+    if _there(target, database, name) is not None:
+        _command(target, database, bson.encode({"drop": name}), f"drop {namespace}", check)
 
 
 def _there(target: MongoClient[Any], database: str, name: str) -> RawBSONDocument | None:
@@ -107,20 +144,22 @@ def _there(target: MongoClient[Any], database: str, name: str) -> RawBSONDocumen
         with target.get_database(database, codec_options=_RAW).cursor_command(command, codec_options=_RAW) as cursor:
             return next(iter(cursor), None)
     except PyMongoError as error:
-        raise sink_error(error, target, f"list {database}.{name}") from None
+        raise sink_error(f"list {database}.{name}", error) from None
 
 
-# -- indexes ----------------------------------------------------------------------------------------------------------
+# -- indexes ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingIndex:
     """An index that is not on the target yet as the source has it.
 
-    ``spec``   the source's definition
+    ``uuid``   the source's collection, and ``namespace`` its name on the target
+    ``spec``   the source's definition; of a clustered collection that expires, one of the name ``CLUSTERED``
     ``there``  whether it is on the target, with ``expireAfterSeconds`` at its maximum
     """
 
+    uuid: bytes
     namespace: str
     spec: bytes
     there: bool
@@ -139,6 +178,17 @@ def waits(spec: bytes) -> bool:
 def expires(spec: bytes) -> bool:
     """Whether the server deletes documents by an index."""
     return raw_bson.find(spec, b"expireAfterSeconds") is not None
+
+
+def clustered_limit(options: bytes) -> bytes | None:
+    """What stands for the limit of age of a clustered collection among the indexes that wait; ``None``: it has none."""
+    if raw_bson.find(options, b"clusteredIndex") is None:
+        return None
+    limit = raw_bson.find(options, b"expireAfterSeconds")
+    if limit is None:
+        return None
+    name = raw_bson.encode_element(raw_bson.STRING, b"name", raw_bson.encode_string(CLUSTERED))
+    return raw_bson.encode_document(name, options[limit.start : limit.end])
 
 
 def held_spec(spec: bytes) -> bytes:
@@ -161,6 +211,7 @@ def build(
     *,
     has_collation: bool,
     hold: bool = True,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Build indexes, all in one pass over the documents, and wait for them. One that is there already, as it should be,
     is left. ``hold``: nothing expires by them yet. Raises SinkError with the server's code."""
@@ -181,16 +232,23 @@ def build(
         wanted.append(RawBSONDocument(made, _RAW))
     if wanted:
         command = bson.encode({"createIndexes": name, "indexes": wanted})
-        _command(target, database, command, f"build indexes of {namespace}")
+        _command(target, database, command, f"build indexes of {namespace}", check)
     for one in raised:
-        set_expiry(target, namespace, one, TTL_MAX)
+        set_expiry(target, namespace, one, TTL_MAX, check=check)
 
 
-def set_expiry(target: MongoClient[Any], namespace: str, index: str, seconds: int) -> None:
+def set_expiry(
+    target: MongoClient[Any],
+    namespace: str,
+    index: str,
+    seconds: int,
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Alter an index's ``expireAfterSeconds``."""
     database, _, name = namespace.partition(".")
     command = {"collMod": name, "index": {"name": index, "expireAfterSeconds": seconds}}
-    _command(target, database, bson.encode(command), f"alter the index {index} of {namespace}")
+    _command(target, database, bson.encode(command), f"alter the index {index} of {namespace}", check)
 
 
 def _held_already(target: MongoClient[Any], database: str, name: str) -> frozenset[str]:
@@ -200,7 +258,7 @@ def _held_already(target: MongoClient[Any], database: str, name: str) -> frozens
         with there.cursor_command({"listIndexes": name}, codec_options=_RAW) as cursor:
             return frozenset(str(one["name"]) for one in cursor if one.get("expireAfterSeconds") == TTL_MAX)
     except PyMongoError as error:
-        raise sink_error(error, target, f"list the indexes of {database}.{name}") from None
+        raise sink_error(f"list the indexes of {database}.{name}", error) from None
 
 
 def _seconds(seconds: int) -> bytes:
@@ -211,24 +269,88 @@ def _element(name: bytes, document: bytes) -> bytes:
     return raw_bson.encode_element(raw_bson.OBJECT, name, document)
 
 
-def _command(target: MongoClient[Any], database: str, command: bytes, what: str) -> None:
-    """Run a command that may be run twice, and take as long as it needs: one that outlives the connection's time-out
-    is sent again, and waits for the first."""
+def _command(target: MongoClient[Any], database: str, command: bytes, what: str, check: Callable[[], None]) -> None:
+    """Run a command that may be run twice. One that outlives the connection's time-out is sent again, and waits for the
+    first; one that an election interrupts is sent again too."""
+    backoff = Backoff(give_up_s=RETRY_SECONDS)
     while True:
+        check()
         try:
             # PyMongo adds fields of its own on the top level; what lies deeper goes as it is.
             target.get_database(database).command(dict(RawBSONDocument(command, _RAW)))
         except NetworkTimeout:
             continue
         except PyMongoError as error:
-            raise sink_error(error, target, what) from None
-        return
+            if not is_worth_again(error) or backoff.exhausted:
+                raise sink_error(what, error) from None
+            backoff.wait()
+        else:
+            return
 
 
-def sink_error(error: PyMongoError, target: MongoClient[Any], what: str) -> SinkError:
-    """The one sentence for an error of the target's, with the server's code and labels."""
-    found = source_error(error, target)
-    hint = found.hint
-    if found.code == _UNAUTHORIZED:
-        hint = "Grant the target's user the role restore, and readWrite on the state's database"
-    return SinkError(f"the target did not {what}: {found.message}", code=found.code, labels=found.labels, hint=hint)
+# -- what waits, in the state -----------------------------------------------------------------------------------------
+
+
+def noted(spec: bytes, *, there: bool) -> dict[str, Any]:
+    """What the state keeps of an index that waits (``WaitingIndex``)."""
+    return {"spec": Binary(spec), "there": there}
+
+
+def waiting(state: SyncState) -> list[WaitingIndex]:
+    """What waits, under the names that the collections have on the target now."""
+    collections = state.collections()
+    found = []
+    for one in state.indexes():
+        uuid = bytes(one["_id"]["uuid"])
+        if uuid in collections:
+            found.append(WaitingIndex(uuid, collections[uuid].target, bytes(one["spec"]), bool(one["there"])))
+    return found
+
+
+def build_waiting(state: SyncState, ownership: Ownership) -> None:
+    """Build what waits for the target to equal the source for the first time: now it does. Raises SinkError."""
+    target = state.client
+    version = version_of(target)
+    by_collection: dict[tuple[bytes, str], list[bytes]] = {}
+    for one in waiting(state):
+        if not one.there:
+            by_collection.setdefault((one.uuid, one.namespace), []).append(one.spec)
+    for (uuid, namespace), specs in by_collection.items():
+        database, _, name = namespace.partition(".")
+        there = _there(target, database, name)
+        if there is None:
+            continue
+        collated = "collation" in there["options"]
+        build(target, namespace, specs, version, has_collation=collated, check=ownership.check)
+        ownership.run(partial(_settle, state, uuid, specs), what="note the indexes that were built")
+
+
+def _settle(state: SyncState, uuid: bytes, specs: Sequence[bytes], session: ClientSession) -> None:
+    for spec in specs:
+        if expires(spec):
+            state.note_index(uuid, name_of(spec), noted(spec, there=True), session)
+        else:
+            state.forget_index(uuid, name_of(spec), session)
+
+
+def restore_held(state: SyncState, ownership: Ownership) -> list[str]:
+    """Give back the limits of age that were held: at the cut-over. Returns which."""
+    restored = []
+    for one in waiting(state):
+        if not one.there:
+            continue
+        seconds = number_of(one.spec, b"expireAfterSeconds")
+        name = name_of(one.spec)
+        if name == CLUSTERED:
+            database, _, collection = one.namespace.partition(".")
+            command = bson.encode({"collMod": collection, "expireAfterSeconds": Int64(int(seconds or 0))})
+            _command(state.client, database, command, f"alter {one.namespace}", ownership.check)
+        else:
+            set_expiry(state.client, one.namespace, name, int(seconds or 0), check=ownership.check)
+        ownership.run(partial(_forget, state, one.uuid, name), what="note the indexes that expire again")
+        restored.append(f"{one.namespace}: {name}")
+    return restored
+
+
+def _forget(state: SyncState, uuid: bytes, name: str, session: ClientSession) -> None:
+    state.forget_index(uuid, name, session)

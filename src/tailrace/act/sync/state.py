@@ -114,6 +114,7 @@ class SyncState:
         self._collections: Collection[Any] = there["collections"]
         self._copies: Collection[Any] = there["copies"]
         self._indexes: Collection[Any] = there["indexes"]
+        self.ranges: Collection[Any] = there["ranges"]
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -185,13 +186,13 @@ class SyncState:
         """Remove the state of this sync. Of others nothing changes."""
         with answering("remove the state of the sync"):
             self.syncs.delete_one({"_id": self.name})
-            for one in (self.lanes, self.fences, self._collections, self._copies, self._indexes):
+            for one in (self.lanes, self.fences, self._collections, self._copies, self._indexes, self.ranges):
                 one.delete_many(self._of_this)
 
     def _create_collections(self) -> None:
         """Transactions of 4.4 make no collections in parallel."""
         with answering("make the database of the sync"):
-            for name in ("syncs", "lanes", "fences", "collections", "copies", "indexes"):
+            for name in ("syncs", "lanes", "fences", "collections", "copies", "indexes", "ranges"):
                 try:
                     self._there.create_collection(name)
                 except CollectionInvalid:
@@ -220,6 +221,7 @@ class SyncState:
         """The collection is gone, or no longer synced."""
         self._collections.delete_one({"_id": self._id(uuid)}, session=session)
         self._copies.delete_one({"_id": self._id(uuid)}, session=session)
+        self.ranges.delete_many({**self._of_this, "_id.uuid": Binary(uuid, 4)}, session=session)
         self._indexes.delete_many({**self._of_this, "_id.uuid": Binary(uuid, 4)}, session=session)
 
     def set_copy(self, uuid: bytes, fields: Mapping[str, Any], session: ClientSession) -> None:
