@@ -35,6 +35,7 @@ from tailrace.read.source.failure import Backoff
 #: The target may be away for so long.
 RETRY_SECONDS: Final = 120.0
 _COMMIT_TRIES: Final = 5
+_DUPLICATE_KEY: Final = 11000
 _POLL_S: Final = 0.2
 #: A lease is refreshed when so much of it is over.
 _REFRESHED: Final = 1 / 3
@@ -75,8 +76,8 @@ class Ownership:
             raise LeaseLost(self._lost)
         if time.monotonic() >= self._deadline:
             raise LeaseLost(
-                f"the lease of the sync {self.state.name!r} ran out: the target did not answer in time, or this process "
-                "was stopped",
+                f"the lease of the sync {self.state.name!r} ran out: the target did not answer in time, or this "
+                "process was stopped",
                 hint="Start it again: it goes on at its position",
             )
 
@@ -151,6 +152,13 @@ class Ownership:
         document = {"_id": now, "closes": {"sync": name, "epoch": Int64(self.epoch)}}
         return {"op": "u", "ns": f"{self.state.database}.fences", "o2": {"_id": now}, "o": document}
 
+    def judge(self, error: PyMongoError) -> None:
+        """Raise LeaseLost if ``error`` is that of the closed fence."""
+        details = error.details if isinstance(error, OperationFailure) else None
+        if isinstance(error, OperationFailure) and error.code == _DUPLICATE_KEY and ".fences " in str(details):
+            self._lost = self._lost or _taken(self.state.name)
+            raise LeaseLost(self._lost)
+
     def _kill_sessions_before(self) -> None:
         found = self.state.syncs.find_one({"_id": self.state.name}, {"sessions": 1}) or {}
         ids = [{"id": one} for one in found.get("sessions") or ()]
@@ -214,8 +222,9 @@ class Ownership:
         what: str = "write",
     ) -> T:
         """What ``body`` writes with the session, and the fields ``sets`` in the sync's document (lane 0) or the lane's,
-        both or neither, once, at majority. ``body`` is called again where the transaction is tried again. Raises
-        LeaseLost, with nothing written, where the sync has another owner now, and SinkError."""
+        both or neither, once, at majority. What begins with ``$`` in ``sets`` is an operator beside ``$set``. ``body``
+        is called again where the transaction is tried again. Raises LeaseLost, with nothing written, where the sync has
+        another owner now, and SinkError."""
         backoff = Backoff(give_up_s=RETRY_SECONDS)
         tried: dict[str, T] = {}
         while True:
@@ -243,7 +252,7 @@ class Ownership:
             fence, key = self._fence(lane)
             found = fence.update_one(
                 {**key, "epoch": Int64(self.epoch), "stamp": self._stamps[lane]},
-                {"$set": {"stamp": stamp, **sets}},
+                _update(stamp, sets),
                 session=session,
             )
             if not found.matched_count:
@@ -312,6 +321,11 @@ _FREE: Final = {"$lte": [{"$ifNull": ["$expiresAt", None]}, "$$NOW"]}
 
 def _taken(name: str) -> str:
     return f"the sync {name!r} has another owner"
+
+
+def _update(stamp: str, sets: Mapping[str, Any]) -> dict[str, Any]:
+    operators = {name: value for name, value in sets.items() if name.startswith("$")}
+    return {"$set": {"stamp": stamp, **{name: sets[name] for name in sets.keys() - operators.keys()}}, **operators}
 
 
 def _abort(session: ClientSession) -> None:

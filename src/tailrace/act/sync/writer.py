@@ -1,0 +1,329 @@
+"""A segment written to the target: final documents, as raw commands of one transaction.
+
+Of a document whose first change is a delta, and of every one as long as the copy may be newer than the changes, the
+target's own is read in the same transaction. Then it is known what is there, and each write says what it expects: a
+count that differs is an error, since the target is then not what the sync has written.
+
+A unique index may be in the way of one order of writes and not of another. The first try deletes, replaces and inserts.
+If the server refuses that (11000), the transaction is done again and takes all documents of the collection's segment
+out before it puts any in: what remains is a part of a state that the source had, so nothing can be in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+from pymongo import MongoClient
+from pymongo.client_session import ClientSession
+from pymongo.errors import OperationFailure
+
+from tailrace.act.sync.fold import NOT_THERE, THERE, DocumentChanges
+from tailrace.act.sync.state import SyncedCollection
+from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.printable import in_a_line
+from tailrace.errors import TailraceError
+from tailrace.read.window.apply import DELETE, DELETE_OF, UPDATE, DocumentWork, apply_all
+from tailrace.read.window.rows import ID_HEAD
+from tailrace.read.window.sortable_key import sortable_key
+
+DUPLICATE_KEY: Final = 11000
+#: A command holds so many bytes of documents at most, or one document.
+_COMMAND_BYTES: Final = 8 << 20
+_COMMAND_DOCUMENTS: Final = 10_000
+#: A statement that replaces a larger document may not fit a message, beside the query.
+_REPLACED_MAX: Final = (16 << 20) - (64 << 10)
+#: So many documents are read at a time at first, and so many bytes of them are in memory if they are even.
+_READ_FIRST, _READ_MOST, _READ_BYTES = 64, 4_000, 16 << 20
+_DELTA: Final = b"\x10$v\0\x02\0\0\0\x03diff\0"
+_EMPTY_TIMESTAMP: Final = bytes(8)
+_RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
+    document_class=RawBSONDocument, unicode_decode_error_handler="surrogateescape"
+)
+ANEW: Final = "drop the collections on the target, remove the sync's state, and begin it again"
+
+
+class TargetMismatchError(TailraceError):
+    """The target does not hold what the sync has written: somebody else writes there too."""
+
+
+class UniqueInTheWayError(Exception):
+    """A unique index of ``uuid``'s collection refused a write: the transaction is to be done another way."""
+
+    def __init__(self, uuid: bytes, error: OperationFailure) -> None:
+        super().__init__(str(error))
+        self.uuid = uuid
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A collection of the target, as ``read.window.apply`` wants it."""
+
+    namespace: str
+    copied: int
+    holder: str = "the target"
+    anew: str = f"Somebody else has written to the target. To begin anew, {ANEW}"
+
+
+class _Writes(NamedTuple):
+    """What is to be deleted, by the element ``_id``; replaced; inserted."""
+
+    deleted: list[bytes]
+    replaced: list[tuple[bytes, bytes]]
+    inserted: list[bytes]
+
+
+class SegmentWriter:
+    """Writes the documents of segments to the target that ``client`` leads to.
+
+    ``hold``  up to this time the copy may hold later changes
+    """
+
+    def __init__(self, client: MongoClient[Any], hold: ClusterTime) -> None:
+        self._client = client
+        self._hold = hold
+        self.written_bytes = 0
+
+    def write(
+        self,
+        session: ClientSession,
+        documents: Sequence[DocumentChanges],
+        collections: dict[bytes, SyncedCollection],
+        *,
+        tolerant: bool,
+        rewritten: set[bytes],
+    ) -> None:
+        """Write what the documents are after their changes. ``tolerant``: the target may hold later changes. Of the
+        collections ``rewritten`` all are deleted before any is inserted. Raises TargetMismatchError,
+        UniqueInTheWayError, PyMongoError."""
+        self.written_bytes = 0
+        by_collection: dict[bytes, list[DocumentChanges]] = {}
+        for one in documents:
+            if one.uuid in collections:
+                by_collection.setdefault(one.uuid, []).append(one)
+        for uuid, changed in by_collection.items():
+            table = _Table(self._client, session, collections[uuid], int(self._hold), tolerant=tolerant)
+            try:
+                table.write(changed, anew=uuid in rewritten)
+            except OperationFailure as error:
+                if error.code == DUPLICATE_KEY and uuid not in rewritten:
+                    raise UniqueInTheWayError(uuid, error) from None
+                raise
+            self.written_bytes += table.written
+
+
+class _Table:
+    """One collection of the target in a transaction."""
+
+    def __init__(
+        self,
+        client: MongoClient[Any],
+        session: ClientSession,
+        collection: SyncedCollection,
+        hold: int,
+        *,
+        tolerant: bool,
+    ) -> None:
+        database, _, self._name = collection.target.partition(".")
+        self._database = client.get_database(database, codec_options=_RAW)
+        self._session = session
+        self._held = _Held(collection.target, hold)
+        self._tolerant = tolerant
+        self.written = 0
+
+    def write(self, documents: Sequence[DocumentChanges], *, anew: bool) -> None:
+        waiting: list[bytes] = []  # what is inserted after everything else
+        for part in self._parts(documents):
+            works = self._works(part)
+            apply_all([work for _, work in works])
+            todo = _Writes([], [], [])
+            for one, work in works:
+                self._sort(one, work, todo, anew=anew)
+            self._delete(todo.deleted)
+            self._replace(todo.replaced)
+            self.written += sum(map(len, todo.inserted)) + sum(len(document) for _, document in todo.replaced)
+            if anew:
+                waiting += todo.inserted
+            else:
+                self._insert(todo.inserted)
+        self._insert(waiting)
+
+    def _parts(self, documents: Sequence[DocumentChanges]) -> Iterator[Sequence[DocumentChanges]]:
+        """The documents in parts whose current state fits in memory, by the sizes of those before."""
+        at, count = 0, _READ_FIRST
+        while at < len(documents):
+            before = self.written
+            part = documents[at : at + count]
+            yield part
+            at += len(part)
+            each = max(1, (self.written - before) // len(part))
+            count = max(1, min(_READ_MOST, _READ_BYTES // each, count * 4))
+
+    def _works(self, documents: Sequence[DocumentChanges]) -> list[tuple[DocumentChanges, DocumentWork[_Held]]]:
+        wanted = [one for one in documents if self._needs(one)]
+        held = self._read(wanted)
+        return [(one, DocumentWork(self._held, one.key, held.get(one.key), one.changes)) for one in documents]
+
+    def _needs(self, one: DocumentChanges) -> bool:
+        """Whether the target's document has to be read."""
+        op, body, _ = one.changes[0]
+        if self._tolerant or one.before not in (THERE, NOT_THERE) or op == DELETE_OF:
+            return True
+        return op == UPDATE and (body[4:18] == _DELTA or _is_modifier(body))
+
+    def _sort(self, one: DocumentChanges, work: DocumentWork[_Held], todo: _Writes, *, anew: bool) -> None:
+        """What has to be done for a document to be ``work.document``."""
+        after = work.document
+        if work.held is not None:
+            before = _identifier(work.held)
+        elif self._needs(one):
+            if one.before == THERE and not self._tolerant and one.changes[0][0] not in (DELETE_OF,):
+                raise self._mismatch(one, "is not there")
+            before = None
+        else:
+            before = one.identifier if one.before == THERE else None
+        if after == work.held and after is not None and not anew:
+            return
+        if before is not None and (after is None or anew or _identifier(after) != before or len(after) > _REPLACED_MAX):
+            todo.deleted.append(before)
+            before = None
+        if after is None:
+            return
+        if before is None:
+            todo.inserted.append(after)
+        else:
+            todo.replaced.append((before, after))
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    def _read(self, documents: Sequence[DocumentChanges]) -> dict[bytes, bytes]:
+        """The target's documents, by sortable key."""
+        found: dict[bytes, bytes] = {}
+        if not documents:
+            return found
+        asked = {one.key for one in documents}
+        values = [one.identifier for one in documents]
+        for some in _chunks(values, len, _COMMAND_BYTES):
+            names = (
+                raw_bson.encode_element(value[0], b"%d" % number, value[ID_HEAD:]) for number, value in enumerate(some)
+            )
+            among = raw_bson.encode_element(raw_bson.ARRAY, b"$in", raw_bson.encode_document(*names))
+            query = raw_bson.encode_document(
+                raw_bson.encode_element(raw_bson.OBJECT, b"_id", raw_bson.encode_document(among))
+            )
+            command = {"find": self._name, "filter": RawBSONDocument(query), "hint": {"_id": 1}, "batchSize": len(some)}
+            cursor = self._database.cursor_command(command, session=self._session, codec_options=_RAW)
+            for document in cursor:
+                raw = document.raw
+                element = _identifier(raw)
+                key = sortable_key(element[0], element[ID_HEAD:])
+                if key in asked:
+                    found[key] = raw
+        return found
+
+    def _delete(self, identifiers: Sequence[bytes]) -> None:
+        for some in _chunks(identifiers, len, _COMMAND_BYTES):
+            statements = [{"q": _query(one), "limit": 1} for one in some]
+            self._send({"delete": self._name, "deletes": statements}, len(some), "delete")
+
+    def _replace(self, documents: Sequence[tuple[bytes, bytes]]) -> None:
+        for some in _chunks(documents, lambda one: len(one[1]), _COMMAND_BYTES):
+            statements = [{"q": _query(before), "u": _update(after)} for before, after in some]
+            self._send({"update": self._name, "updates": statements, **_BYPASS}, len(some), "replace")
+
+    def _insert(self, documents: Sequence[bytes]) -> None:
+        plain = [one for one in documents if not needs_literal(one)]
+        for some in _chunks(plain, len, _COMMAND_BYTES):
+            command = {"insert": self._name, "documents": [RawBSONDocument(one) for one in some], **_BYPASS}
+            self._send(command, len(some), "insert")
+        if len(plain) == len(documents):
+            return
+        for one in documents:
+            if needs_literal(one):
+                statement = {"q": _query(_identifier(one)), "u": _update(one), "upsert": True}
+                self._send({"update": self._name, "updates": [statement], **_BYPASS}, 1, "insert")
+
+    def _send(self, command: dict[str, Any], expected: int, what: str) -> None:
+        reply = self._database.command(command, session=self._session, codec_options=CodecOptions(document_class=dict))
+        errors = reply.get("writeErrors")
+        if errors:
+            first = errors[0]
+            raise OperationFailure(str(first.get("errmsg", first)), first.get("code"), dict(reply))
+        if reply.get("n") != expected:
+            raise TargetMismatchError(
+                f"of {expected} documents of {in_a_line(self._held.namespace)} on the target, the sync could {what} "
+                f"only {reply.get('n')}",
+                hint=self._held.anew,
+            )
+
+    def _mismatch(self, one: DocumentChanges, what: str) -> TargetMismatchError:
+        return TargetMismatchError(
+            f"a document of {in_a_line(self._held.namespace)} (key {one.key.hex()[:80]}) {what} on the target",
+            hint=self._held.anew,
+        )
+
+
+_BYPASS: Final = {"ordered": True, "bypassDocumentValidation": True}
+
+
+def needs_literal(document: bytes) -> bool:
+    """Whether an insert or a replacement would not store these bytes: the server puts its time in the place of an empty
+    timestamp on top level, and takes names with a dollar there for operators."""
+    if b"$" not in document and _EMPTY_TIMESTAMP not in document:
+        return False
+    return any(
+        one.name.startswith(b"$")
+        or (one.type == raw_bson.TIMESTAMP and raw_bson.value(document, one) == _EMPTY_TIMESTAMP and one.name != b"_id")
+        for one in raw_bson.elements(document)
+    )
+
+
+def _update(document: bytes) -> Any:
+    """What replaces a document: itself, or a pipeline that takes it as it is."""
+    raw = RawBSONDocument(document)
+    return [{"$replaceWith": {"$literal": raw}}] if needs_literal(document) else raw
+
+
+def _is_modifier(body: bytes) -> bool:
+    """Whether an update's ``o`` is no replacement: a delta, or operators of 4.4."""
+    element = next(raw_bson.elements(body), None)
+    return element is not None and element.name.startswith(b"$")
+
+
+def _query(identifier: bytes) -> RawBSONDocument:
+    """By ``_id``, which may be a document: it is never taken for operators."""
+    equals = raw_bson.encode_element(identifier[0], b"$eq", identifier[ID_HEAD:])
+    return RawBSONDocument(
+        raw_bson.encode_document(raw_bson.encode_element(raw_bson.OBJECT, b"_id", raw_bson.encode_document(equals)))
+    )
+
+
+def _identifier(document: bytes) -> bytes:
+    """The element ``_id`` of a document."""
+    found = raw_bson.find(document, b"_id")
+    if found is None:
+        raise TargetMismatchError("a document has no _id", hint="The sync cannot tell it from others")
+    return document[found.start : found.end]
+
+
+def _chunks(items: Iterable[Any], size: Any, most: int) -> Iterator[list[Any]]:
+    """Lists of items of ``most`` bytes together, or of one item."""
+    some: list[Any] = []
+    total = 0
+    for item in items:
+        each = size(item)
+        if some and (total + each > most or len(some) >= _COMMAND_DOCUMENTS):
+            yield some
+            some, total = [], 0
+        some.append(item)
+        total += each
+    if some:
+        yield some
+
+
+__all__ = ["ANEW", "DELETE", "SegmentWriter", "TargetMismatchError", "UniqueInTheWayError", "needs_literal"]
