@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,19 +12,13 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
-from tailrace.act.consumer.rules.errors import LeaseLost
-from tailrace.act.sync import indexes
 from tailrace.act.sync.copying import Copy
 from tailrace.act.sync.ownership import own
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
 from tailrace.core.oplog.selection import Selection
-from tailrace.embedded import ReplicaSet, ShardedCluster
-from tailrace.errors import SinkError
+from tailrace.embedded import ReplicaSet
 from tailrace.read.snapshot.reader import places_of
-from tailrace.read.source.connection import open_client
-from tailrace.read.source.topology import Cluster
-from tests.sync import definitions_zoo as zoo
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
 SETTINGS = SyncSettings(selection=Selection.of(["shop.*"]), lease_s=10)
