@@ -90,7 +90,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--writers-stopped",
         action="store_true",
-        help="with cutover: whoever writes to the source has been stopped; do not ask, nor let the source refuse writes",
+        help="with cutover: whoever writes to the source has been stopped: do not let it refuse them",
     )
     parser.set_defaults(run=run)
 

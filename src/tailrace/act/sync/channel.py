@@ -28,14 +28,14 @@ from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
 from tailrace.act.sync.verification import Verification, verify
-from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
 
 #: How often the owner looks for what is asked of it, and tells how far it is.
 _LOOK_S: Final = 1.0
-#: A step waits for so long where nothing happens.
-_STEP_S: Final = 0.2
+#: Where nothing happens, so long passes until the next look.
+_POLL_S: Final = 0.05
 #: Lanes that the copy uses, whatever the settings say.
 _COPY_LANES: Final = 4
 #: What another process asks, by which the owner gives the lease away, is forgotten if nobody takes it in that many
@@ -127,8 +127,8 @@ class Sync:
     def run(
         self, told: Told | None = None, *, until: ClusterTime | None = None, to_present: bool = False
     ) -> SyncProgress:
-        """Copy, then follow, until ``stop``, or a cut-over; or up to a time of the source, or its present. Where another
-        process owns the sync, this one waits until it may go on. Raises TailraceError."""
+        """Copy, then follow, until ``stop``, or a cut-over; or up to a time of the source, or its present. Where
+        another process owns the sync, this one waits until it may go on. Raises TailraceError."""
         self._begin_if_new()
         goal = self.ends.now() if to_present else until
         while not self._stopped.is_set():
@@ -281,28 +281,26 @@ class Sync:
 
     def _follow(self, ownership: Ownership, told: Told | None, goal: ClusterTime | None) -> bool:
         """Follow until ``stop`` or up to ``goal``; false where another process asks for the lease."""
-        with self._follower(ownership) as follower:
-            before, looked = 0, 0.0
-            while not self._stopped.is_set():
-                if time.monotonic() - looked >= _LOOK_S:
-                    looked = time.monotonic()
-                    request = self._tell(told)
-                    if request == "paused":
-                        self._stopped.wait(_LOOK_S)
-                        looked = 0.0
-                        continue
-                    if request is not None:
-                        return False
-                follower.step(max_wait_s=_STEP_S)
-                self._counted.changed(follower.changes - before)
-                before = follower.changes
-                if goal is not None and follower.time >= goal and follower.is_consistent:
-                    break
-            self._tell(told, last=True)
+        follower = Follower(self.ends.oplogs, self.ends.state, ownership, stopped=self._stopped)
+        before, looked = 0, 0.0
+        while not self._stopped.is_set():
+            if time.monotonic() - looked >= _LOOK_S:
+                looked = time.monotonic()
+                request = self._tell(told)
+                if request == "paused":
+                    self._stopped.wait(_LOOK_S)
+                    looked = 0.0
+                    continue
+                if request is not None:
+                    return False
+            if not follower.step(at_once=goal is not None, at_least=goal or ZERO):
+                self._stopped.wait(_POLL_S)
+            self._counted.changed(follower.changes - before)
+            before = follower.changes
+            if goal is not None and follower.time >= goal and follower.is_consistent:
+                break
+        self._tell(told, last=True)
         return True
-
-    def _follower(self, ownership: Ownership) -> Follower:
-        return Follower(self.ends.oplogs, self.ends.state, ownership, self.settings, stopped=self._stopped)
 
     def _tell(self, told: Told | None, *, last: bool = False) -> str | None:
         """Note how far this process is, and tell it. What is asked of the owner: "paused", or another's request."""

@@ -112,7 +112,7 @@ class Copy:
 
     def run(self, on_progress: Callable[[CopyProgress], None] = lambda _: None) -> bool:
         """Copy what is left, and build the indexes that need not wait. Returns whether all is done: the phase is
-        "follow" then. Raises SourceError, SinkError and LeaseLost."""
+        "catchUp" then. Raises SourceError, SinkError and LeaseLost."""
         document = self._document()
         if document.phase != "copy":
             return True
@@ -130,7 +130,7 @@ class Copy:
             for uuid in copies:
                 self._state.forget_copy(uuid, session)
 
-        self._ownership.run(end, sets={"phase": "follow", "hold": hold.to_timestamp()}, what="end the copy")
+        self._ownership.run(end, sets={"phase": "catchUp", "hold": hold.to_timestamp()}, what="end the copy")
         on_progress(self.progress)
         return True
 

@@ -14,7 +14,7 @@ from tailrace.act.sync.catalog import TTL_MAX, OnTarget, name_of, read_catalog
 from tailrace.act.sync.cutover import CutOver, blocked_writes, refuse_written, written
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
-from tailrace.act.sync.indexes import expires, finish, noted, restore_expiry, set_expiry
+from tailrace.act.sync.indexes import expires, noted, restore_expiry, set_expiry
 from tailrace.act.sync.ownership import Ownership, own
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncDocument, SyncedCollection
@@ -62,7 +62,6 @@ class HandOver:
                     self._step(ownership, proof)
                     self._told(f"the target equals the source at {proof.seconds},{proof.increment}")
                     compared = self._equal(sample)
-                    finish(state, ownership)
                     self._prove(proof, ends.now())
                     at = ownership.now()  # before anything expires on the target by itself
                     found = {"compared": compared, "restored": restore_expiry(state, ownership)}
@@ -71,9 +70,7 @@ class HandOver:
             standing.note(state, {"request": None})
 
     def _step(self, ownership: Ownership, until: ClusterTime) -> None:
-        ends = self._ends
-        with Follower(ends.oplogs, ends.state, ownership, self._settings, stopped=None) as follower:
-            follower.run_until(until)
+        Follower(self._ends.oplogs, self._ends.state, ownership).run_until(until)
 
     def _prove(self, after: ClusterTime, until: ClusterTime) -> None:
         oplogs = self._ends.new_oplogs()

@@ -45,7 +45,7 @@ class SyncDocument:
     """The state of one sync.
 
     ``epoch``    how often the sync had another owner; ``owner`` the one now, until ``expires_at`` by the target's clock
-    ``phase``    "copy", "follow", "paused", "cutOver", "done"
+    ``phase``    "copy", "catchUp" until the target equals the source for the first time, "follow", "cutOver"
     ``time``     the target equals the source at it, once it has reached ``hold``
     ``hold``     what was copied may be newer than ``time``, up to this
     ``barrier``  the definition that is being carried out: its time and command
@@ -70,7 +70,7 @@ class SyncDocument:
     @property
     def is_consistent(self) -> bool:
         """Whether the target equals the source at ``time``."""
-        return self.phase != "copy" and self.time >= self.hold and self.barrier is None
+        return self.phase not in ("copy", "catchUp") and self.time >= self.hold and self.barrier is None
 
 
 @dataclass(frozen=True, slots=True)
