@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
->>>>>>> wt-sync-b
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,23 +18,18 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
-<<<<<<< HEAD
-=======
 from tailrace.act.sync import indexes
->>>>>>> wt-sync-b
 from tailrace.act.sync.copying import Copy
 from tailrace.act.sync.ownership import own
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
 from tailrace.core.oplog.selection import Selection
-from tailrace.embedded import ReplicaSet
+from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.errors import SinkError
 from tailrace.read.snapshot.reader import places_of
-<<<<<<< HEAD
-=======
 from tailrace.read.source.connection import open_client
 from tailrace.read.source.topology import Cluster
 from tests.sync.copy_process import LOST
->>>>>>> wt-sync-b
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
 SETTINGS = SyncSettings(selection=Selection.of(["shop.*"]), lease_s=10)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from tailrace.act.consumer.rules.errors import LeaseLost
 from tailrace.act.sync import standing
@@ -23,14 +23,16 @@ from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
 from tailrace.act.sync.ownership import Ownership, own
-from tailrace.act.sync.plan import Plan, make_plan
 from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
-from tailrace.act.sync.verification import Verification, verify
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from tailrace.act.sync.plan import Plan
+    from tailrace.act.sync.verification import Verification
 
 #: How often the owner looks for what is asked of it, and tells how far it is.
 _LOOK_S: Final = 1.0
@@ -122,6 +124,8 @@ class Sync:
 
     def plan(self) -> Plan:
         """What would be done and what would be refused. Nothing is written."""
+        from tailrace.act.sync.plan import make_plan  # noqa: PLC0415
+
         return make_plan(self.ends.source, self.ends.target, self.settings)
 
     def run(
@@ -158,6 +162,8 @@ class Sync:
     ) -> Verification:
         """Compare both ends byte for byte at one position, while writes go on. ``sample``: so many documents of each
         collection. ``names``: these alone."""
+        from tailrace.act.sync.verification import verify  # noqa: PLC0415
+
         found = verify(
             self.ends.deployment, self.ends.state, self.settings,
             sample=sample, names=names, on_progress=on_progress, stopped=self._stopped,

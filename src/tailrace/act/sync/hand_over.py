@@ -14,7 +14,7 @@ from tailrace.act.sync.catalog import TTL_MAX, OnTarget, name_of, read_catalog
 from tailrace.act.sync.cutover import CutOver, blocked_writes, refuse_written, written
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
-from tailrace.act.sync.indexes import expires, noted, restore_expiry, set_expiry
+from tailrace.act.sync.indexes import expires, noted, restore_held, set_expiry
 from tailrace.act.sync.ownership import Ownership, own
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncDocument, SyncedCollection
@@ -64,7 +64,7 @@ class HandOver:
                     compared = self._equal(sample)
                     self._prove(proof, ends.now())
                     at = ownership.now()  # before anything expires on the target by itself
-                    found = {"compared": compared, "restored": restore_expiry(state, ownership)}
+                    found = {"compared": compared, "restored": len(restore_held(state, ownership))}
                     return self._ended(ownership, proof, at, blocked=blocked, begun=begun, **found)
         finally:
             standing.note(state, {"request": None})
