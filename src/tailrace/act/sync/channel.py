@@ -263,20 +263,19 @@ class Sync:
 
     def _own_for_a_time(self, told: Told | None, goal: ClusterTime | None) -> bool:
         """Work until all is done; false where the lease was given away."""
-        lanes = max(_COPY_LANES, self.settings.lanes) + 1
-        with own(self.ends.state, lanes=lanes) as ownership:
-            if not self._copy(ownership, told):
-                return self._stopped.is_set()
+        if self._document().phase == standing.COPY:
+            with own(self.ends.state, lanes=max(_COPY_LANES, self.settings.lanes) + 1) as ownership:
+                if not self._copy(ownership, told):
+                    return self._stopped.is_set()
+        with own(self.ends.state, lanes=self.settings.lanes + 1) as ownership:
             return self._follow(ownership, told, goal)
 
     def _copy(self, ownership: Ownership, told: Told | None) -> bool:
         """Copy what is left. Whether all is copied."""
-        if self._document().phase != standing.COPY:
-            return True
         asked = threading.Event()
 
         def noted(progress: CopyProgress) -> None:
-            self._counted.copied(progress.documents, progress.estimate, progress.bytes)
+            self._counted.copied(progress.documents, progress.estimate_documents, progress.bytes)
             if self._tell(told) is not None:
                 asked.set()
                 copy_stop.set()
