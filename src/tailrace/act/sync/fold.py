@@ -212,18 +212,13 @@ class SyncFold:
         yield self._segment(window.until)
 
     def _at(self, waiting: list[_Waiting]) -> Iterator[Segment | Definition]:
-        """What waits of one time: definitions first."""
-        if not waiting:
-            return
-        ended = False
+        """What waits of one time: definitions first. What was before them is written under the names of then."""
         for run, entry, _ in waiting:
-            if entry.operation in _CRUD and not entry.namespace.endswith(_VIEWS):
+            if entry.operation == "n" or (entry.operation in _CRUD and not entry.namespace.endswith(_VIEWS)):
                 continue
-            for definition in self._definitions(run, entry):
-                if not ended and (self._groups or self._capped):
-                    yield self._segment(ClusterTime(definition.time - 1))
-                ended = True
-                yield definition
+            if self._groups or self._capped:
+                yield self._segment(ClusterTime(entry.cluster_time - 1))
+            yield from self._definitions(run, entry)
         for run, entry, key in waiting:
             if entry.operation in _CRUD and not entry.namespace.endswith(_VIEWS):
                 self._operation(run, entry, key)
@@ -335,8 +330,6 @@ class SyncFold:
 
     def _definitions(self, run: EntryRun, entry: OplogEntry) -> Iterator[Definition]:
         """What a command did to the catalogue, as far as it concerns the sync."""
-        if entry.operation == "n":
-            return
         uuid = entry.collection_uuid
         if entry.operation in _CRUD:
             if self._wants(entry.namespace) and uuid is not None and not entry.from_migrate:
@@ -404,7 +397,6 @@ class SyncFold:
         found = self.collections.pop(uuid, None)
         if found is None:
             return
-        self._forget(uuid)
         yield Definition(entry.cluster_time, name, uuid, entry, found, None)
         if not found.pending:
             yield from self._arrive(entry, found.namespace)
@@ -418,11 +410,6 @@ class SyncFold:
                 yield Definition(entry.cluster_time, b"arrive", uuid, entry, one, after)
                 return
 
-    def _forget(self, uuid: bytes) -> None:
-        """What has been read of a collection that is dropped is not written."""
-        self._groups.pop(uuid, None)
-        self._capped = [one for one in self._capped if one.uuid != uuid]
-
     def _rename(self, entry: OplogEntry, uuid: bytes) -> Iterator[Definition]:
         body = entry.o
         assert body is not None
@@ -434,7 +421,6 @@ class SyncFold:
             self._gone.add(other)
             if (lost := self.collections.pop(other, None)) is not None:
                 gone.append(lost)
-                self._forget(other)
         name = _named(entry, b"to")
         found = self.collections.get(uuid)
         after = None
@@ -447,7 +433,6 @@ class SyncFold:
         elif found is not None:
             self._gone.add(uuid)
             del self.collections[uuid]
-            self._forget(uuid)
         elif self.has(name) and uuid not in self._gone and entry.cluster_time > self._hold:
             self._missing(uuid, name.encode("utf-8", "surrogateescape"), entry.cluster_time)
         if found is not None or gone:

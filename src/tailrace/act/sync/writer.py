@@ -219,7 +219,7 @@ class _Table:
             command = {"find": self._name, "filter": RawBSONDocument(query), "hint": {"_id": 1}, "batchSize": len(some)}
             cursor = self._database.cursor_command(command, session=self._session, codec_options=_RAW)
             for document in cursor:
-                raw = document.raw
+                raw = raw_bson.bytes_of(document)
                 element = _identifier(raw)
                 key = sortable_key(element[0], element[ID_HEAD:])
                 if key in asked:
