@@ -35,7 +35,7 @@ def replica_set(version: str, members: int = 1) -> Iterator[ReplicaSet]:
 
 
 class ReplicaSetSource:
-    """A replica set and the writers of a seed. ``write`` waits for them, ``writing`` lets them write beside the body."""
+    """A replica set and a seed's writers. ``write`` waits for them; with ``writing`` they write beside the body."""
 
     def __init__(self, deployment: ReplicaSet, chosen: Any) -> None:
         self.uri, self.version = deployment.uri, deployment.version
@@ -156,7 +156,7 @@ class Both:
         target = _held(self._target.uri)
         if self.turned and self._excluded:
             target = {name: one for name, one in target.items() if not self._is_out(name)}
-        known = _normal(self._source.version, self._target.version, ages=not held)
+        known = normal(self._source.version, self._target.version, ages=not held)
         found = differences(source, target, renames=self._renames, known=known)
         return found, sum(len(one.documents) for one in source.values())
 
@@ -168,10 +168,10 @@ def _held(uri: str) -> dict[str, Held]:
     return held(uri, but=[STATE_DB], selected=is_users)
 
 
-def _normal(version: str, to_version: str, *, ages: bool) -> Any:
+def normal(version: str, to_version: str, *, ages: bool) -> Any:
     """What is compared of options and indexes: all of it, but limits of age that are held."""
 
-    def normal(kind: str, raw: bytes) -> bytes:
+    def without_ages(kind: str, raw: bytes) -> bytes:
         if not raw or ages:
             return raw
         whole = RawBSONDocument(raw, RAW)
@@ -179,4 +179,4 @@ def _normal(version: str, to_version: str, *, ages: bool) -> Any:
             return raw
         return bson.encode({name: value for name, value in whole.items() if name != "expireAfterSeconds"})
 
-    return normal
+    return without_ages

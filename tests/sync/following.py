@@ -39,9 +39,7 @@ def begun(source: str, target: str, settings: SyncSettings, *, hold: ClusterTime
 
 
 @contextmanager
-def following(
-    source: str, target: str, settings: SyncSettings, *, wait_s: float = 120.0
-) -> Iterator[Follower]:
+def following(source: str, target: str, settings: SyncSettings, *, wait_s: float = 120.0) -> Iterator[Follower]:
     """A follower that owns the sync."""
     stopped = threading.Event()
     with MongoClient[Any](source) as client, MongoClient[Any](target) as there:

@@ -6,9 +6,9 @@
     python -m tests.sync.fuzz --seed 7 --steps 300 --rounds 4
     python -m tests.sync.fuzz --seed 7 --planted "a window torn"    a fault is put back that must be found
 
-Of every five seeds, one gives databases other names, one leaves collections out, one has four lanes; every second one is
-cut over and reversed at its end. In each round the sync ends in the middle and another goes on; a verification of its
-own runs while the writers write. The workload of a seed is always the same; how it and the sync interleave is the
+Of every five seeds, one gives databases other names, one leaves collections out, one has four lanes; every second one
+is cut over and reversed at its end. In each round the sync ends in the middle and another goes on; a verification of
+its own runs while the writers write. The workload of a seed is always the same; how it and the sync interleave is the
 machine's. Exit code 1 where anything differs; the last line gives the totals.
 """
 
