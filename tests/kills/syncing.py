@@ -61,8 +61,8 @@ class Result:
         kills = ", ".join(f"{count} in {phase}" for phase, count in sorted(self.kills.items()))
         downs = ", ".join(f"{count} of the {end}" for end, count in sorted(self.step_downs.items()))
         return (
-            f"{self.syncs} syncs, {self.kills.total()} kills ({kills}), {self.step_downs.total()} step-downs ({downs}), "
-            f"{self.commands:,} commands, {self.positions} positions and all ends compared, {self.documents:,} "
+            f"{self.syncs} syncs, {self.kills.total()} kills ({kills}), {self.step_downs.total()} step-downs "
+            f"({downs}), {self.commands:,} commands, {self.positions} positions and all ends compared, {self.documents:,} "
             f"documents, {len(self.wrong)} differences"
         )
 
