@@ -62,8 +62,8 @@ class Result:
         downs = ", ".join(f"{count} of the {end}" for end, count in sorted(self.step_downs.items()))
         return (
             f"{self.syncs} syncs, {self.kills.total()} kills ({kills}), {self.step_downs.total()} step-downs "
-            f"({downs}), {self.commands:,} commands, {self.positions} positions and all ends compared, {self.documents:,} "
-            f"documents, {len(self.wrong)} differences"
+            f"({downs}), {self.commands:,} commands, {self.positions} positions and all ends compared, "
+            f"{self.documents:,} documents, {len(self.wrong)} differences"
         )
 
 
