@@ -23,11 +23,9 @@ from typing import Any
 
 from pymongo import DeleteOne, MongoClient, ReplaceOne
 
+from tables import changes, document, fill
 from tailrace.embedded import ReplicaSet
 from tailrace.sync import Sync
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tables import changes, document, fill  # noqa: E402
 
 _BULK = 1_000
 

@@ -48,12 +48,14 @@ class Report:
     documents: int = 0
     verified: int = 0
     cut_overs: int = 0
+    refused: int = 0
     differences: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return (
             f"{self.seeds} seeds, {self.commands:,} commands, {self.comparisons} comparisons of {self.documents:,} "
             f"documents, {self.verified:,} verified while writes went on, {self.cut_overs} cut-overs, "
+            f"{self.refused} refused, "
             f"{len(self.differences)} differences"
         )
 
@@ -124,7 +126,10 @@ class Play:
         try:
             self._play()
         except TailraceError as error:
-            self._differs(f"the sync ended: {error}")
+            if "selection" in str(error) and "excluded" in self.options:
+                self.report.refused += 1  # a collection has come from what is left out, or gone there
+            else:
+                self._differs(f"the sync ended: {error}")
         except Exception:  # noqa: BLE001  whatever our side raises besides its own errors is a difference
             self._differs(traceback.format_exc())
         finally:

@@ -87,6 +87,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="with verify and cutover: compare N documents of each collection (verify: all; cutover: 1000; 0: all)",
     )
+    parser.add_argument("--resume", action="store_true", help="with verify: go on where one was stopped")
     parser.add_argument(
         "--writers-stopped",
         action="store_true",
@@ -190,19 +191,21 @@ def _status(sync: Sync, args: argparse.Namespace) -> int:
 
 def _verify(sync: Sync, args: argparse.Namespace) -> int:
     _stop_at_signals(sync)
-    found = sync.verify(sample=args.sample or None)
+    found = sync.verify(sample=args.sample or None, resume=args.resume)
+    differ = len(found.differences) + found.more
     if args.json:
         say(json.dumps(found.to_json(), default=str))
     else:
         for one in found.differences[:_NAMED_MAX]:
             say(one)
-        time_ = f"{found.time.seconds},{found.time.increment}"
-        say(f"{found.documents:,} documents compared at {time_}; differences: {len(found.differences):,}")
-    if found.differences:
+        say(found)
+    if differ:
         raise SinkError(
-            f"the target differs from the source in {len(found.differences):,} places",
+            f"the target differs from the source in {differ:,} places",
             hint="Somebody else writes to the target, or a definition was changed there",
         )
+    if not found.complete:
+        raise SinkError("the verification was stopped", hint="`tailrace sync verify --resume` goes on")
     return 0
 
 

@@ -158,19 +158,32 @@ class Sync:
         return standing.with_fields(self._seen, counted)
 
     def verify(
-        self, *, sample: int | None = None, names: Sequence[str] = (), on_progress: Callable[[Any], None] | None = None
+        self,
+        *,
+        sample: int | None = None,
+        names: Sequence[str] = (),
+        resume: bool = False,
+        on_progress: Callable[[Any], None] | None = None,
     ) -> Verification:
         """Compare both ends byte for byte at one position, while writes go on. ``sample``: so many documents of each
-        collection. ``names``: these alone."""
+        collection. ``names``: these alone, by their names on the source. ``resume``: go on where a verification was
+        stopped."""
         from tailrace.act.sync.verification import verify  # noqa: PLC0415
 
         found = verify(
-            self.ends.deployment, self.ends.state, self.settings,
-            sample=sample, names=names, on_progress=on_progress, stopped=self._stopped,
-        )  # fmt: skip
-        time_ = f"{found.time.seconds},{found.time.increment}"
-        noted = {"time": time_, "documents": found.documents, "differences": len(found.differences)}
-        self._note({"verified": {**noted, "whole": sample is None and not names}})
+            self.ends.deployment,
+            self.ends.state,
+            self.settings,
+            sample=sample,
+            names=names,
+            resume=resume,
+            on_progress=on_progress,
+            stop=self._stopped,
+        )
+        if found.complete:
+            differences = len(found.differences) + found.more
+            noted = {"time": f"{found.time.seconds},{found.time.increment}", "documents": found.documents}
+            self._note({"verified": {**noted, "differences": differences, "whole": sample is None and not names}})
         return found
 
     def pause(self) -> None:

@@ -81,7 +81,9 @@ class HandOver:
 
     def _equal(self, sample: int | None) -> int:
         found = self._compare(sample=sample)
-        if found.differences:
+        if not found.good:
+            if not found.differences:
+                raise SinkError("the cut-over is given up: its verification was stopped")
             raise SinkError(
                 f"the cut-over is given up: the target differs from the source, first in {found.differences[0]}",
                 hint="`tailrace sync verify` names all differences",
