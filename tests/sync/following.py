@@ -48,7 +48,8 @@ def following(source: str, target: str, settings: SyncSettings, *, wait_s: float
         with own(state, wait_s=wait_s) as ownership:
             oplogs = open_oplogs(client, cluster, state.read(), stopped)
             try:
-                yield Follower(oplogs, state, ownership, stopped=stopped)
+                with Follower(oplogs, state, ownership, settings, stopped=stopped) as follower:
+                    yield follower
             finally:
                 oplogs.close()
                 if cluster is not None:

@@ -93,6 +93,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="with cutover: whoever writes to the source has been stopped: do not let it refuse them",
     )
+    parser.add_argument(
+        "--unblock",
+        action="store_true",
+        help="with reverse: let the former source take its users' writes again, where this user may not bypass that",
+    )
     parser.set_defaults(run=run)
 
 
@@ -240,7 +245,7 @@ def _cutover(sync: Sync, args: argparse.Namespace) -> int:
 
 
 def _reverse(sync: Sync, args: argparse.Namespace) -> int:
-    with sync.reverse() as back:
+    with sync.reverse(unblock=args.unblock) as back:
         return _run(back, args)
 
 

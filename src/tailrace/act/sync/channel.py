@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from tailrace.act.consumer.rules.errors import LeaseLost
 from tailrace.act.sync import standing
 from tailrace.act.sync.copying import Copy, CopyProgress
-from tailrace.act.sync.cutover import CutOver
+from tailrace.act.sync.cutover import CutOver, allow_writes, refused_writes_told
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
@@ -126,7 +126,7 @@ class Sync:
         """What would be done and what would be refused. Nothing is written."""
         from tailrace.act.sync.plan import make_plan  # noqa: PLC0415
 
-        return make_plan(self.ends.source, self.ends.target, self.settings)
+        return make_plan(self.ends.deployment, self.ends.target, self.settings)
 
     def run(
         self, told: Told | None = None, *, until: ClusterTime | None = None, to_present: bool = False
@@ -215,15 +215,19 @@ class Sync:
             )
         return HandOver(self.ends, self.settings, self._handed_over, self.verify, told)(block=block, sample=sample)
 
-    def reverse(self) -> Sync:
+    def reverse(self, *, unblock: bool = False) -> Sync:
         """After a cut-over: a sync from what was the target to what was the source, which begins where the cut-over was
-        and copies nothing. Raises UsageError where somebody has written to the former source since."""
+        and copies nothing. Raises UsageError where somebody has written to the former source since. ``unblock``: let it
+        take its users' writes again, which a user without the right to bypass that needs."""
         time_, at = cut_over_of(self._document())
         refuse_foreign_writes(self.ends, self.settings, time_)
         there = list(self.ends.state.collections().values())
         back = Sync.of(self._target, self._source, settings_back(self.settings, there))
         try:
-            begin_back(back.ends, back.settings, there, at)
+            with refused_writes_told():
+                if unblock:
+                    allow_writes(self.ends.source, str(self.ends.source.server_info()["version"]))
+                begin_back(back.ends, back.settings, there, at)
         except BaseException:
             back.close()
             raise

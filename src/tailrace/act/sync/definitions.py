@@ -47,6 +47,8 @@ _DONE_BEFORE: Final = (26, 27)
 _DROPS: Final = frozenset((b"dropIndexes", b"deleteIndexes", b"dropIndex", b"deleteIndex"))
 #: ``applyOps`` takes so many bytes at a time of capped collections' changes.
 _CAPPED_BYTES: Final = 8 << 20
+#: Before, nobody deletes from a capped collection but the server, when it makes room.
+_CAPPED_DELETES_SINCE: Final = (6, 0)
 
 _log = logging.getLogger("tailrace.sync")
 #: What is to be noted with the next position.
@@ -60,7 +62,7 @@ class Definitions:
         self._state = state
         self._target: MongoClient[Any] = state.client
         self._ownership = ownership
-        self._version = version_of(self._target)
+        self.version = version_of(self._target)
         #: Whether this user may give operations by UUID.
         self._by_uuid = True
 
@@ -97,7 +99,7 @@ class Definitions:
         if (limit := indexes.clustered_limit(body)) is not None:
             without.append(b"expireAfterSeconds")
             notes.append(self._note_index(made.uuid, limit, there=True))
-        if self._version >= (7, 0):
+        if self.version >= (7, 0):
             without.append(b"recordPreImages")
         command = raw_bson.encode_document(_string(b"create", name), edited(body, without)[4:-1])
         self._operate(database, made.target_uuid, command, f"create {made.target}", plain=edited(command, [b"temp"]))
@@ -216,7 +218,7 @@ class Definitions:
             self._target,
             collection.target,
             [spec],
-            self._version,
+            self.version,
             has_collation=self._has_collation(collection),
             check=self._ownership.check,
         )
@@ -261,7 +263,7 @@ class Definitions:
             held = raw_bson.encode_document(named, options[limit.start : limit.end])
             notes.append(self._note_index(collection.uuid, held, there=True))
             options = edited(options, [b"expireAfterSeconds"])
-        if self._version >= (7, 0):
+        if self.version >= (7, 0):
             options = edited(options, [b"recordPreImages"])
         if len(options) > len(raw_bson.EMPTY_DOCUMENT):
             command = raw_bson.encode_document(_string(b"collMod", name), options[4:-1])
@@ -360,6 +362,8 @@ class Definitions:
             return {"op": letter, **operation, "o": RawBSONDocument(change.body)}
         database, _, name = collection.target.partition(".")
         if letter == "d":
+            if self.version < _CAPPED_DELETES_SINCE:
+                return None  # the target makes room by itself
             return {"op": letter, **operation, "o": RawBSONDocument(key)}
         found = self._target.get_database(database, codec_options=_RAW)[name].find_one(RawBSONDocument(key))
         if found is None:
