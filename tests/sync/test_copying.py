@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,13 +18,18 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
+from tailrace.act.sync import indexes
 from tailrace.act.sync.copying import Copy
 from tailrace.act.sync.ownership import own
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
 from tailrace.core.oplog.selection import Selection
-from tailrace.embedded import ReplicaSet
+from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.errors import SinkError
 from tailrace.read.snapshot.reader import places_of
+from tailrace.read.source.connection import open_client
+from tailrace.read.source.topology import Cluster
+from tests.sync.copy_process import LOST
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
 SETTINGS = SyncSettings(selection=Selection.of(["shop.*"]), lease_s=10)
@@ -98,3 +109,175 @@ def test_every_byte_of_odd_documents_arrives(start_replica_set: Callable[..., Re
     assert sorted(stored(source, "shop.plain")) == sorted(documents)
     for name in ("plain", "collated", "validated"):
         assert stored(target, f"shop.{name}") == stored(source, f"shop.{name}")
+
+
+def _process(source: ReplicaSet, target: ReplicaSet, per_second: int, lease_s: float) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.sync.copy_process", source.uri, target.uri, str(per_second), str(lease_s)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+
+def _fill(client: MongoClient[Any], count: int) -> None:
+    for name in ("first", "second", "third"):
+        for first in range(0, count, 5_000):
+            client.shop[name].insert_many([{"_id": n, "n": n, "s": "x" * 200} for n in range(first, first + 5_000)])
+        client.shop[name].create_index("n", unique=name == "second")
+
+
+def test_twenty_kills_and_every_document_is_there_once(start_replica_set: Callable[..., ReplicaSet]) -> None:
+    there, here = start_replica_set(), start_replica_set()
+    source, target = MongoClient(there.uri), MongoClient(here.uri)
+    _fill(source, 60_000)
+    settings = SyncSettings(selection=Selection.of(["shop.*"]), lease_s=1)
+    state = begun(source, target, settings)
+    chosen = random.Random(1)
+    phases, documents = set(), set()
+    for kill in range(20):
+        running = _process(there, here, 25_000, 1)
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"owner\n"
+        time.sleep(chosen.uniform(0, 0.25 if kill < 5 else 1.0))
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        found = state.read()
+        assert found is not None
+        phases.add((found.phase, bool(found.extra.get("prepared"))))
+        documents.add(sum(one["documents"] for one in state.ranges.find({})))
+
+    running = _process(there, here, 1_000_000, 1)
+    assert running.wait() == 0
+
+    assert {("copy", False), ("copy", True)} <= phases
+    assert len(documents) > 8, documents  # the kills came at various moments
+    for name in ("first", "second", "third"):
+        assert stored(target, f"shop.{name}") == stored(source, f"shop.{name}")
+    assert sum(one["documents"] for one in state.ranges.find({})) == 180_000
+    assert [one["_id"]["name"] for one in state.indexes()] == ["n_1"]  # the unique one waits
+    with own(state) as ownership:
+        indexes.build_waiting(state, ownership)
+    for name in ("first", "second", "third"):
+        assert list(target.shop[name].list_indexes()) == list(source.shop[name].list_indexes())
+
+
+def test_an_owner_that_was_stopped_beyond_its_lease_writes_nothing_more(
+    start_replica_set: Callable[..., ReplicaSet],
+) -> None:
+    there, here = start_replica_set(), start_replica_set()
+    source, target = MongoClient(there.uri), MongoClient(here.uri)
+    _fill(source, 20_000)
+    begun(source, target, SyncSettings(selection=Selection.of(["shop.*"]), lease_s=1))
+    old = _process(there, here, 10_000, 1)
+    assert old.stdout is not None
+    assert old.stdout.readline() == b"owner\n"
+    while not target.shop.first.estimated_document_count():
+        time.sleep(0.05)
+    old.send_signal(signal.SIGSTOP)
+    try:
+        assert _process(there, here, 1_000_000, 1).wait() == 0
+        for name in ("first", "second", "third"):
+            target.shop[name].delete_many({"_id": {"$gte": 1_000}})  # what the old one would bring back
+    finally:
+        old.send_signal(signal.SIGCONT)
+    assert old.wait() == LOST
+    assert [target.shop[name].count_documents({}) for name in ("first", "second", "third")] == [1_000] * 3
+
+
+def test_documents_that_nobody_changes_are_exact_beside_writers(start_replica_set: Callable[..., ReplicaSet]) -> None:
+    source = MongoClient(start_replica_set().uri)
+    target = MongoClient(start_replica_set().uri)
+    source.shop.c.insert_many([{"_id": n, "v": 0, "s": "x" * 300} for n in range(40_000)])
+    stop = threading.Event()
+
+    def write() -> None:
+        chosen = random.Random(5)
+        while not stop.is_set():
+            number = 2 * chosen.randrange(20_000)  # the odd ones stay as they are
+            match chosen.randrange(3):
+                case 0:
+                    source.shop.c.update_one({"_id": number}, {"$inc": {"v": 1}})
+                case 1:
+                    source.shop.c.delete_one({"_id": number})
+                case 2:
+                    source.shop.c.replace_one({"_id": number}, {"_id": number, "v": -1}, upsert=True)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        state = copied(source, target)
+    finally:
+        stop.set()
+        writer.join()
+    found = state.read()
+    assert found is not None
+    assert found.phase == "catchUp"
+    assert found.hold > found.time
+    odd = {"_id": {"$mod": [2, 1]}}
+    assert list(target.shop.c.find(odd)) == list(source.shop.c.find(odd))
+    assert target.shop.c.count_documents({}) <= 40_000
+
+
+def test_a_foreign_document_on_the_target_is_not_overwritten(start_replica_set: Callable[..., ReplicaSet]) -> None:
+    source = MongoClient(start_replica_set().uri)
+    target = MongoClient(start_replica_set().uri)
+    source.shop.c.insert_many([{"_id": n} for n in range(100)])
+    target.shop.c.insert_one({"_id": 5, "mine": True})
+    with pytest.raises(SinkError, match=r"the target has a collection shop.c already.*--except"):
+        copied(source, target)
+    assert list(target.shop.c.find()) == [{"_id": 5, "mine": True}]
+
+
+def test_new_names_and_what_is_left_out(start_replica_set: Callable[..., ReplicaSet]) -> None:
+    source = MongoClient(start_replica_set().uri)
+    target = MongoClient(start_replica_set().uri)
+    for name in ("a", "b", "c"):
+        source.shop[name].insert_one({"_id": name})
+    source.other.d.insert_one({"_id": "d"})
+    settings = SyncSettings(
+        excluded=Selection.of(["shop.c"]), renames={"shop.a": "store.x", "other": "another"}, lease_s=10
+    )
+    copied(source, target, settings)
+    names = set(target.list_database_names()) - {"admin", "config", "local", "tailrace_sync"}
+    held = {f"{database}.{name}" for database in names for name in target[database].list_collection_names()}
+    assert held == {"store.x", "shop.b", "another.d"}
+    assert [target.store.x.find_one(), target.another.d.find_one()] == [{"_id": "a"}, {"_id": "d"}]
+
+
+def test_a_clusters_documents_come_from_their_owners(
+    start_sharded_cluster: Callable[..., ShardedCluster], start_replica_set: Callable[..., ReplicaSet]
+) -> None:
+    cluster = start_sharded_cluster(shards=2)
+    router = cluster.router
+    router.create_database("shop", "shard0")
+    router.shard_collection("shop.orders", {"_id": 1})
+    router.split("shop.orders", {"_id": 500})
+    router.move_chunk("shop.orders", {"_id": 500}, to="shard1")
+    for number in range(1_000):
+        router.insert_one("shop.orders", {"_id": number, "v": number})
+    router.insert_one("shop.plain", {"_id": 1})
+    with MongoClient(cluster.shards["shard0"].uri) as shard:
+        shard.shop.orders.insert_one({"_id": 700, "orphan": True})
+    client = open_client(cluster.uri)
+    deployment = Cluster.discover(client, cluster.uri, {})
+    target = MongoClient(start_replica_set().uri)
+
+    copied(deployment, target)
+
+    assert list(target.shop.orders.find()) == [{"_id": number, "v": number} for number in range(1_000)]
+    assert list(target.shop.plain.find()) == [{"_id": 1}]
+
+
+def test_one_id_on_two_shards_is_refused(
+    start_sharded_cluster: Callable[..., ShardedCluster], start_replica_set: Callable[..., ReplicaSet]
+) -> None:
+    cluster = start_sharded_cluster(shards=2)
+    router = cluster.router
+    router.create_database("shop", "shard0")
+    router.shard_collection("shop.orders", {"region": 1})
+    router.split("shop.orders", {"region": "m"})
+    router.move_chunk("shop.orders", {"region": "n"}, to="shard1")
+    router.insert_one("shop.orders", {"_id": 1, "region": "a"})
+    router.insert_one("shop.orders", {"_id": 1, "region": "z"})
+    client = open_client(cluster.uri)
+    deployment = Cluster.discover(client, cluster.uri, {})
+    target = MongoClient(start_replica_set().uri)
+    with pytest.raises(SinkError, match=r"two shards have a document of one _id in shop.orders.*--except"):
+        copied(deployment, target)

@@ -42,7 +42,8 @@ from tailrace.read.source.witness import oplogs_of
 
 Kind = Literal["collection", "view", "timeseries"]
 
-_GONE: Final = 26
+#: NamespaceNotFound, CommandNotSupportedOnView.
+_GONE: Final = frozenset({26, 166})
 _ID: Final = b"_id"
 #: What an index's ``expireAfterSeconds`` can be at most. Nothing expires under it.
 TTL_MAX: Final = 2**31 - 1
@@ -302,13 +303,12 @@ def _listed(
 def _with_indexes(
     connection: Connection, database: str, namespace: str, uuid: bytes, options: bytes
 ) -> CatalogCollection | None:
-    """A collection with its indexes; ``None`` where it is gone. It is asked for by its UUID: its name may be another
-    one's by now."""
-    command = {"listIndexes": Binary(uuid, 4), "includeBuildUUIDs": True}
+    """A collection with its indexes; ``None`` where it is gone, or a view has its name."""
+    command = {"listIndexes": namespace.partition(".")[2], "includeBuildUUIDs": True}
     try:
         listed = connection.retrying(partial(_cursor, connection, database, command))
     except SourceError as error:
-        if error.code != _GONE:
+        if error.code not in _GONE:
             raise
         return None
     id_index: bytes | None = None

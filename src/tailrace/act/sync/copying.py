@@ -130,7 +130,11 @@ class Copy:
             for uuid in copies:
                 self._state.forget_copy(uuid, session)
 
-        self._ownership.run(end, sets={"phase": "catchUp", "hold": hold.to_timestamp()}, what="end the copy")
+        self._ownership.run(
+            end,
+            sets={"phase": "catchUp", "hold": hold.to_timestamp(), "copied": hold.to_timestamp()},
+            what="end the copy",
+        )
         on_progress(self.progress)
         return True
 

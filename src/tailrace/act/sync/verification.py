@@ -176,7 +176,12 @@ class _Moments:
         document = self._state.read()
         if document is None:
             raise UsageError(f"there is no sync {self._state.name!r} on the target")
-        return document.commits[-1] if document.is_consistent and document.commits else None
+        # A position that was committed stays one, whatever the owner is doing now: other lanes, a definition.
+        if document.phase in ("copy", "catchUp") or not document.commits:
+            return None
+        copied = document.extra.get("copied")
+        newest = document.commits[-1]
+        return None if copied is not None and newest.time < ClusterTime.from_timestamp(copied) else newest
 
 
 class _Verification:
