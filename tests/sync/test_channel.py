@@ -30,7 +30,7 @@ def ends() -> Iterator[tuple[ReplicaSet, ReplicaSet]]:
 
 
 @pytest.fixture
-def uris(ends: tuple[ReplicaSet, ReplicaSet]) -> Iterator[tuple[str, str]]:
+def uris(ends: tuple[ReplicaSet, ReplicaSet]) -> tuple[str, str]:
     """Two empty ends; the source then has a few collections."""
     source, target = ends
     for end in ends:
@@ -44,7 +44,7 @@ def uris(ends: tuple[ReplicaSet, ReplicaSet]) -> Iterator[tuple[str, str]]:
         client.shop.orders.insert_many([{"_id": n, "n": n} for n in range(50)])
         client.shop.orders.create_index("at", expireAfterSeconds=SECONDS)
         client.shop.orders.create_index("n", unique=True)
-    yield source.uri, target.uri
+    return source.uri, target.uri
 
 
 @contextmanager
@@ -129,19 +129,18 @@ def test_what_is_not_there_cannot_be_paused_cut_over_or_reversed(uris: tuple[str
 
 
 def test_a_paused_sync_writes_nothing_until_it_is_resumed(uris: tuple[str, str]) -> None:
-    with made(uris) as sync, made(uris) as other:
-        with running(sync):
-            wait(lambda: other.status().is_consistent)
-            other.pause()
-            time.sleep(2.5)  # it looks once a second
-            before = other.status().time
-            write(uris[0], 100)
-            time.sleep(1.5)
-            assert not has(uris[1], 100)
-            assert other.status().time == before
-            assert other.status().paused
-            other.resume()
-            wait(lambda: has(uris[1], 100))
+    with made(uris) as sync, made(uris) as other, running(sync):
+        wait(lambda: other.status().is_consistent)
+        other.pause()
+        time.sleep(2.5)  # it looks once a second
+        before = other.status().time
+        write(uris[0], 100)
+        time.sleep(1.5)
+        assert not has(uris[1], 100)
+        assert other.status().time == before
+        assert other.status().paused
+        other.resume()
+        wait(lambda: has(uris[1], 100))
     with made(uris) as sync:
         sync.run(to_present=True)
     assert unlike(uris) == []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from tailrace.act.consumer.rules.errors import LeaseLost
 from tailrace.act.sync import standing
@@ -23,21 +23,19 @@ from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
 from tailrace.act.sync.ownership import Ownership, own
+from tailrace.act.sync.plan import Plan, make_plan
 from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
+from tailrace.act.sync.verification import Verification, verify
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
 
-if TYPE_CHECKING:
-    from tailrace.act.sync.plan import Plan
-    from tailrace.act.sync.verification import Verification
-
 #: How often the owner looks for what is asked of it, and tells how far it is.
 _LOOK_S: Final = 1.0
-#: Where nothing happens, so long passes until the next look.
-_POLL_S: Final = 0.05
+#: Where nothing happens, a step waits for so long.
+_STEP_S: Final = 0.2
 #: Lanes that the copy uses, whatever the settings say.
 _COPY_LANES: Final = 4
 #: What another process asks, by which the owner gives the lease away, is forgotten if nobody takes it in that many
@@ -124,8 +122,6 @@ class Sync:
 
     def plan(self) -> Plan:
         """What would be done and what would be refused. Nothing is written."""
-        from tailrace.act.sync.plan import make_plan  # noqa: PLC0415
-
         return make_plan(self.ends.deployment, self.ends.target, self.settings)
 
     def run(
@@ -168,8 +164,6 @@ class Sync:
         """Compare both ends byte for byte at one position, while writes go on. ``sample``: so many documents of each
         collection. ``names``: these alone, by their names on the source. ``resume``: go on where a verification was
         stopped."""
-        from tailrace.act.sync.verification import verify  # noqa: PLC0415
-
         found = verify(
             self.ends.deployment,
             self.ends.state,
@@ -303,24 +297,24 @@ class Sync:
 
     def _follow(self, ownership: Ownership, told: Told | None, goal: ClusterTime | None) -> bool:
         """Follow until ``stop`` or up to ``goal``; false where another process asks for the lease."""
-        follower = Follower(self.ends.oplogs, self.ends.state, ownership, stopped=self._stopped)
         before, looked = 0, 0.0
-        while not self._stopped.is_set():
-            if time.monotonic() - looked >= _LOOK_S:
-                looked = time.monotonic()
-                request = self._tell(told)
-                if request == "paused":
-                    self._stopped.wait(_LOOK_S)
-                    looked = 0.0
-                    continue
-                if request is not None:
-                    return False
-            if not follower.step(at_once=goal is not None, at_least=goal or ZERO):
-                self._stopped.wait(_POLL_S)
-            self._counted.changed(follower.changes - before)
-            before = follower.changes
-            if goal is not None and follower.time >= goal and follower.is_consistent:
-                break
+        opened = (self.ends.oplogs, self.ends.state, ownership, self.settings)
+        with Follower(*opened, stopped=self._stopped) as follower:
+            while not self._stopped.is_set():
+                if time.monotonic() - looked >= _LOOK_S:
+                    looked = time.monotonic()
+                    request = self._tell(told)
+                    if request == "paused":
+                        self._stopped.wait(_LOOK_S)
+                        looked = 0.0
+                        continue
+                    if request is not None:
+                        return False
+                follower.step(at_once=goal is not None, at_least=goal or ZERO, max_wait_s=_STEP_S)
+                self._counted.changed(follower.changes - before)
+                before = follower.changes
+                if goal is not None and follower.time >= goal and follower.is_consistent:
+                    break
         self._tell(told, last=True)
         return True
 

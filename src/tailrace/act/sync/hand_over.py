@@ -70,7 +70,8 @@ class HandOver:
             standing.note(state, {"request": None})
 
     def _step(self, ownership: Ownership, until: ClusterTime) -> None:
-        Follower(self._ends.oplogs, self._ends.state, ownership).run_until(until)
+        with Follower(self._ends.oplogs, self._ends.state, ownership, self._settings) as follower:
+            follower.run_until(until)
 
     def _prove(self, after: ClusterTime, until: ClusterTime) -> None:
         oplogs = self._ends.new_oplogs()
