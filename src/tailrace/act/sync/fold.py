@@ -22,7 +22,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry, parse_entry
 from tailrace.core.oplog.entry_kinds import FOLLOWED_COMMANDS, command_name, refusal
 from tailrace.core.printable import in_a_line
-from tailrace.errors import SourceError
+from tailrace.errors import SourceError, UsageError
 from tailrace.read.window.apply import DELETE, DELETE_OF, INSERT, UPDATE, Change
 from tailrace.read.window.oplogs import EntryRun, OplogWindow
 from tailrace.read.window.rows import COMMAND, ID_HEAD, entries_of_interest, uuid_of
@@ -347,7 +347,11 @@ class SyncFold:
             return
         if name in _NOTHING or name in _SHARDING or uuid is None:
             return
-        if name == b"create":
+        if name in (b"create", b"drop") and _named(entry, name) == "system.views":
+            # Views are told one by one, but for those that go with their database.
+            if name == b"drop" and self._wants(entry.namespace.partition(b".")[0] + _VIEWS):
+                yield Definition(entry.cluster_time, b"views", uuid, entry, None, None)
+        elif name == b"create":
             yield from self._create(run, entry, uuid)
         elif name == b"drop":
             if not entry.from_migrate:
@@ -439,12 +443,24 @@ class SyncFold:
         elif found is not None:
             self._gone.add(uuid)
             del self.collections[uuid]
-        elif self.has(name) and uuid not in self._gone and entry.cluster_time > self._hold:
-            self._missing(uuid, name.encode("utf-8", "surrogateescape"), entry.cluster_time)
+        elif self.has(name) and uuid not in self._gone:
+            self._refuse_stranger(entry, name)
         if found is not None or gone:
             yield Definition(entry.cluster_time, b"renameCollection", uuid, entry, found, after, tuple(gone))
         if found is not None and not found.pending:
             yield from self._arrive(entry, found.namespace)
+
+    def _refuse_stranger(self, entry: OplogEntry, name: str) -> None:
+        """A collection that the sync does not have gets a name that is synced. It was gone when the others were listed,
+        or nobody has looked at it so far."""
+        before = _named(entry, b"renameCollection")
+        if entry.cluster_time <= self._hold and self.has(before):
+            return
+        raise UsageError(
+            f"{in_a_line(before)}, which is not synced, was renamed to {in_a_line(name)}, which is, at "
+            f"{entry.cluster_time}: what it held before is not on the target",
+            hint="Begin the sync again with a selection that holds both names",
+        )
 
     def _target_of(self, namespace: str) -> str:
         return target_of(self._settings, namespace)
