@@ -120,8 +120,9 @@ class _Changes:
 
 
 class _Waiting(NamedTuple):
-    """An operation of a time whose definitions come first. ``key``: not ``None`` for a shard's part of a transaction
-    over several shards; of a delete the document key that it is of."""
+    """An operation of a time whose definitions come first. ``key``: not ``None`` where it is not known whether the
+    document was there, as for a shard's part of a transaction over several shards; of a delete there, the document key
+    that it is of."""
 
     run: EntryRun
     entry: OplogEntry
@@ -513,8 +514,10 @@ def _operations(one: _Row) -> Iterator[_Waiting]:
         for entry, key in net_operations(operations):
             yield _Waiting(one.run, entry, key or b"")
     else:
+        # What a user's applyOps deletes or inserts need not have been there, or missing.
+        unsure = b"applyOps\0" in one.entry and parse_entry(one.entry).lsid is None
         for entry in operations:
-            yield _Waiting(one.run, entry, None)
+            yield _Waiting(one.run, entry, b"" if unsure else None)
 
 
 def _named(entry: OplogEntry, field_name: bytes) -> str:
