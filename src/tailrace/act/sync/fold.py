@@ -36,6 +36,7 @@ _PARTS: Final = re.compile(
     r"|system\.(?:resharding\.|views$))"
 )
 _BUCKETS: Final = ".system.buckets."
+_RESHARDING: Final = ".system.resharding."
 _VIEWS: Final = b".system.views"
 #: Builds that have begun or were given up change nothing yet; of a database, its collections are dropped one by one.
 _NOTHING: Final = frozenset((b"startIndexBuild", b"abortIndexBuild", b"dropDatabase", b"dbCheck", b"abortTransaction"))
@@ -382,20 +383,22 @@ class SyncFold:
         found = self.collections.get(uuid)
         if found is not None:
             if found.filled not in {"", run.member.name}:
-                self.collections[uuid] = replace(found, filled="")
+                after = self.collections[uuid] = replace(found, filled="")
+                yield Definition(entry.cluster_time, b"spread", uuid, entry, found, after)
             return
         if not self.has(name) or uuid in self._gone:
             return
         capped = entry.command_fields().get(b"capped")
         is_capped = capped is not None and entry.o is not None and entry.o[capped.value_start] == 1
         made = SyncedCollection(uuid, name, self._target_of(name), uuid, filled=run.member.name, capped=is_capped)
-        if (other := self._named(name)) is not None:
-            made = self._beside(made, other)
+        if self._named(name) is not None or _RESHARDING in name:
+            made = replace(self._beside(made), pending=_RESHARDING not in name)
         self.collections[uuid] = made
         yield Definition(entry.cluster_time, b"create", uuid, entry, None, made)
 
-    def _beside(self, made: SyncedCollection, other: SyncedCollection) -> SyncedCollection:
-        """A collection whose name another one has still: it gets another name on the target until then."""
+    def _beside(self, made: SyncedCollection) -> SyncedCollection:
+        """A collection whose name another one has still, or that no transaction may write to: it gets another name on
+        the target until then."""
         database = made.target.partition(".")[0]
         return replace(made, target=f"{database}.tailrace.pending.{made.uuid.hex()}", pending=True)
 
@@ -439,7 +442,7 @@ class SyncFold:
             pending = self._named(name)
             after = replace(found, namespace=name, target=self._target_of(name), pending=False)
             if pending is not None and pending.uuid != uuid:
-                after = self._beside(after, pending)
+                after = self._beside(after)
             self.collections[uuid] = after
         elif found is not None:
             self._gone.add(uuid)
