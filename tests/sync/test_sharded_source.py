@@ -13,8 +13,10 @@ import pytest
 from pymongo import MongoClient
 
 from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.writer import TargetMismatchError
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.errors import SourceError
 from tests.snapshot.test_snapshot_sharded import REGIONS, move, spread_over, write
 from tests.sync.equality import held
 from tests.sync.following import begun, following, now, without_limits
@@ -144,3 +146,28 @@ def test_while_a_collection_is_distributed_by_another_key(
         router.update_one("resharded.things", {"k": 1, "_id": 4}, {"$set": {"v": 2}})
         brought_up(sharded_cluster, target, settings)
         equal(sharded_cluster, target, "resharded.things")
+
+
+def test_one_id_on_two_shards_is_refused(sharded_cluster: ShardedCluster, start_replica_set: Start) -> None:
+    """Written in one segment, the later one would have stood for both."""
+    target, router = start_replica_set(), sharded_cluster.router
+    with synced(sharded_cluster, target, "twice") as settings:
+        namespace = spread_over(sharded_cluster, "twice", {"region": 1, "_id": 1})
+        router.insert_one(namespace, {"_id": 1, "region": REGIONS[0]})
+        router.insert_one(namespace, {"_id": 1, "region": REGIONS[1]})
+        with pytest.raises(SourceError, match="two documents with the _id 1 "):
+            brought_up(sharded_cluster, target, settings)
+        router.delete_one(namespace, {"_id": 1, "region": REGIONS[1]})
+
+
+def test_one_id_on_two_shards_is_refused_however_late(
+    sharded_cluster: ShardedCluster, start_replica_set: Start
+) -> None:
+    target, router = start_replica_set(), sharded_cluster.router
+    with synced(sharded_cluster, target, "twice_late") as settings:
+        namespace = spread_over(sharded_cluster, "twice_late", {"region": 1, "_id": 1})
+        router.insert_one(namespace, {"_id": 1, "region": REGIONS[0]})
+        brought_up(sharded_cluster, target, settings)
+        router.insert_one(namespace, {"_id": 1, "region": REGIONS[1]})
+        with pytest.raises(TargetMismatchError, match="is on the target already"):
+            brought_up(sharded_cluster, target, settings)

@@ -23,6 +23,7 @@ from tailrace.core.oplog.entry import OplogEntry, parse_entry
 from tailrace.core.oplog.entry_kinds import FOLLOWED_COMMANDS, command_name, refusal
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SourceError, UsageError
+from tailrace.read.snapshot.state import shown
 from tailrace.read.window.apply import DELETE, DELETE_OF, INSERT, UPDATE, Change
 from tailrace.read.window.oplogs import EntryRun, OplogWindow
 from tailrace.read.window.rows import COMMAND, ID_HEAD, entries_of_interest, uuid_of
@@ -312,6 +313,8 @@ class SyncFold:
             if before is None:
                 before = NOT_THERE if op == INSERT else UNKNOWN if op == DELETE_OF else THERE
             found = group[identifier] = _Changes(before, self._count)
+        elif op == INSERT and before is None and found.changes[-1][0] in (INSERT, UPDATE):
+            raise two_documents(self.collections[uuid].namespace, identifier)
         if op in (UPDATE, DELETE_OF):
             found.changes.append((op, body, time))
         else:
@@ -468,6 +471,15 @@ class SyncFold:
 
     def _target_of(self, namespace: str) -> str:
         return target_of(self._settings, namespace)
+
+
+def two_documents(namespace: str, identifier: bytes) -> SourceError:
+    """The error where a sharded collection holds two documents with one ``_id``."""
+    return SourceError(
+        f"{in_a_line(namespace)} holds two documents with the _id {shown(raw_bson.encode_document(identifier))} on two "
+        "shards, which a replica set cannot hold",
+        hint="Give one of them another _id, or leave the collection out of the sync",
+    )
 
 
 def target_of(settings: SyncSettings, namespace: str) -> str:
