@@ -89,7 +89,7 @@ def unequal(
 ) -> list[str]:
     """The differences of two deployments; limits of age apart."""
     return differences(
-        held(source, but=("tailrace_sync",), selected=settings.has),
+        held(source, but=("tailrace_sync",), selected=lambda name: settings.has(name.replace(".system.buckets.", "."))),
         held(target, but=(settings.state_db,)),
         known=known,
         renames=settings.renames,
