@@ -43,7 +43,7 @@ class Inserter:
             pieces, special = _without_special(pieces)
         command: dict[str, Any] = {
             "insert": name,
-            "documents": [_Piece(one) for one in pieces],
+            "documents": [Piece(one) for one in pieces],
             "ordered": False,
             "bypassDocumentValidation": True,
         }
@@ -58,7 +58,7 @@ class Inserter:
             _raise_first(there.command(command, session=session))
 
 
-class _Piece(RawBSONDocument):
+class Piece(RawBSONDocument):
     """Documents one after the other. PyMongo puts a message's documents one after the other too, so that for it they
     are one, and none of them becomes an object."""
 
