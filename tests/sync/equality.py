@@ -71,7 +71,8 @@ def _held(client: MongoClient[Any], database: str, name: str, listed: RawBSONDoc
 
 
 def documents(client: MongoClient[Any], database: str, name: str, *, at: Timestamp | None = None) -> Iterator[bytes]:
-    """A collection's documents in natural order; with ``at`` as they were then (from 5.0)."""
+    """The documents in natural order of a collection, which has this name or UUID; with ``at`` as they were then (from
+    5.0)."""
     command: dict[str, Any] = {"find": name, "hint": {"$natural": 1}}
     if at is not None:
         command["readConcern"] = {"level": "snapshot", "atClusterTime": at}

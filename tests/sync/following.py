@@ -1,69 +1,85 @@
-"""A sync of the parts: copied, and followed in a thread."""
+"""A follower without a copy, for tests: it begins before the first write, so that all comes by the oplog."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import bson
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
-from tailrace.act.sync.copying import Copy
 from tailrace.act.sync.follower import Follower, open_oplogs
 from tailrace.act.sync.ownership import own
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
-from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.read.snapshot.reader import places_of
-from tailrace.read.source.connection import open_client
 from tailrace.read.source.topology import Cluster
-from tests.patience import PATIENCE_S
+from tests.sync.equality import differences, held
+
+_FIELDS: CodecOptions[dict[str, Any]] = CodecOptions()
 
 
-class Following:
-    """A sync that goes on until the block ends."""
-
-    def __init__(self, source: Any, state: SyncState, follower: Follower) -> None:
-        self.source = source
-        self.state = state
-        self.follower = follower
-
-    def now(self) -> ClusterTime:
-        return places_of(self.source, 10).now()
-
-    def settle(self) -> None:
-        """Wait until the target is where the source is now, and the state tells the target's time of it."""
-        now, deadline = self.now(), time.monotonic() + PATIENCE_S
-        while True:
-            found = self.state.read()
-            if found is not None and found.commits and found.commits[-1].time >= now:
-                return
-            assert time.monotonic() < deadline, found
-            time.sleep(0.1)
+def begun(source: str, target: str, settings: SyncSettings, *, hold: ClusterTime | None = None) -> ClusterTime:
+    """A sync that begins now, with nothing to copy. ``hold``: as of ``SyncState.begin``."""
+    with MongoClient[Any](source) as client, MongoClient[Any](target) as there:
+        cluster = Cluster.discover(client, source, {})
+        start = places_of(cluster or client, 30).now()
+        oplogs = open_oplogs(client, cluster, None, threading.Event())
+        state = SyncState(there, settings)
+        state.begin(start, members=oplogs.members, witness=oplogs.witness(), phase="catchUp", hold=hold)
+        oplogs.close()
+        if cluster is not None:
+            cluster.close()
+    return start
 
 
 @contextmanager
-def following(source_uri: str, target_uri: str, settings: SyncSettings) -> Iterator[Following]:
-    """Copy, then follow."""
-    client = open_client(source_uri)
-    cluster = Cluster.discover(client, source_uri, {})
-    deployment: MongoClient[Any] | Cluster = cluster or client
-    state = SyncState(open_client(target_uri), settings)
-    state.begin(places_of(deployment, 10).now(), members={}, witness=None)
+def following(source: str, target: str, settings: SyncSettings, *, wait_s: float = 120.0) -> Iterator[Follower]:
+    """A follower that owns the sync."""
     stopped = threading.Event()
-    with own(state, lanes=5) as ownership:
-        assert Copy(deployment, state, ownership, settings).run()
-        oplogs = open_oplogs(client, cluster, state.read(), stopped)
-        follower = Follower(oplogs, state, ownership, stopped=stopped)
-        thread = CheckedThread(follower.run, "follower")
-        thread.start()
-        try:
-            yield Following(deployment, state, follower)
-        finally:
-            stopped.set()
-            thread.join()
-            oplogs.close()
-            thread.check()
+    with MongoClient[Any](source) as client, MongoClient[Any](target) as there:
+        cluster = Cluster.discover(client, source, {})
+        state = SyncState(there, settings)
+        with own(state, wait_s=wait_s) as ownership:
+            oplogs = open_oplogs(client, cluster, state.read(), stopped)
+            try:
+                with Follower(oplogs, state, ownership, settings, stopped=stopped) as follower:
+                    yield follower
+            finally:
+                oplogs.close()
+                if cluster is not None:
+                    cluster.close()
+
+
+def now(uri: str) -> ClusterTime:
+    """A time after all that was written to ``uri`` so far."""
+    with MongoClient[Any](uri) as client:
+        cluster = Cluster.discover(client, uri, {})
+        found = places_of(cluster or client, 30).now()
+        if cluster is not None:
+            cluster.close()
+        return found
+
+
+def without_limits(_: str, one: bytes) -> bytes:
+    """Options or an index without the limit of age, which the target holds at its maximum until the cut-over."""
+    if not one:
+        return one
+    document: Mapping[str, Any] = RawBSONDocument(one)
+    return bson.encode({name: value for name, value in document.items() if name != "expireAfterSeconds"})
+
+
+def unequal(source: str, target: str, settings: SyncSettings, **options: Any) -> list[str]:
+    """The differences of two deployments; limits of age apart."""
+    return differences(
+        held(source, but=("tailrace_sync",), selected=settings.has),
+        held(target, but=(settings.state_db,)),
+        known=without_limits,
+        renames=settings.renames,
+        **options,
+    )

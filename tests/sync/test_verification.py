@@ -20,7 +20,7 @@ from tailrace.act.sync.verification import VerificationProgress, verify
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import SinkError, UsageError
-from tests.sync.following import Following, following
+from tests.sync.running import Following, following
 
 SETTINGS = SyncSettings(selection=Selection.of(["shop.*"]), lease_s=10)
 

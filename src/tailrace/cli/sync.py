@@ -87,10 +87,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="with verify and cutover: compare N documents of each collection (verify: all; cutover: 1000; 0: all)",
     )
+    parser.add_argument("--resume", action="store_true", help="with verify: go on where one was stopped")
     parser.add_argument(
         "--writers-stopped",
         action="store_true",
-        help="with cutover: whoever writes to the source has been stopped; do not ask, nor let the source refuse writes",
+        help="with cutover: whoever writes to the source has been stopped: do not let it refuse them",
+    )
+    parser.add_argument(
+        "--unblock",
+        action="store_true",
+        help="with reverse: let the former source take its users' writes again, where this user may not bypass that",
     )
     parser.set_defaults(run=run)
 
@@ -190,19 +196,21 @@ def _status(sync: Sync, args: argparse.Namespace) -> int:
 
 def _verify(sync: Sync, args: argparse.Namespace) -> int:
     _stop_at_signals(sync)
-    found = sync.verify(sample=args.sample or None)
+    found = sync.verify(sample=args.sample or None, resume=args.resume)
+    differ = len(found.differences) + found.more
     if args.json:
         say(json.dumps(found.to_json(), default=str))
     else:
         for one in found.differences[:_NAMED_MAX]:
             say(one)
-        time_ = f"{found.time.seconds},{found.time.increment}"
-        say(f"{found.documents:,} documents compared at {time_}; differences: {len(found.differences):,}")
-    if found.differences:
+        say(found)
+    if differ:
         raise SinkError(
-            f"the target differs from the source in {len(found.differences):,} places",
+            f"the target differs from the source in {differ:,} places",
             hint="Somebody else writes to the target, or a definition was changed there",
         )
+    if not found.complete:
+        raise SinkError("the verification was stopped", hint="`tailrace sync verify --resume` goes on")
     return 0
 
 
@@ -237,7 +245,7 @@ def _cutover(sync: Sync, args: argparse.Namespace) -> int:
 
 
 def _reverse(sync: Sync, args: argparse.Namespace) -> int:
-    with sync.reverse() as back:
+    with sync.reverse(unblock=args.unblock) as back:
         return _run(back, args)
 
 

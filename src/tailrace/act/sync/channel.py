@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 from tailrace.act.consumer.rules.errors import LeaseLost
 from tailrace.act.sync import standing
 from tailrace.act.sync.copying import Copy, CopyProgress
-from tailrace.act.sync.cutover import CutOver
+from tailrace.act.sync.cutover import CutOver, allow_writes, refused_writes_told
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
@@ -28,13 +28,13 @@ from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
 from tailrace.act.sync.verification import Verification, verify
-from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
 
 #: How often the owner looks for what is asked of it, and tells how far it is.
 _LOOK_S: Final = 1.0
-#: A step waits for so long where nothing happens.
+#: Where nothing happens, a step waits for so long.
 _STEP_S: Final = 0.2
 #: Lanes that the copy uses, whatever the settings say.
 _COPY_LANES: Final = 4
@@ -122,13 +122,13 @@ class Sync:
 
     def plan(self) -> Plan:
         """What would be done and what would be refused. Nothing is written."""
-        return make_plan(self.ends.source, self.ends.target, self.settings)
+        return make_plan(self.ends.deployment, self.ends.target, self.settings)
 
     def run(
         self, told: Told | None = None, *, until: ClusterTime | None = None, to_present: bool = False
     ) -> SyncProgress:
-        """Copy, then follow, until ``stop``, or a cut-over; or up to a time of the source, or its present. Where another
-        process owns the sync, this one waits until it may go on. Raises TailraceError."""
+        """Copy, then follow, until ``stop``, or a cut-over; or up to a time of the source, or its present. Where
+        another process owns the sync, this one waits until it may go on. Raises TailraceError."""
         self._begin_if_new()
         goal = self.ends.now() if to_present else until
         while not self._stopped.is_set():
@@ -154,17 +154,30 @@ class Sync:
         return standing.with_fields(self._seen, counted)
 
     def verify(
-        self, *, sample: int | None = None, names: Sequence[str] = (), on_progress: Callable[[Any], None] | None = None
+        self,
+        *,
+        sample: int | None = None,
+        names: Sequence[str] = (),
+        resume: bool = False,
+        on_progress: Callable[[Any], None] | None = None,
     ) -> Verification:
         """Compare both ends byte for byte at one position, while writes go on. ``sample``: so many documents of each
-        collection. ``names``: these alone."""
+        collection. ``names``: these alone, by their names on the source. ``resume``: go on where a verification was
+        stopped."""
         found = verify(
-            self.ends.deployment, self.ends.state, self.settings,
-            sample=sample, names=names, on_progress=on_progress, stopped=self._stopped,
-        )  # fmt: skip
-        time_ = f"{found.time.seconds},{found.time.increment}"
-        noted = {"time": time_, "documents": found.documents, "differences": len(found.differences)}
-        self._note({"verified": {**noted, "whole": sample is None and not names}})
+            self.ends.deployment,
+            self.ends.state,
+            self.settings,
+            sample=sample,
+            names=names,
+            resume=resume,
+            on_progress=on_progress,
+            stop=self._stopped,
+        )
+        if found.complete:
+            differences = len(found.differences) + found.more
+            noted = {"time": f"{found.time.seconds},{found.time.increment}", "documents": found.documents}
+            self._note({"verified": {**noted, "differences": differences, "whole": sample is None and not names}})
         return found
 
     def pause(self) -> None:
@@ -196,15 +209,19 @@ class Sync:
             )
         return HandOver(self.ends, self.settings, self._handed_over, self.verify, told)(block=block, sample=sample)
 
-    def reverse(self) -> Sync:
+    def reverse(self, *, unblock: bool = False) -> Sync:
         """After a cut-over: a sync from what was the target to what was the source, which begins where the cut-over was
-        and copies nothing. Raises UsageError where somebody has written to the former source since."""
+        and copies nothing. Raises UsageError where somebody has written to the former source since. ``unblock``: let it
+        take its users' writes again, which a user without the right to bypass that needs."""
         time_, at = cut_over_of(self._document())
         refuse_foreign_writes(self.ends, self.settings, time_)
         there = list(self.ends.state.collections().values())
         back = Sync.of(self._target, self._source, settings_back(self.settings, there))
         try:
-            begin_back(back.ends, back.settings, there, at)
+            with refused_writes_told():
+                if unblock:
+                    allow_writes(self.ends.source, str(self.ends.source.server_info()["version"]))
+                begin_back(back.ends, back.settings, there, at)
         except BaseException:
             back.close()
             raise
@@ -257,20 +274,19 @@ class Sync:
 
     def _own_for_a_time(self, told: Told | None, goal: ClusterTime | None) -> bool:
         """Work until all is done; false where the lease was given away."""
-        lanes = max(_COPY_LANES, self.settings.lanes) + 1
-        with own(self.ends.state, lanes=lanes) as ownership:
-            if not self._copy(ownership, told):
-                return self._stopped.is_set()
+        if self._document().phase == standing.COPY:
+            with own(self.ends.state, lanes=max(_COPY_LANES, self.settings.lanes) + 1) as ownership:
+                if not self._copy(ownership, told):
+                    return self._stopped.is_set()
+        with own(self.ends.state, lanes=self.settings.lanes + 1) as ownership:
             return self._follow(ownership, told, goal)
 
     def _copy(self, ownership: Ownership, told: Told | None) -> bool:
         """Copy what is left. Whether all is copied."""
-        if self._document().phase != standing.COPY:
-            return True
         asked = threading.Event()
 
         def noted(progress: CopyProgress) -> None:
-            self._counted.copied(progress.documents, progress.estimate, progress.bytes)
+            self._counted.copied(progress.documents, progress.estimate_documents, progress.bytes)
             if self._tell(told) is not None:
                 asked.set()
                 copy_stop.set()
@@ -281,8 +297,9 @@ class Sync:
 
     def _follow(self, ownership: Ownership, told: Told | None, goal: ClusterTime | None) -> bool:
         """Follow until ``stop`` or up to ``goal``; false where another process asks for the lease."""
-        with self._follower(ownership) as follower:
-            before, looked = 0, 0.0
+        before, looked = 0, 0.0
+        opened = (self.ends.oplogs, self.ends.state, ownership, self.settings)
+        with Follower(*opened, stopped=self._stopped) as follower:
             while not self._stopped.is_set():
                 if time.monotonic() - looked >= _LOOK_S:
                     looked = time.monotonic()
@@ -293,16 +310,13 @@ class Sync:
                         continue
                     if request is not None:
                         return False
-                follower.step(max_wait_s=_STEP_S)
+                follower.step(at_once=goal is not None, at_least=goal or ZERO, max_wait_s=_STEP_S)
                 self._counted.changed(follower.changes - before)
                 before = follower.changes
                 if goal is not None and follower.time >= goal and follower.is_consistent:
                     break
-            self._tell(told, last=True)
+        self._tell(told, last=True)
         return True
-
-    def _follower(self, ownership: Ownership) -> Follower:
-        return Follower(self.ends.oplogs, self.ends.state, ownership, self.settings, stopped=self._stopped)
 
     def _tell(self, told: Told | None, *, last: bool = False) -> str | None:
         """Note how far this process is, and tell it. What is asked of the owner: "paused", or another's request."""

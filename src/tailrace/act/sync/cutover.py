@@ -17,13 +17,14 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry
-from tailrace.errors import SourceError, UsageError
+from tailrace.errors import SourceError, TailraceError, UsageError
 from tailrace.read.window.oplogs import Oplogs
 
 #: Servers know the mode from this version on.
 BLOCKS_SINCE: Final = (6, 0)
 _UNAUTHORIZED: Final = 13
 _NO_COMMAND: Final = 59
+_BLOCKED: Final = 371
 #: What is written there is no change of a synced collection.
 _SERVERS_OWN: Final = ("admin", "config", "local")
 #: Commands that change nothing.
@@ -94,6 +95,20 @@ def blocked_writes(client: MongoClient[Any], version: str, *, wanted: bool) -> I
         if blocked:
             allow_writes(client, version)
         raise
+
+
+@contextmanager
+def refused_writes_told() -> Iterator[None]:
+    """Say what to do where a deployment refuses our own writes too."""
+    try:
+        yield
+    except TailraceError as error:
+        if error.code != _BLOCKED:
+            raise
+        raise UsageError(
+            "the former source refuses its users' writes, and this user's too",
+            hint="Grant the role restore, whose bypassWriteBlockingMode lets it write, or say --unblock (unblock=True)",
+        ) from error
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -47,6 +47,8 @@ _DONE_BEFORE: Final = (26, 27)
 _DROPS: Final = frozenset((b"dropIndexes", b"deleteIndexes", b"dropIndex", b"deleteIndex"))
 #: ``applyOps`` takes so many bytes at a time of capped collections' changes.
 _CAPPED_BYTES: Final = 8 << 20
+#: Before, nobody deletes from a capped collection but the server, when it makes room.
+_CAPPED_DELETES_SINCE: Final = (6, 0)
 
 _log = logging.getLogger("tailrace.sync")
 #: What is to be noted with the next position.
@@ -60,7 +62,7 @@ class Definitions:
         self._state = state
         self._target: MongoClient[Any] = state.client
         self._ownership = ownership
-        self._version = version_of(self._target)
+        self.version = version_of(self._target)
         #: Whether this user may give operations by UUID.
         self._by_uuid = True
 
@@ -70,6 +72,9 @@ class Definitions:
         name = definition.name
         if name == b"view":
             self._view(definition)
+            return []
+        if name == b"views":
+            self._drop_views(definition)
             return []
         if name == b"create":
             return self._create(definition)
@@ -97,7 +102,7 @@ class Definitions:
         if (limit := indexes.clustered_limit(body)) is not None:
             without.append(b"expireAfterSeconds")
             notes.append(self._note_index(made.uuid, limit, there=True))
-        if self._version >= (7, 0):
+        if self.version >= (7, 0):
             without.append(b"recordPreImages")
         command = raw_bson.encode_document(_string(b"create", name), edited(body, without)[4:-1])
         self._operate(database, made.target_uuid, command, f"create {made.target}", plain=edited(command, [b"temp"]))
@@ -163,7 +168,33 @@ class Definitions:
             operation["op"] = "i" if self._read_view(database, key) is None else "u"
             if operation["op"] == "u":
                 operation["o2"] = RawBSONDocument(key)
-        self._apply([operation], f"define the view {target}")
+            self._make_views(database)
+        if entry.operation != "d" or self._read_view(database, key) is not None:
+            self._apply([operation], f"define the view {target}")
+
+    def _make_views(self, database: str) -> None:
+        """The server makes the collection of views with the first one."""
+        if self._listed_views(database) is None:
+            made = {"op": "c", "ns": f"{database}.$cmd", "o": {"create": "system.views"}}
+            self._apply([made], f"create {database}.system.views")
+
+    def _listed_views(self, database: str) -> bytes | None:
+        """The UUID of the collection of views; ``None``: there is none."""
+        try:
+            found = list(self._target[database].list_collections(filter={"name": "system.views"}))
+        except PyMongoError as error:
+            raise sink_error("list the views", error) from error
+        return bytes(found[0]["info"]["uuid"]) if found else None
+
+    def _drop_views(self, definition: Definition) -> None:
+        """The views of a database go with it. Those that are not of this sync stay."""
+        settings = self._state.settings
+        database = settings.target_of(f"{definition.entry.namespace.decode().partition('.')[0]}.x").partition(".")[0]
+        uuid = self._listed_views(database)
+        if uuid is None:
+            return
+        command = raw_bson.encode_document(_string(b"drop", "system.views"))
+        self._operate(database, uuid, command, f"drop the views of {database}")
 
     def _view_body(self, entry: OplogEntry, source: str, target: str, key: bytes) -> bytes:
         body = _body(entry)
@@ -216,7 +247,7 @@ class Definitions:
             self._target,
             collection.target,
             [spec],
-            self._version,
+            self.version,
             has_collation=self._has_collation(collection),
             check=self._ownership.check,
         )
@@ -261,7 +292,7 @@ class Definitions:
             held = raw_bson.encode_document(named, options[limit.start : limit.end])
             notes.append(self._note_index(collection.uuid, held, there=True))
             options = edited(options, [b"expireAfterSeconds"])
-        if self._version >= (7, 0):
+        if self.version >= (7, 0):
             options = edited(options, [b"recordPreImages"])
         if len(options) > len(raw_bson.EMPTY_DOCUMENT):
             command = raw_bson.encode_document(_string(b"collMod", name), options[4:-1])
@@ -284,7 +315,7 @@ class Definitions:
         for element in raw_bson.elements(changed):
             option = changed[element.start : element.end]
             off = element.type == raw_bson.BOOL and changed[element.value_start] == 0
-            spec = edited(spec, [element.name]) if off else replaced(spec, element.name, option)
+            spec = edited(spec, [element.name], () if off else [option])
         if truth_of(spec, b"unique"):
             spec = edited(spec, [b"prepareUnique"])
         if indexes.waits(spec) and not consistent:
@@ -310,7 +341,7 @@ class Definitions:
         if there is not None and raw_bson.find(there, b"expireAfterSeconds") is not None:
             left = edited(part, [b"expireAfterSeconds"])
             return left if sum(1 for _ in raw_bson.elements(left)) > 1 else None
-        return replaced(part, b"expireAfterSeconds", seconds)
+        return edited(part, [b"expireAfterSeconds"], [seconds])
 
     def _listed(self, collection: SyncedCollection, index: str) -> bytes | None:
         """An index of the target as the server lists it."""
@@ -360,6 +391,8 @@ class Definitions:
             return {"op": letter, **operation, "o": RawBSONDocument(change.body)}
         database, _, name = collection.target.partition(".")
         if letter == "d":
+            if self.version < _CAPPED_DELETES_SINCE:
+                return None  # the target makes room by itself
             return {"op": letter, **operation, "o": RawBSONDocument(key)}
         found = self._target.get_database(database, codec_options=_RAW)[name].find_one(RawBSONDocument(key))
         if found is None:

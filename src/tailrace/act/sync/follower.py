@@ -22,6 +22,7 @@ from tailrace.act.sync import indexes
 from tailrace.act.sync.definitions import Definitions, Note
 from tailrace.act.sync.fold import Definition, DocumentChanges, Segment, SyncFold
 from tailrace.act.sync.ownership import Ownership
+from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import COMMITS_KEPT, Committed, SyncDocument, SyncState
 from tailrace.act.sync.writer import ANEW, SegmentWriter, UniqueInTheWayError
 from tailrace.base.threads import CheckedThread
@@ -60,10 +61,17 @@ class Follower:
     """
 
     def __init__(
-        self, oplogs: Oplogs, state: SyncState, ownership: Ownership, *, stopped: threading.Event | None = None
+        self,
+        oplogs: Oplogs,
+        state: SyncState,
+        ownership: Ownership,
+        settings: SyncSettings,
+        *,
+        stopped: threading.Event | None = None,
     ) -> None:
         self._oplogs = oplogs
         self._state = state
+        self._settings = settings
         self._ownership = ownership
         self._stopped = stopped or threading.Event()
         self._definitions = Definitions(state, ownership)
@@ -90,6 +98,14 @@ class Follower:
         """End after the segment that is being written."""
         self._stopped.set()
 
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Note the last position with the target's time, so that whoever compares both ends finds it."""
+        if kind is None:
+            self._flush(at_once=True)
+
     @property
     def is_consistent(self) -> bool:
         """Whether the target equals the source at ``time``."""
@@ -110,11 +126,21 @@ class Follower:
                 self._stopped.wait(_POLL_S)
         return self.time
 
-    def step(self, *, at_once: bool = False, at_least: ClusterTime = ZERO) -> bool:
-        """Write one window, if there is anything in one. ``at_once``, ``at_least``: as of ``Oplogs.window``."""
+    def step(self, *, at_once: bool = False, at_least: ClusterTime = ZERO, max_wait_s: float = 0.0) -> bool:
+        """Write one window, if there is anything in one; waits for it so long. ``at_once``, ``at_least``: as of
+        ``Oplogs.window``."""
+        end = time.monotonic() + max_wait_s
+        while not (did := self._step(at_once=at_once, at_least=at_least)):
+            if self._stopped.is_set() or time.monotonic() >= end:
+                break
+            self._stopped.wait(_POLL_S)
+        return did
+
+    def _step(self, *, at_once: bool, at_least: ClusterTime) -> bool:
         if not self._loaded:
             self._load()
         self._ownership.check()
+        self._look_at_hold()
         hold = self.hold if self.time < self.hold else ZERO
         window = self._oplogs.window(self.time, at_once=at_once, at_least=max(at_least, hold))
         if window is None:
@@ -123,12 +149,10 @@ class Follower:
         self._loaded = False
         self._write(window)
         self._loaded = True
-        if self.phase != "follow" and self.time >= self.hold:
-            self._equal_for_the_first_time()
         return True
 
     def _write(self, window: OplogWindow) -> None:
-        fold = SyncFold(self._state.settings, self.collections, self.hold, self._most)
+        fold = SyncFold(self._settings, self.collections, self.hold, self._most)
         notes: list[Note] = []
         for step in fold.steps(window):
             if isinstance(step, Definition):
@@ -143,8 +167,11 @@ class Follower:
                 break
         self.collections = fold.collections
 
-    def _equal_for_the_first_time(self) -> None:
-        """Unique indexes can be built now, and are never left out again."""
+    def _look_at_hold(self) -> None:
+        """Once the target equals the source for the first time, unique indexes can be built; they are never left out
+        again."""
+        if self.phase == "follow" or self._barrier or self.time < self.hold:
+            return
         self.blocking = "indexes"
         indexes.build_waiting(self._state, self._ownership)
         self._ownership.run(lambda session: None, sets={"phase": "follow"}, what="note that the target is equal")
@@ -179,7 +206,7 @@ class Follower:
             documents, tolerant = self._in_lanes(segment, fold, tolerant=tolerant), True
         else:
             documents = segment.documents
-        writer = SegmentWriter(self._state.client, self.hold)
+        writer = SegmentWriter(self._state.client, self.hold, self._definitions.version)
         rewritten: set[bytes] = set()
         sets = self._position(segment, window)
 
@@ -196,6 +223,7 @@ class Follower:
                 _log.debug("written another way: %s", error)
                 rewritten.add(error.uuid)
         self._committed(segment)
+        self._look_at_hold()
         self._adapt(segment.changes, writer.written_bytes, time.monotonic() - begun)
 
     def _position(self, segment: Segment, window: OplogWindow) -> dict[str, Any]:
@@ -225,9 +253,9 @@ class Follower:
         self.changes += segment.changes
         self._uncommitted, self._flushed = Committed(segment.until, self._ownership.committed_at), time.monotonic()
 
-    def _flush(self) -> None:
+    def _flush(self, *, at_once: bool = False) -> None:
         """Note the last position's time on the target, if nothing is written that could take it along."""
-        if self._uncommitted is not None and time.monotonic() - self._flushed > _FLUSH_S:
+        if self._uncommitted is not None and (at_once or time.monotonic() - self._flushed > _FLUSH_S):
             self._ownership.run(lambda session: None, sets=self._commits(), what="note a position")
             self._uncommitted = None
 
@@ -277,7 +305,7 @@ class Follower:
         *,
         tolerant: bool,
     ) -> None:
-        writer = SegmentWriter(self._state.client, self.hold)
+        writer = SegmentWriter(self._state.client, self.hold, self._definitions.version)
 
         def body(session: ClientSession) -> None:
             writer.write(session, documents, dict(collections), tolerant=tolerant, rewritten=set())

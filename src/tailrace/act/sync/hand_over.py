@@ -14,7 +14,7 @@ from tailrace.act.sync.catalog import TTL_MAX, OnTarget, name_of, read_catalog
 from tailrace.act.sync.cutover import CutOver, blocked_writes, refuse_written, written
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
-from tailrace.act.sync.indexes import expires, finish, noted, restore_expiry, set_expiry
+from tailrace.act.sync.indexes import expires, noted, restore_held, set_expiry
 from tailrace.act.sync.ownership import Ownership, own
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncDocument, SyncedCollection
@@ -62,17 +62,15 @@ class HandOver:
                     self._step(ownership, proof)
                     self._told(f"the target equals the source at {proof.seconds},{proof.increment}")
                     compared = self._equal(sample)
-                    finish(state, ownership)
                     self._prove(proof, ends.now())
                     at = ownership.now()  # before anything expires on the target by itself
-                    found = {"compared": compared, "restored": restore_expiry(state, ownership)}
+                    found = {"compared": compared, "restored": len(restore_held(state, ownership))}
                     return self._ended(ownership, proof, at, blocked=blocked, begun=begun, **found)
         finally:
             standing.note(state, {"request": None})
 
     def _step(self, ownership: Ownership, until: ClusterTime) -> None:
-        ends = self._ends
-        with Follower(ends.oplogs, ends.state, ownership, self._settings, stopped=None) as follower:
+        with Follower(self._ends.oplogs, self._ends.state, ownership, self._settings) as follower:
             follower.run_until(until)
 
     def _prove(self, after: ClusterTime, until: ClusterTime) -> None:
@@ -84,7 +82,9 @@ class HandOver:
 
     def _equal(self, sample: int | None) -> int:
         found = self._compare(sample=sample)
-        if found.differences:
+        if not found.good:
+            if not found.differences:
+                raise SinkError("the cut-over is given up: its verification was stopped")
             raise SinkError(
                 f"the cut-over is given up: the target differs from the source, first in {found.differences[0]}",
                 hint="`tailrace sync verify` names all differences",

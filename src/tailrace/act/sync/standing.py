@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import bson
-
 from tailrace.act.sync.progress import SyncProgress
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncDocument, SyncState
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
 #: Of a way back whose state is not whole yet.
 BEGUN: Final = "begun"
 COPY: Final = "copy"
+CATCH_UP: Final = "catchUp"
 FOLLOW: Final = "follow"
 CUT_OVER: Final = "cutOver"
 _COUNTED: Final = ("documents", "of", "bytes", "seconds_left", "changes", "changes_per_second")
@@ -70,13 +69,7 @@ def _command_of(barrier: Mapping[str, Any] | None) -> str | None:
     """What is carried out, in short: its name and what it is of."""
     if barrier is None:
         return None
-    command = barrier.get("command")
-    if isinstance(command, bytes):
-        command = bson.decode(command)
-    if isinstance(command, Mapping) and command:
-        name, of = next(iter(command.items()))
-        return f"{name} {of}" if isinstance(of, str) else str(name)
-    return str(barrier.get("name", "a definition"))
+    return f"{barrier.get('command', 'a definition')} {barrier.get('namespace', '')}".strip()
 
 
 def is_owned(document: SyncDocument, state: SyncState) -> bool:

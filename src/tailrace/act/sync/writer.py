@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
@@ -32,6 +33,8 @@ from tailrace.read.window.rows import ID_HEAD
 from tailrace.read.window.sortable_key import sortable_key
 
 DUPLICATE_KEY: Final = 11000
+#: From here on updates take names with a dollar as inserts do.
+_NAMES_SINCE: Final = (5, 0)
 #: A command holds so many bytes of documents at most, or one document.
 _COMMAND_BYTES: Final = 8 << 20
 _COMMAND_DOCUMENTS: Final = 10_000
@@ -81,12 +84,14 @@ class _Writes(NamedTuple):
 class SegmentWriter:
     """Writes the documents of segments to the target that ``client`` leads to.
 
-    ``hold``  up to this time the copy may hold later changes
+    ``hold``     up to this time the copy may hold later changes
+    ``version``  the target's
     """
 
-    def __init__(self, client: MongoClient[Any], hold: ClusterTime) -> None:
+    def __init__(self, client: MongoClient[Any], hold: ClusterTime, version: tuple[int, int]) -> None:
         self._client = client
         self._hold = hold
+        self._version = version
         self.written_bytes = 0
 
     def write(
@@ -107,7 +112,9 @@ class SegmentWriter:
             if one.uuid in collections:
                 by_collection.setdefault(one.uuid, []).append(one)
         for uuid, changed in by_collection.items():
-            table = _Table(self._client, session, collections[uuid], int(self._hold), tolerant=tolerant)
+            collection = collections[uuid]
+            table = _Table(self._client, session, collection, int(self._hold), tolerant=tolerant)
+            table.checks_names = self._version < _NAMES_SINCE
             try:
                 table.write(changed, anew=uuid in rewritten)
             except OperationFailure as error:
@@ -134,6 +141,8 @@ class _Table:
         self._session = session
         self._held = _Held(collection.target, hold)
         self._tolerant = tolerant
+        #: Whether updates refuse names with a dollar, which an insert takes.
+        self.checks_names = False
         self.written = 0
 
     def write(self, documents: Sequence[DocumentChanges], *, anew: bool) -> None:
@@ -189,7 +198,7 @@ class _Table:
             before = one.identifier if one.before == THERE else None
         if after == work.held and after is not None and not anew:
             return
-        if before is not None and (after is None or anew or _identifier(after) != before or len(after) > _REPLACED_MAX):
+        if before is not None and (after is None or anew or self._is_inserted_anew(before, after)):
             todo.deleted.append(before)
             before = None
         if after is None:
@@ -198,6 +207,11 @@ class _Table:
             todo.inserted.append(after)
         else:
             todo.replaced.append((before, after))
+
+    def _is_inserted_anew(self, before: bytes, after: bytes) -> bool:
+        """Whether a replacement would not do: the type of ``_id`` has changed, the statement would be too large, or the
+        server refuses names in it that it takes in an insert."""
+        return _identifier(after) != before or len(after) > _REPLACED_MAX or self._strange(after)
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
@@ -244,16 +258,33 @@ class _Table:
         if len(plain) == len(documents):
             return
         for one in documents:
-            if needs_literal(one):
+            if needs_literal(one) and self._strange(one):
+                self._insert_strange(one)
+            elif needs_literal(one):
                 statement = {"q": _query(_identifier(one)), "u": _update(one), "upsert": True}
                 self._send({"update": self._name, "updates": [statement], **_BYPASS}, 1, "insert")
+
+    def _strange(self, document: bytes) -> bool:
+        """Whether an update may refuse a name in a document, though an insert takes it."""
+        return self.checks_names and b"$" in document
+
+    def _insert_strange(self, document: bytes) -> None:
+        """Insert it, and put the empty timestamps into it afterwards."""
+        empty = [one for one in raw_bson.elements(document) if _is_empty_time(document, one)]
+        statement = {
+            "q": _query(_identifier(document)),
+            "u": {"$set": {one.name.decode("utf-8", "surrogateescape"): Timestamp(0, 0) for one in empty}},
+        }
+        self._send({"insert": self._name, "documents": [RawBSONDocument(document)], **_BYPASS}, 1, "insert")
+        self._send({"update": self._name, "updates": [statement], **_BYPASS}, 1, "insert")
 
     def _send(self, command: dict[str, Any], expected: int, what: str) -> None:
         reply = self._database.command(command, session=self._session, codec_options=CodecOptions(document_class=dict))
         errors = reply.get("writeErrors")
         if errors:
             first = errors[0]
-            raise OperationFailure(str(first.get("errmsg", first)), first.get("code"), dict(reply))
+            labels = {"errorLabels": reply.get("errorLabels", [])}
+            raise OperationFailure(str(first.get("errmsg", first)), first.get("code"), {**first, **labels})
         if reply.get("n") != expected:
             raise TargetMismatchError(
                 f"of {expected} documents of {in_a_line(self._held.namespace)} on the target, the sync could {what} "
@@ -276,11 +307,11 @@ def needs_literal(document: bytes) -> bool:
     timestamp on top level, and takes names with a dollar there for operators."""
     if b"$" not in document and _EMPTY_TIMESTAMP not in document:
         return False
-    return any(
-        one.name.startswith(b"$")
-        or (one.type == raw_bson.TIMESTAMP and raw_bson.value(document, one) == _EMPTY_TIMESTAMP and one.name != b"_id")
-        for one in raw_bson.elements(document)
-    )
+    return any(one.name.startswith(b"$") or _is_empty_time(document, one) for one in raw_bson.elements(document))
+
+
+def _is_empty_time(document: bytes, one: raw_bson.Element) -> bool:
+    return one.type == raw_bson.TIMESTAMP and one.name != b"_id" and raw_bson.value(document, one) == _EMPTY_TIMESTAMP
 
 
 def _update(document: bytes) -> Any:
