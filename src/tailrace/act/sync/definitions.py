@@ -73,6 +73,9 @@ class Definitions:
         if name == b"view":
             self._view(definition)
             return []
+        if name == b"views":
+            self._drop_views(definition)
+            return []
         if name == b"create":
             return self._create(definition)
         if name in (b"renameCollection", b"arrive"):
@@ -165,7 +168,33 @@ class Definitions:
             operation["op"] = "i" if self._read_view(database, key) is None else "u"
             if operation["op"] == "u":
                 operation["o2"] = RawBSONDocument(key)
-        self._apply([operation], f"define the view {target}")
+            self._make_views(database)
+        if entry.operation != "d" or self._read_view(database, key) is not None:
+            self._apply([operation], f"define the view {target}")
+
+    def _make_views(self, database: str) -> None:
+        """The server makes the collection of views with the first one."""
+        if self._listed_views(database) is None:
+            made = {"op": "c", "ns": f"{database}.$cmd", "o": {"create": "system.views"}}
+            self._apply([made], f"create {database}.system.views")
+
+    def _listed_views(self, database: str) -> bytes | None:
+        """The UUID of the collection of views; ``None``: there is none."""
+        try:
+            found = list(self._target[database].list_collections(filter={"name": "system.views"}))
+        except PyMongoError as error:
+            raise sink_error("list the views", error) from error
+        return bytes(found[0]["info"]["uuid"]) if found else None
+
+    def _drop_views(self, definition: Definition) -> None:
+        """The views of a database go with it. Those that are not of this sync stay."""
+        settings = self._state.settings
+        database = settings.target_of(f"{definition.entry.namespace.decode().partition('.')[0]}.x").partition(".")[0]
+        uuid = self._listed_views(database)
+        if uuid is None:
+            return
+        command = raw_bson.encode_document(_string(b"drop", "system.views"))
+        self._operate(database, uuid, command, f"drop the views of {database}")
 
     def _view_body(self, entry: OplogEntry, source: str, target: str, key: bytes) -> bytes:
         body = _body(entry)
@@ -286,7 +315,7 @@ class Definitions:
         for element in raw_bson.elements(changed):
             option = changed[element.start : element.end]
             off = element.type == raw_bson.BOOL and changed[element.value_start] == 0
-            spec = edited(spec, [element.name]) if off else replaced(spec, element.name, option)
+            spec = edited(spec, [element.name], () if off else [option])
         if truth_of(spec, b"unique"):
             spec = edited(spec, [b"prepareUnique"])
         if indexes.waits(spec) and not consistent:
@@ -312,7 +341,7 @@ class Definitions:
         if there is not None and raw_bson.find(there, b"expireAfterSeconds") is not None:
             left = edited(part, [b"expireAfterSeconds"])
             return left if sum(1 for _ in raw_bson.elements(left)) > 1 else None
-        return replaced(part, b"expireAfterSeconds", seconds)
+        return edited(part, [b"expireAfterSeconds"], [seconds])
 
     def _listed(self, collection: SyncedCollection, index: str) -> bytes | None:
         """An index of the target as the server lists it."""

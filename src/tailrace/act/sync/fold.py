@@ -22,7 +22,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry, parse_entry
 from tailrace.core.oplog.entry_kinds import FOLLOWED_COMMANDS, command_name, refusal
 from tailrace.core.printable import in_a_line
-from tailrace.errors import SourceError
+from tailrace.errors import SourceError, UsageError
 from tailrace.read.window.apply import DELETE, DELETE_OF, INSERT, UPDATE, Change
 from tailrace.read.window.oplogs import EntryRun, OplogWindow
 from tailrace.read.window.rows import COMMAND, ID_HEAD, entries_of_interest, uuid_of
@@ -48,6 +48,7 @@ _SHARDING: Final = frozenset(
         b"dropDatabaseMetadata",
     )
 )
+_NEVER: Final = 2**64
 _HINT: Final = "Or leave the collection out of the sync"
 
 #: How a document came into a segment: by its first change, or not known.
@@ -183,6 +184,9 @@ class SyncFold:
         self._reset()
 
     def _reset(self) -> None:
+        #: The time of a definition that no segment has followed yet. A later one may be carried out only once: two of
+        #: them, done again in a row, need not give what they gave (an index that becomes unique).
+        self._defined = _NEVER
         self._groups: dict[bytes, dict[bytes, _Changes]] = {}
         self._capped: list[CappedChange] = []
         self._count = self._size = 0
@@ -216,9 +220,11 @@ class SyncFold:
         for run, entry, _ in waiting:
             if entry.operation == "n" or (entry.operation in _CRUD and not entry.namespace.endswith(_VIEWS)):
                 continue
-            if self._groups or self._capped:
+            if self._groups or self._capped or self._defined < entry.cluster_time:
                 yield self._segment(ClusterTime(entry.cluster_time - 1))
-            yield from self._definitions(run, entry)
+            for definition in self._definitions(run, entry):
+                self._defined = entry.cluster_time
+                yield definition
         for run, entry, key in waiting:
             if entry.operation in _CRUD and not entry.namespace.endswith(_VIEWS):
                 self._operation(run, entry, key)
@@ -341,7 +347,11 @@ class SyncFold:
             return
         if name in _NOTHING or name in _SHARDING or uuid is None:
             return
-        if name == b"create":
+        if name in (b"create", b"drop") and _named(entry, name) == "system.views":
+            # Views are told one by one, but for those that go with their database.
+            if name == b"drop" and self._wants(entry.namespace.partition(b".")[0] + _VIEWS):
+                yield Definition(entry.cluster_time, b"views", uuid, entry, None, None)
+        elif name == b"create":
             yield from self._create(run, entry, uuid)
         elif name == b"drop":
             if not entry.from_migrate:
@@ -433,12 +443,24 @@ class SyncFold:
         elif found is not None:
             self._gone.add(uuid)
             del self.collections[uuid]
-        elif self.has(name) and uuid not in self._gone and entry.cluster_time > self._hold:
-            self._missing(uuid, name.encode("utf-8", "surrogateescape"), entry.cluster_time)
+        elif self.has(name) and uuid not in self._gone:
+            self._refuse_stranger(entry, name)
         if found is not None or gone:
             yield Definition(entry.cluster_time, b"renameCollection", uuid, entry, found, after, tuple(gone))
         if found is not None and not found.pending:
             yield from self._arrive(entry, found.namespace)
+
+    def _refuse_stranger(self, entry: OplogEntry, name: str) -> None:
+        """A collection that the sync does not have gets a name that is synced. It was gone when the others were listed,
+        or nobody has looked at it so far."""
+        before = _named(entry, b"renameCollection")
+        if entry.cluster_time <= self._hold and self.has(before):
+            return
+        raise UsageError(
+            f"{in_a_line(before)}, which is not synced, was renamed to {in_a_line(name)}, which is, at "
+            f"{entry.cluster_time}: what it held before is not on the target",
+            hint="Begin the sync again with a selection that holds both names",
+        )
 
     def _target_of(self, namespace: str) -> str:
         return target_of(self._settings, namespace)

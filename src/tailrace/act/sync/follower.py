@@ -140,6 +140,7 @@ class Follower:
         if not self._loaded:
             self._load()
         self._ownership.check()
+        self._look_at_hold()
         hold = self.hold if self.time < self.hold else ZERO
         window = self._oplogs.window(self.time, at_once=at_once, at_least=max(at_least, hold))
         if window is None:
@@ -148,8 +149,6 @@ class Follower:
         self._loaded = False
         self._write(window)
         self._loaded = True
-        if self.phase != "follow" and self.time >= self.hold:
-            self._equal_for_the_first_time()
         return True
 
     def _write(self, window: OplogWindow) -> None:
@@ -168,8 +167,11 @@ class Follower:
                 break
         self.collections = fold.collections
 
-    def _equal_for_the_first_time(self) -> None:
-        """Unique indexes can be built now, and are never left out again."""
+    def _look_at_hold(self) -> None:
+        """Once the target equals the source for the first time, unique indexes can be built; they are never left out
+        again."""
+        if self.phase == "follow" or self._barrier or self.time < self.hold:
+            return
         self.blocking = "indexes"
         indexes.build_waiting(self._state, self._ownership)
         self._ownership.run(lambda session: None, sets={"phase": "follow"}, what="note that the target is equal")
@@ -221,6 +223,7 @@ class Follower:
                 _log.debug("written another way: %s", error)
                 rewritten.add(error.uuid)
         self._committed(segment)
+        self._look_at_hold()
         self._adapt(segment.changes, writer.written_bytes, time.monotonic() - begun)
 
     def _position(self, segment: Segment, window: OplogWindow) -> dict[str, Any]:
