@@ -258,7 +258,12 @@ class Sync:
                 )
             now = self.ends.now()
             extra = {"settings": standing.said_of(self.settings)}
-            state.begin(now, members=self.ends.oplogs.members, witness=self.ends.oplogs.witness(), extra=extra)
+            members, witness = self.ends.oplogs.members, self.ends.oplogs.witness()
+            try:
+                state.begin(now, members=members, witness=witness, extra=extra)
+            except UsageError:
+                if state.read() is None:
+                    raise  # otherwise another process has begun it just now
         else:
             standing.check_settings(self._document(), self.settings)
 
