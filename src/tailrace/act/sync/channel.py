@@ -17,13 +17,13 @@ from typing import Any, Final, Self
 
 from tailrace.act.consumer.rules.errors import LeaseLost
 from tailrace.act.sync import standing
-from tailrace.act.sync.copying import Copy, CopyProgress
+from tailrace.act.sync.copying import Copy, SyncCopyProgress
 from tailrace.act.sync.cutover import CutOver, allow_writes, refused_writes_told
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
 from tailrace.act.sync.ownership import Ownership, own
-from tailrace.act.sync.plan import Plan, make_plan
+from tailrace.act.sync.plan import SyncPlan, make_plan
 from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
@@ -120,7 +120,7 @@ class Sync:
 
     # -- what may be asked of it ------------------------------------------------------------------------------------
 
-    def plan(self) -> Plan:
+    def plan(self) -> SyncPlan:
         """What would be done and what would be refused. Nothing is written."""
         return make_plan(self.ends.deployment, self.ends.target, self.settings)
 
@@ -290,7 +290,7 @@ class Sync:
         """Copy what is left. Whether all is copied."""
         asked = threading.Event()
 
-        def noted(progress: CopyProgress) -> None:
+        def noted(progress: SyncCopyProgress) -> None:
             self._counted.copied(progress.documents, progress.estimate_documents, progress.bytes)
             if self._tell(told) is not None:
                 asked.set()
@@ -360,11 +360,11 @@ class _Either(threading.Event):
         return super().is_set() or self._other.is_set()
 
 
-def _at_most_every(seconds: float, call: Callable[[CopyProgress], None]) -> Callable[[CopyProgress], None]:
+def _at_most_every(seconds: float, call: Callable[[SyncCopyProgress], None]) -> Callable[[SyncCopyProgress], None]:
     last = 0.0
     lock = threading.Lock()
 
-    def called(progress: CopyProgress) -> None:
+    def called(progress: SyncCopyProgress) -> None:
         nonlocal last
         with lock:
             now = time.monotonic()

@@ -34,7 +34,7 @@ _READ_BYTES: Final = 8 << 20
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
 
 
-class _At(ReadConcern):
+class _SnapshotAt(ReadConcern):
     """A snapshot of one cluster time."""
 
     def __init__(self, time: ClusterTime) -> None:
@@ -122,11 +122,11 @@ class MomentReader:
     @contextmanager
     def _reading(self, at: ClusterTime) -> Iterator[tuple[ReadConcern | None, ClientSession | None]]:
         if not self._in_transactions:
-            yield _At(at), None
+            yield _SnapshotAt(at), None
             return
         with (
             self._client.start_session(causal_consistency=False) as session,
-            session.start_transaction(read_concern=_At(at)),
+            session.start_transaction(read_concern=_SnapshotAt(at)),
         ):
             yield None, session
 

@@ -142,7 +142,7 @@ def verify(
     the sync does not go on, SourceError where a side cannot be read.
     """
     tell = on_progress or (lambda _: None)
-    work = _Verification(source, state, settings, sample=sample, stop=stop or threading.Event(), on_progress=tell)
+    work = _VerificationRun(source, state, settings, sample=sample, stop=stop or threading.Event(), on_progress=tell)
     return work.run(names, resume=resume)
 
 
@@ -186,7 +186,7 @@ class _Moments:
         return None if copied is not None and newest.time < ClusterTime.from_timestamp(copied) else newest
 
 
-class _Verification:
+class _VerificationRun:
     def __init__(
         self,
         source: MongoClient[Any] | Cluster,
@@ -273,13 +273,13 @@ class _Verification:
 
     # -- documents ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, chosen: Sequence[SyncedCollection], *, resume: bool) -> list[_Range]:
+    def _begin(self, chosen: Sequence[SyncedCollection], *, resume: bool) -> list[_RangeToCompare]:
         """The ranges to compare: those that were left of a verification before, or new ones."""
         if resume and (left := self._left({one.uuid: one for one in chosen})):
             return left
         with answering("begin the verification"):
             self._kept.delete_many({"_id.sync": self.state.name, "_id.uuid": {"$exists": True}})
-        ranges: list[_Range] = []
+        ranges: list[_RangeToCompare] = []
         for one in chosen:
             ranges += self._cut(one)
         if ranges and self._sample is None:
@@ -287,7 +287,7 @@ class _Verification:
                 self._kept.insert_many([range_.document(self.state.name) for range_ in ranges])
         return ranges
 
-    def _left(self, chosen: Mapping[bytes, SyncedCollection]) -> list[_Range]:
+    def _left(self, chosen: Mapping[bytes, SyncedCollection]) -> list[_RangeToCompare]:
         with answering("go on with the verification"):
             found = list(self._kept.find({"_id.sync": self.state.name, "_id.uuid": {"$exists": True}}))
         left = []
@@ -298,10 +298,10 @@ class _Verification:
             collection = chosen.get(bytes(one["_id"]["uuid"]))
             if collection is not None and not one["done"]:
                 within = KeyRange(bytes(one["at"]), bytes(one["to"]))
-                left.append(_Range(collection, int(one["_id"]["range"]), within, int(one["estimate"])))
+                left.append(_RangeToCompare(collection, int(one["_id"]["range"]), within, int(one["estimate"])))
         return left
 
-    def _cut(self, one: SyncedCollection) -> list[_Range]:
+    def _cut(self, one: SyncedCollection) -> list[_RangeToCompare]:
         reader = ChunkReader(retry_seconds=RETRY_SECONDS)
         database = one.namespace.partition(".")[0]
         placement = places_of(self._source, RETRY_SECONDS).placement(one.uuid, database)
@@ -311,14 +311,14 @@ class _Verification:
         sample = self._sample if self._sample is not None and self._sample < estimate else None
         self._estimate += sample or estimate
         if one.capped:
-            return [_Range(one, 0, key_ranges(())[0], estimate)]
+            return [_RangeToCompare(one, 0, key_ranges(())[0], estimate)]
         if sample is not None:
             return [
-                _Range(one, number, KeyRange(bound), _SAMPLE_DOCUMENTS, is_short=True)
+                _RangeToCompare(one, number, KeyRange(bound), _SAMPLE_DOCUMENTS, is_short=True)
                 for number, bound in enumerate(self._sampled(one, placement, sample))
             ]
         cut = key_ranges(reader.ranges(placement, min(_RANGES_MAX, estimate // _RANGE_DOCUMENTS)))
-        return [_Range(one, number, within, estimate // len(cut)) for number, within in enumerate(cut)]
+        return [_RangeToCompare(one, number, within, estimate // len(cut)) for number, within in enumerate(cut)]
 
     def _sampled(self, one: SyncedCollection, placement: Placement, sample: int) -> list[bytes]:
         """Where short ranges begin, at random: at documents of both sides, so that one that is too many is met too."""
@@ -337,7 +337,7 @@ class _Verification:
         random.shuffle(different)
         return different[:count]
 
-    def _all(self, ranges: Sequence[_Range]) -> None:
+    def _all(self, ranges: Sequence[_RangeToCompare]) -> None:
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="tailrace-verify") as pool:
             shares = [list(ranges[number::PARALLEL]) for number in range(PARALLEL)]
             working = [pool.submit(self._share, share) for share in shares if share]
@@ -356,7 +356,7 @@ class _Verification:
             progress = VerificationProgress(self._documents, max(self._estimate, self._documents), count)
         self._on_progress(progress)
 
-    def _share(self, ranges: Sequence[_Range]) -> None:
+    def _share(self, ranges: Sequence[_RangeToCompare]) -> None:
         comparer = _Comparer(self, self._source)
         for one in ranges:
             noted = time.monotonic()
@@ -368,7 +368,7 @@ class _Verification:
                 if self.stop.is_set():
                     return
 
-    def _add(self, one: _Range, found: _Compared) -> None:
+    def _add(self, one: _RangeToCompare, found: _Compared) -> None:
         with self._lock:
             self._documents += found.documents
             self._bytes += found.size
@@ -382,14 +382,14 @@ class _Verification:
                 self._found.append(different)
                 one.differences.append(different)
 
-    def _keep(self, one: _Range, end: bytes) -> None:
+    def _keep(self, one: _RangeToCompare, end: bytes) -> None:
         document = one.document(self.state.name, end)
         with answering("note how far the verification is"):
             self._kept.replace_one({"_id": document["_id"]}, document, upsert=True)
 
 
 @dataclass(slots=True)
-class _Range:
+class _RangeToCompare:
     """A range to compare. ``is_short``: only its first documents."""
 
     collection: SyncedCollection
@@ -427,14 +427,14 @@ class _Compared:
 class _Comparer:
     """Compares ranges, in one thread."""
 
-    def __init__(self, work: _Verification, source: MongoClient[Any] | Cluster) -> None:
+    def __init__(self, work: _VerificationRun, source: MongoClient[Any] | Cluster) -> None:
         self._work = work
         self._source = source
         self._places: Places = places_of(source, RETRY_SECONDS)
         self._readers: dict[int, MomentReader] = {}
         self._target = MomentReader(work.state.client)
 
-    def compare(self, one: _Range) -> Iterator[_Compared]:
+    def compare(self, one: _RangeToCompare) -> Iterator[_Compared]:
         """A range, piece by piece. Fewer come where its collection is gone."""
         within, size = one.within, _CHUNK_DOCUMENTS
         if one.is_short:
@@ -450,7 +450,7 @@ class _Comparer:
             if found.documents and not one.is_short:
                 size = max(1, min(_CHUNK_DOCUMENTS, _CHUNK_BYTES * found.documents // max(1, found.size)))
 
-    def _piece(self, one: _Range, within: KeyRange, size: int) -> _Compared | None:
+    def _piece(self, one: _RangeToCompare, within: KeyRange, size: int) -> _Compared | None:
         """The next piece, at a moment at which both sides could be read; ``None`` where the collection is gone."""
         after: ClusterTime | None = None
         last: SourceError | None = None
@@ -478,7 +478,9 @@ class _Comparer:
             hint="Verify when the balancer has finished",
         )
 
-    def _at(self, one: _Range, within: KeyRange, size: int, moment: Committed, placement: Placement) -> _Compared:
+    def _at(
+        self, one: _RangeToCompare, within: KeyRange, size: int, moment: Committed, placement: Placement
+    ) -> _Compared:
         collection = one.collection
         database, target = placement.namespace.partition(".")[0], collection.target.partition(".")[0]
         if collection.capped:
@@ -521,7 +523,7 @@ class _Comparer:
         owned = [one for member, run in found.items() for one in run if placement.owns(member, one)]
         return owned, end
 
-    def _capped(self, one: _Range, moment: Committed, placement: Placement) -> _Compared:
+    def _capped(self, one: _RangeToCompare, moment: Committed, placement: Placement) -> _Compared:
         """A capped collection as a whole, in the order in which its documents lie. No server reads it at a moment, so
         what the source changed since the moment is left out on both sides."""
         known = one.collection
