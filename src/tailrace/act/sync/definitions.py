@@ -78,6 +78,9 @@ class Definitions:
             return []
         if name == b"create":
             return self._create(definition)
+        if name == b"spread":  # its documents are on several shards from now on
+            assert definition.after is not None
+            return [self._note(definition.after)]
         if name in (b"renameCollection", b"arrive"):
             return self._rename(definition)
         if name == b"drop":

@@ -23,6 +23,7 @@ from tailrace.core.oplog.entry import OplogEntry, parse_entry
 from tailrace.core.oplog.entry_kinds import FOLLOWED_COMMANDS, command_name, refusal
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SourceError, UsageError
+from tailrace.read.snapshot.state import shown
 from tailrace.read.window.apply import DELETE, DELETE_OF, INSERT, UPDATE, Change
 from tailrace.read.window.oplogs import EntryRun, OplogWindow
 from tailrace.read.window.rows import COMMAND, ID_HEAD, entries_of_interest, uuid_of
@@ -36,6 +37,7 @@ _PARTS: Final = re.compile(
     r"|system\.(?:resharding\.|views$))"
 )
 _BUCKETS: Final = ".system.buckets."
+_RESHARDING: Final = ".system.resharding."
 _VIEWS: Final = b".system.views"
 #: Builds that have begun or were given up change nothing yet; of a database, its collections are dropped one by one.
 _NOTHING: Final = frozenset((b"startIndexBuild", b"abortIndexBuild", b"dropDatabase", b"dbCheck", b"abortTransaction"))
@@ -120,8 +122,9 @@ class _Changes:
 
 
 class _Waiting(NamedTuple):
-    """An operation of a time whose definitions come first. ``key``: not ``None`` for a shard's part of a transaction
-    over several shards; of a delete the document key that it is of."""
+    """An operation of a time whose definitions come first. ``key``: not ``None`` where it is not known whether the
+    document was there, as for a shard's part of a transaction over several shards; of a delete there, the document key
+    that it is of."""
 
     run: EntryRun
     entry: OplogEntry
@@ -310,6 +313,8 @@ class SyncFold:
             if before is None:
                 before = NOT_THERE if op == INSERT else UNKNOWN if op == DELETE_OF else THERE
             found = group[identifier] = _Changes(before, self._count)
+        elif op == INSERT and before is None and found.changes[-1][0] in (INSERT, UPDATE):
+            raise two_documents(self.collections[uuid].namespace, identifier)
         if op in (UPDATE, DELETE_OF):
             found.changes.append((op, body, time))
         else:
@@ -381,20 +386,22 @@ class SyncFold:
         found = self.collections.get(uuid)
         if found is not None:
             if found.filled not in {"", run.member.name}:
-                self.collections[uuid] = replace(found, filled="")
+                after = self.collections[uuid] = replace(found, filled="")
+                yield Definition(entry.cluster_time, b"spread", uuid, entry, found, after)
             return
         if not self.has(name) or uuid in self._gone:
             return
         capped = entry.command_fields().get(b"capped")
         is_capped = capped is not None and entry.o is not None and entry.o[capped.value_start] == 1
         made = SyncedCollection(uuid, name, self._target_of(name), uuid, filled=run.member.name, capped=is_capped)
-        if (other := self._named(name)) is not None:
-            made = self._beside(made, other)
+        if self._named(name) is not None or _RESHARDING in name:
+            made = replace(self._beside(made), pending=_RESHARDING not in name)
         self.collections[uuid] = made
         yield Definition(entry.cluster_time, b"create", uuid, entry, None, made)
 
-    def _beside(self, made: SyncedCollection, other: SyncedCollection) -> SyncedCollection:
-        """A collection whose name another one has still: it gets another name on the target until then."""
+    def _beside(self, made: SyncedCollection) -> SyncedCollection:
+        """A collection whose name another one has still, or that no transaction may write to: it gets another name on
+        the target until then."""
         database = made.target.partition(".")[0]
         return replace(made, target=f"{database}.tailrace.pending.{made.uuid.hex()}", pending=True)
 
@@ -438,7 +445,7 @@ class SyncFold:
             pending = self._named(name)
             after = replace(found, namespace=name, target=self._target_of(name), pending=False)
             if pending is not None and pending.uuid != uuid:
-                after = self._beside(after, pending)
+                after = self._beside(after)
             self.collections[uuid] = after
         elif found is not None:
             self._gone.add(uuid)
@@ -464,6 +471,15 @@ class SyncFold:
 
     def _target_of(self, namespace: str) -> str:
         return target_of(self._settings, namespace)
+
+
+def two_documents(namespace: str, identifier: bytes) -> SourceError:
+    """The error where a sharded collection holds two documents with one ``_id``."""
+    return SourceError(
+        f"{in_a_line(namespace)} holds two documents with the _id {shown(raw_bson.encode_document(identifier))} on two "
+        "shards, which a replica set cannot hold",
+        hint="Give one of them another _id, or leave the collection out of the sync",
+    )
 
 
 def target_of(settings: SyncSettings, namespace: str) -> str:
@@ -513,8 +529,10 @@ def _operations(one: _Row) -> Iterator[_Waiting]:
         for entry, key in net_operations(operations):
             yield _Waiting(one.run, entry, key or b"")
     else:
+        # What a user's applyOps deletes or inserts need not have been there, or missing.
+        unsure = b"applyOps\0" in one.entry and parse_entry(one.entry).lsid is None
         for entry in operations:
-            yield _Waiting(one.run, entry, None)
+            yield _Waiting(one.run, entry, b"" if unsure else None)
 
 
 def _named(entry: OplogEntry, field_name: bytes) -> str:

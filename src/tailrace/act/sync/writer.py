@@ -120,6 +120,12 @@ class SegmentWriter:
             except OperationFailure as error:
                 if error.code == DUPLICATE_KEY and uuid not in rewritten:
                     raise UniqueInTheWayError(uuid, error) from None
+                if error.code == DUPLICATE_KEY and " _id_ dup key" in str(error):
+                    raise TargetMismatchError(
+                        f"a document is on the target already: {error}",
+                        hint="Two shards hold documents with one _id, which a replica set cannot; or somebody else has "
+                        f"written to the target. To begin anew, {ANEW}",
+                    ) from None
                 raise
             self.written_bytes += table.written
 
