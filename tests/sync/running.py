@@ -57,7 +57,7 @@ def following(source_uri: str, target_uri: str, settings: SyncSettings) -> Itera
     with own(state, lanes=5) as ownership:
         assert Copy(deployment, state, ownership, settings).run()
         oplogs = open_oplogs(client, cluster, state.read(), stopped)
-        follower = Follower(oplogs, state, ownership, stopped=stopped)
+        follower = Follower(oplogs, state, ownership, settings, stopped=stopped)
         thread = CheckedThread(follower.run, "follower")
         thread.start()
         try:

@@ -28,6 +28,7 @@ from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 
 from tailrace.act.sync import indexes
+from tailrace.act.sync.capped import CappedCopy
 from tailrace.act.sync.catalog import (
     Catalog,
     CatalogCollection,
@@ -122,6 +123,8 @@ class Copy:
         self._counts = _Counts.of(ranges)
         if not self._all([one for one in ranges if not one.done], on_progress):
             return False
+        if not self._whole():
+            return False
         self._build_indexes()
         hold = places_of(self._source, RETRY_SECONDS).now()
         copies = list(self._state.copies())
@@ -163,7 +166,7 @@ class Copy:
         for one in making:
             uuid = indexes.create(self._target, one, version, fence=fence, check=self._ownership.check)
             if one.kind == "collection":
-                self._build_early(one, version)
+                indexes.build_early(self._target, one, version, check=self._ownership.check)
                 made.append((one, before[one.namespace], uuid))
         cut = [self._cut(one, namespace) for one, namespace, _ in made]
 
@@ -198,20 +201,6 @@ class Copy:
                 hint="Drop it, leave it out (--except) or give the copy another name (--rename)",
             )
 
-    def _build_early(self, one: CatalogCollection, version: tuple[int, int]) -> None:
-        """Before 6.0 an index is made with a limit of age that is not the highest, which it gets a moment later: so
-        then it is made while the collection is empty."""
-        early = [spec for spec in one.indexes if indexes.expires(spec) and not indexes.waits(spec)]
-        if version < (6, 0) and early:
-            indexes.build(
-                self._target,
-                one.namespace,
-                early,
-                version,
-                has_collation=one.has_collation,
-                check=self._ownership.check,
-            )
-
     def _note_indexes(self, one: CatalogCollection, session: ClientSession) -> None:
         for spec in one.indexes:
             if indexes.waits(spec) or indexes.expires(spec):
@@ -224,8 +213,8 @@ class Copy:
         """The ranges of a collection, as they are noted. ``namespace`` is its name on the source."""
         reader = ChunkReader(retry_seconds=RETRY_SECONDS)
         placement = places_of(self._source, RETRY_SECONDS).placement(one.uuid, namespace.partition(".")[0])
-        if placement is None:
-            return []  # dropped a moment ago, as the follower will see
+        if placement is None or one.is_capped:
+            return []  # dropped a moment ago, as the follower will see; or copied as a whole
         estimate = reader.estimate(placement)
         bounds = reader.ranges(placement, min(_RANGES_MAX, estimate // _RANGE_DOCUMENTS))
         ranges = key_ranges(bounds)
@@ -276,6 +265,17 @@ class Copy:
                 future.result()
         on_progress(self.progress)
         return not self._stopped.is_set()
+
+    def _whole(self) -> bool:
+        """Copy the capped collections, each as a whole. Returns whether all of them are copied."""
+        capped = CappedCopy(self._source, self._state, self._ownership)
+        collections = self._state.collections()
+        for uuid, kept in self._state.copies().items():
+            if self._stopped.is_set():
+                return False
+            if kept["capped"] and not kept.get("whole"):
+                self._counts.add(capped.copy(collections[uuid], kept), 0)
+        return True
 
     # -- indexes -----------------------------------------------------------------------------------------------------
 
@@ -494,7 +494,13 @@ def _duplicate(error: SinkError, chunk: SnapshotChunk, sharded: bool) -> SinkErr
 
 def _copy_fields(one: CatalogCollection) -> dict[str, Any]:
     """What is kept of a collection until its copy ends."""
-    return {"specs": [Binary(spec) for spec in one.indexes], "collated": one.has_collation}
+    return {
+        "specs": [Binary(spec) for spec in one.indexes],
+        "collated": one.has_collation,
+        "capped": one.is_capped,
+        "options": Binary(one.options),
+        "idIndex": None if one.id_index is None else Binary(one.id_index),
+    }
 
 
 def _nothing(session: ClientSession) -> None:

@@ -237,6 +237,21 @@ def build(
         set_expiry(target, namespace, one, TTL_MAX, check=check)
 
 
+def build_early(
+    target: MongoClient[Any],
+    collection: CatalogCollection,
+    version: tuple[int, int],
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Before 6.0 an index is made with a limit of age that is not the highest, which it gets a moment later: so then it
+    is made while the collection is empty."""
+    early = [spec for spec in collection.indexes if expires(spec) and not waits(spec)]
+    if version < (6, 0) and early:
+        collated = collection.has_collation
+        build(target, collection.namespace, early, version, has_collation=collated, check=check)
+
+
 def set_expiry(
     target: MongoClient[Any],
     namespace: str,

@@ -19,7 +19,6 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SourceError
 from tailrace.read.snapshot.chunk import KeyRangeCursor, id_alone
@@ -80,17 +79,6 @@ class MomentReader:
         if within.to == HIGHEST:
             return RunOfDocuments(found.buffer + self._highest(database, uuid, at))
         return found
-
-    def in_natural_order(self, database: str, uuid: bytes, at: ClusterTime) -> list[bytes]:
-        """All documents, in the order in which they lie."""
-
-        def read() -> list[bytes]:
-            with self._reading(at) as (concern, session):
-                there = self._by_uuid(database, uuid, concern)
-                with closing(RawReplyCursor(there, {}, hint=[("$natural", 1)], session=session)) as cursor:
-                    return [one for reply in cursor for one in raw_bson.split(reply)]
-
-        return self._connection.retrying(read)
 
     def _range(
         self, database: str, uuid: bytes, at: ClusterTime, within: KeyRange, *, limit: int, bytes_max: int | None = None

@@ -280,6 +280,11 @@ class _Examination:
         leave = "Leave it out (--except)"
         if one.kind == "timeseries":
             yield f"{one.namespace} is a time-series collection, whose buckets no sync keeps equal. {leave}"
+        if one.is_capped and not self.keeps_uuids:
+            yield (
+                f"{one.namespace} is capped, and the target's user may not write it as a sync has to. Grant it the "
+                "actions applyOps, forceUUID and useUUID on the cluster, or leave it out (--except)"
+            )
         if one.is_encrypted:
             yield f"{one.namespace} is a collection of Queryable Encryption, which drivers alone may write. {leave}"
         if one.kind == "view":

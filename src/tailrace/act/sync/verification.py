@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Final
 
 from bson.binary import Binary
@@ -34,8 +35,9 @@ from tailrace.act.sync.catalog import (
     name_of,
     read_catalog,
 )
-from tailrace.act.sync.comparing import DocumentDifference, compare_documents, shown_id
+from tailrace.act.sync.comparing import DocumentDifference, compare_documents
 from tailrace.act.sync.moments import ANOTHER_MOMENT, MomentReader
+from tailrace.act.sync.natural import AGAIN, Lying, changes, in_natural_order
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import Committed, SyncedCollection, SyncState
 from tailrace.act.sync.target import answering
@@ -46,7 +48,7 @@ from tailrace.read.snapshot.chunk import ChunkReader, id_alone
 from tailrace.read.snapshot.documents import RunOfDocuments
 from tailrace.read.snapshot.places import Placement, Places
 from tailrace.read.snapshot.reader import places_of
-from tailrace.read.snapshot.state import KeyRange, key_ranges
+from tailrace.read.snapshot.state import KeyRange, key_ranges, shown
 from tailrace.read.source.connection import RETRY_SECONDS
 from tailrace.read.source.topology import Cluster
 
@@ -460,7 +462,7 @@ class _Comparer:
             try:
                 return self._at(one, within, size, moment, placement)
             except SourceError as error:
-                if error.code not in ANOTHER_MOMENT:
+                if error.code not in ANOTHER_MOMENT and not (one.collection.capped and error.code in AGAIN):
                     raise
                 last = error
                 if one.collection.uuid not in self._work.state.collections():
@@ -518,17 +520,21 @@ class _Comparer:
         return owned, end
 
     def _capped(self, one: _Range, moment: Committed, placement: Placement) -> _Compared:
-        """A capped collection as a whole: the order in which its documents lie counts too."""
-        collection = one.collection
-        database, target = placement.namespace.partition(".")[0], collection.target.partition(".")[0]
-        reader = self._reader(next(iter(placement.members.values())))
-        mine = reader.in_natural_order(database, collection.uuid, moment.time)
-        theirs = self._target.in_natural_order(target, collection.target_uuid, moment.at)
-        found = list(compare_documents(collection.target, mine, theirs))
-        if not found and mine != theirs:
-            place = next(number for number, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
-            found = [DocumentDifference(collection.target, shown_id(mine[place]), "lies at another place")]
-        return _Compared(one.within.to, moment.time, len(mine), sum(map(len, mine)), found)
+        """A capped collection as a whole, in the order in which its documents lie. No server reads it at a moment, so
+        what the source changed since the moment is left out on both sides."""
+        known = one.collection
+        client = next(iter(placement.members.values()))
+        database, target = placement.namespace.partition(".")[0], known.target.partition(".")[0]
+        here = _lying(in_natural_order(client, database, known.uuid, moment.time))
+        there = _lying(in_natural_order(self._work.state.client, target, known.target_uuid, moment.at))
+        since = changes(client, known.uuid, moment.time, self._places.now())
+        changed = {id_alone(part) for entry in since if (part := entry.o2 or entry.o) is not None}
+        mine, theirs = ([pair for pair in side if pair[0] not in changed] for side in (here, there))
+        if any(entry.operation == "i" for entry in since):  # the oldest may have made room on one side alone
+            left = min(len(mine), len(theirs))
+            mine, theirs = mine[len(mine) - left :], theirs[len(theirs) - left :]
+        found = list(_places_differ(known.target, mine, theirs))
+        return _Compared(one.within.to, moment.time, len(here), 0, found)
 
     def _reader(self, client: MongoClient[Any]) -> MomentReader:
         known = self._readers.get(id(client))
@@ -539,3 +545,29 @@ class _Comparer:
 
 class _MovedError(Exception):
     """Chunks moved while they were read."""
+
+
+def _lying(found: Iterator[Lying]) -> list[tuple[bytes, bytes]]:
+    """The ``_id`` of each document, and what tells its bytes apart, in their order."""
+    return [(id_alone(one.document), blake2b(one.document, digest_size=16).digest()) for one in found]
+
+
+def _places_differ(
+    namespace: str, mine: Sequence[tuple[bytes, bytes]], theirs: Sequence[tuple[bytes, bytes]]
+) -> Iterator[DocumentDifference]:
+    """How two sequences of documents differ: by what is in them, or where it lies."""
+    if mine == theirs:
+        return
+    here, there = dict(mine), dict(theirs)
+    alike = True
+    for key, digest in here.items():
+        if there.get(key) != digest:
+            alike = False
+            how = "missing" if key not in there else "other bytes"
+            yield DocumentDifference(namespace, shown(key), how)
+    for key in there.keys() - here.keys():
+        alike = False
+        yield DocumentDifference(namespace, shown(key), "extra")
+    if alike:
+        place = next((one[0] for one, other in zip(mine, theirs, strict=False) if one != other), mine[-1][0])
+        yield DocumentDifference(namespace, shown(place), "lies at another place")
