@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,12 +74,24 @@ def without_limits(_: str, one: bytes) -> bytes:
     return bson.encode({name: value for name, value in document.items() if name != "expireAfterSeconds"})
 
 
-def unequal(source: str, target: str, settings: SyncSettings, **options: Any) -> list[str]:
+def in_any_order(what: str, one: bytes) -> bytes:
+    """The same for two versions of which one, 4.4, lists an index's fields in the order in which they were given."""
+    document = RawBSONDocument(without_limits(what, one)) if one else {}
+    return bson.encode({name: document[name] for name in sorted(document)} if what == "index" else document)
+
+
+def unequal(
+    source: str,
+    target: str,
+    settings: SyncSettings,
+    known: Callable[[str, bytes], bytes] = without_limits,
+    **options: Any,
+) -> list[str]:
     """The differences of two deployments; limits of age apart."""
     return differences(
-        held(source, but=("tailrace_sync",), selected=settings.has),
+        held(source, but=("tailrace_sync",), selected=lambda name: settings.has(name.replace(".system.buckets.", "."))),
         held(target, but=(settings.state_db,)),
-        known=without_limits,
+        known=known,
         renames=settings.renames,
         **options,
     )
