@@ -308,13 +308,14 @@ class _Verification:
         if placement is None:
             return []  # dropped a moment ago
         estimate = reader.estimate(placement)
-        self._estimate += estimate if self._sample is None else min(self._sample, estimate)
+        sample = self._sample if self._sample is not None and self._sample < estimate else None
+        self._estimate += sample or estimate
         if one.capped:
             return [_Range(one, 0, key_ranges(())[0], estimate)]
-        if self._sample is not None:
+        if sample is not None:
             return [
                 _Range(one, number, KeyRange(bound), _SAMPLE_DOCUMENTS, is_short=True)
-                for number, bound in enumerate(self._sampled(one, placement, self._sample))
+                for number, bound in enumerate(self._sampled(one, placement, sample))
             ]
         cut = key_ranges(reader.ranges(placement, min(_RANGES_MAX, estimate // _RANGE_DOCUMENTS)))
         return [_Range(one, number, within, estimate // len(cut)) for number, within in enumerate(cut)]
@@ -332,8 +333,9 @@ class _Verification:
                     found += [id_alone(document) for batch in cursor for document in raw_bson.split(batch)]
             except PyMongoError as error:
                 raise SourceError(f"documents of {namespace} cannot be chosen at random: {error}") from None
-        random.shuffle(found)
-        return found[:count]
+        different = list(dict.fromkeys(found))
+        random.shuffle(different)
+        return different[:count]
 
     def _all(self, ranges: Sequence[_Range]) -> None:
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="tailrace-verify") as pool:
