@@ -290,6 +290,17 @@ def test_what_the_progress_says_fits_in_json_and_in_a_line(uris: tuple[str, str]
     assert "verified at" in str(found)
 
 
+def test_a_verification_follows_where_nobody_else_does(uris: tuple[str, str]) -> None:
+    with made(uris) as sync:
+        sync.run(to_present=True)
+    write(uris[0], 100)
+    with made(uris) as sync:
+        found = sync.verify()
+        assert found.good
+        assert sync.status().owner is None
+    assert has(uris[1], 100)
+
+
 def test_a_refused_plan_begins_nothing(uris: tuple[str, str]) -> None:
     with MongoClient[Any](uris[1]) as client:
         client.shop.orders.insert_one({"_id": "somebody's"})

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -28,6 +28,7 @@ from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
 from tailrace.act.sync.verification import Verification, verify
+from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
@@ -164,21 +165,39 @@ class Sync:
         """Compare both ends byte for byte at one position, while writes go on. ``sample``: so many documents of each
         collection. ``names``: these alone, by their names on the source. ``resume``: go on where a verification was
         stopped."""
-        found = verify(
-            self.ends.deployment,
-            self.ends.state,
-            self.settings,
-            sample=sample,
-            names=names,
-            resume=resume,
-            on_progress=on_progress,
-            stop=self._stopped,
-        )
+        with self._followed():
+            found = verify(
+                self.ends.deployment,
+                self.ends.state,
+                self.settings,
+                sample=sample,
+                names=names,
+                resume=resume,
+                on_progress=on_progress,
+                stop=self._stopped,
+            )
         if found.complete:
             differences = len(found.differences) + found.more
             noted = {"time": f"{found.time.seconds},{found.time.increment}", "documents": found.documents}
             self._note({"verified": {**noted, "differences": differences, "whole": sample is None and not names}})
         return found
+
+    @contextmanager
+    def _followed(self) -> Iterator[None]:
+        """Somebody follows while the body compares: if nobody else does, another sync in a thread."""
+        document = self._document()
+        if document.phase == standing.CUT_OVER or standing.is_owned(document, self.ends.state):
+            yield
+            return
+        with Sync.of(self._source, self._target, self.settings) as beside:
+            thread = CheckedThread(beside.run, "tailrace-sync-beside", failed=lambda _: self.stop())
+            thread.start()
+            try:
+                yield
+            finally:
+                beside.stop()
+                thread.join()
+            thread.check()
 
     def pause(self) -> None:
         """Let the owner write nothing until ``resume``, whatever is started anew meanwhile."""
