@@ -86,8 +86,6 @@ def test_each_planted_difference_is_named(start_replica_set: Callable[..., Repli
         assert result.good
         for plant, _ in PLANTED:
             plant(target)
-        source.other.c.insert_one({})
-        run.settle()
         said = found(run)
     expected = sorted(line for _, lines in PLANTED for line in lines.split("\n"))
     parts = sorted(one.partition(": ")[2] for one in said)
@@ -156,8 +154,6 @@ def test_a_sample_and_chosen_names(start_replica_set: Callable[..., ReplicaSet])
         assert result.good
         assert 200 < result.documents <= 600
         target.shop.d.update_many({}, {"$set": {"v": 1}})
-        source.other.c.insert_one({})
-        run.settle()
         assert verify(run.source, run.state, SETTINGS, sample=100).more + len(
             verify(run.source, run.state, SETTINGS, sample=100).differences
         )
@@ -221,6 +217,30 @@ def test_a_cluster(
         router.insert_one("shop.plain", {"_id": 2})
         run.settle()
         assert found(run) == {"shop.c: 400: missing", "shop.plain: 1: the target also has a"}
+
+
+def test_a_sync_that_does_not_run_is_compared_as_long_as_nobody_writes(
+    start_replica_set: Callable[..., ReplicaSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = start_replica_set(), start_replica_set()
+    source, target = MongoClient(there.uri), MongoClient(here.uri)
+    fill(source)
+    with following(there.uri, here.uri, SETTINGS) as run:
+        run.settle()
+    source.admin.command({"setParameter": 1, "minSnapshotHistoryWindowInSeconds": 0})
+    assert verify(run.source, run.state, SETTINGS).good
+    for _ in range(3):  # the server forgets what was; no write of anybody's
+        source.admin.command({"appendOplogNote": 1, "data": {}})
+        source.admin.command({"fsync": 1})
+    target.shop.c.update_one({"_id": 7}, {"$set": {"s": "changed"}})
+    assert found(run) == {"shop.c: 7: the value of s"}
+    source.shop.c.update_one({"_id": 8}, {"$set": {"s": "changed"}})
+    for _ in range(3):
+        source.admin.command({"appendOplogNote": 1, "data": {}})
+        source.admin.command({"fsync": 1})
+    monkeypatch.setattr("tailrace.act.sync.verification._WAIT_S", 1.0)
+    with pytest.raises(SinkError, match=r"the sync has stood at Timestamp.*and the source has gone on"):
+        verify(run.source, run.state, SETTINGS)
 
 
 def test_a_sync_that_has_not_caught_up_cannot_be_verified(

@@ -27,7 +27,7 @@ from tailrace.act.sync.catalog import (
 )
 from tailrace.act.sync.rights import may_read_by_uuid, missing_rights
 from tailrace.act.sync.settings import SyncSettings
-from tailrace.act.sync.sizes import disk_of, in_units, in_units_of_time, reach_of, sizes_of
+from tailrace.act.sync.sizes import disk_of, in_time, in_units, reach_of, sizes_of
 from tailrace.act.sync.state import SyncState
 from tailrace.act.sync.views import collections_shown
 from tailrace.core.plan.profile import knowledge_of
@@ -92,10 +92,10 @@ class SyncPlan:
             lines.append("the sync is there, and goes on")
         lines.append(
             f"copy: {self.collections:,} collections, {self.views:,} views, about {self.documents:,} documents, "
-            f"{in_units(self.bytes)}: about {in_units_of_time(self.seconds)}"
+            f"{in_units(self.bytes)}: about {in_time(self.seconds)}"
         )
         if self.oplog_seconds is not None:
-            lines.append(f"oplog: reaches back {in_units_of_time(self.oplog_seconds)}")
+            lines.append(f"oplog: reaches back {in_time(self.oplog_seconds)}")
         lines += [f"warning: {one}" for one in self.warnings]
         lines += [f"refused: {one}" for one in self.refusals]
         if not self.refusals:
@@ -364,8 +364,8 @@ class _Examination:
         free = total - used
         if free < stored:
             self.refusals.append(
-                f"the target's disk has {in_units(free)} left, and the source holds {in_units(stored)} with its indexes. "
-                "Make room, or copy less (--only)"
+                f"the target's disk has {in_units(free)} left, and the source holds {in_units(stored)} with its "
+                "indexes. Make room, or copy less (--only)"
             )
         elif free < 2 * stored:
             self.warnings.append(
@@ -383,14 +383,14 @@ class _Examination:
             return
         if reach < seconds:
             self.refusals.append(
-                f"the copy takes about {in_units_of_time(seconds)}, and the oplog reaches back {in_units_of_time(reach)} at the pace "
-                "so far: the sync could not go on after the copy. Keep the oplog in a directory (--archive DIR), or "
-                "enlarge it with replSetResizeOplog"
+                f"the copy takes about {in_time(seconds)}, and the oplog reaches back {in_time(reach)} at the "
+                "pace so far: the sync could not go on after the copy. Keep the oplog in a directory (--archive DIR), "
+                "or enlarge it with replSetResizeOplog"
             )
         elif reach < _WINDOW_SHARE * seconds:
             self.warnings.append(
-                f"the copy takes about {in_units_of_time(seconds)}, and the oplog reaches back {in_units_of_time(reach)} at the pace "
-                "so far. With --archive DIR, the copy may take longer"
+                f"the copy takes about {in_time(seconds)}, and the oplog reaches back {in_time(reach)} at the "
+                "pace so far. With --archive DIR, the copy may take longer"
             )
 
 

@@ -65,7 +65,7 @@ def in_units(count: int) -> str:
     return f"{size:,.0f} {unit}" if unit == "bytes" or size >= 10 else f"{size:.1f} {unit}"
 
 
-def in_units_of_time(seconds: float) -> str:
+def in_time(seconds: float) -> str:
     """Seconds for people."""
     if seconds < 120:
         return f"{math.ceil(seconds)} s"

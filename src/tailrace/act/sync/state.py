@@ -124,7 +124,7 @@ class SyncState:
         """The sync's document; ``None`` where there is no such sync."""
         with answering("read the state of the sync"):
             found = self.syncs.find_one({"_id": self.name})
-        return None if found is None else _document(found)
+        return None if found is None else document_of(found)
 
     def collections(self) -> dict[bytes, SyncedCollection]:
         """The collections on the target, by their UUIDs on the source."""
@@ -269,7 +269,8 @@ _FIELDS: Final = frozenset(
 )
 
 
-def _document(found: Mapping[str, Any]) -> SyncDocument:
+def document_of(found: Mapping[str, Any]) -> SyncDocument:
+    """The state of a sync from its document. Raises SinkError where that is damaged."""
     try:
         if found["format"] != _FORMAT:
             raise ValueError(f"its format is {found['format']!r}")

@@ -1,9 +1,9 @@
 """Source and target compared at one moment, byte for byte, while both go on.
 
-The target equals the source at each position that it commits, and the state keeps the target's own time of the last of
-them. So a range of ``_id`` is read at a position on the source and at the matching time on the target; what differs
-then differs, and nothing has to be looked at again. Catalogues cannot be read at a time: they count where no definition
-of the source changed between the position and the end of reading.
+The target equals the source at each position that it commits, and its state, read at one of the target's own times,
+tells which position that was. So a range of ``_id`` is read at a position on the source and at the matching time on the
+target; what differs then differs, and nothing has to be looked at again. Catalogues cannot be read at a time: they
+count where no definition of the source changed between the position and the end of reading.
 
 How far a verification has come is kept beside the state, so that one that was interrupted can be gone on with.
 """
@@ -36,10 +36,10 @@ from tailrace.act.sync.catalog import (
     read_catalog,
 )
 from tailrace.act.sync.comparing import DocumentDifference, compare_documents
-from tailrace.act.sync.moments import ANOTHER_MOMENT, MomentReader
+from tailrace.act.sync.moments import ANOTHER_MOMENT, MomentReader, nothing_written, state_at
 from tailrace.act.sync.natural import AGAIN, Lying, changes, in_natural_order
 from tailrace.act.sync.settings import SyncSettings
-from tailrace.act.sync.state import Committed, SyncedCollection, SyncState
+from tailrace.act.sync.state import Committed, SyncDocument, SyncedCollection, SyncState
 from tailrace.act.sync.target import answering
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -147,13 +147,19 @@ def verify(
 
 
 class _Moments:
-    """The newest position with the target's time, asked for again when it is old."""
+    """The position that the target is at now, with the target's time of it; asked for again when it is old.
 
-    def __init__(self, state: SyncState) -> None:
+    The sync's document, read at a time of the target, says which position the target was at then. While a definition is
+    carried out or lanes are at work it is at none; then a position counts that was committed since the beginning.
+    """
+
+    def __init__(self, source: MongoClient[Any] | Cluster, state: SyncState) -> None:
+        self._source = source
         self._state = state
         self._lock = threading.Lock()
         self._found: Committed | None = None
         self._asked = 0.0
+        self._begun = self._now()
 
     def newest(self, after: ClusterTime | None = None) -> Committed:
         """A position after ``after``. Waits for it. Raises SinkError where none comes."""
@@ -161,29 +167,43 @@ class _Moments:
         with self._lock:
             while True:
                 now = time.monotonic()
-                if self._found is None or now - self._asked >= _MOMENT_S or after is not None:
-                    self._found, self._asked = self._ask() or self._found, now
+                is_early = self._found is None or (after is not None and self._found.time <= after)
+                if is_early or now - self._asked >= _MOMENT_S:
+                    self._found, self._asked = self._ask(after) or self._found, now
                 if self._found is not None and (after is None or self._found.time > after):
                     return self._found
                 if now >= deadline:
                     raise SinkError(
                         "the target equals the source at no position that could be compared"
                         if self._found is None
-                        else f"the sync has stood at {self._found.time} for {_WAIT_S:.0f} s",
+                        else f"the sync has stood at {self._found.time}, and the source has gone on",
                         hint="A verification needs a sync that runs: start it, or wait until it has caught up",
                     )
                 time.sleep(_LOOK_S)
 
-    def _ask(self) -> Committed | None:
-        document = self._state.read()
+    def _now(self) -> ClusterTime:
+        with answering("be asked for its time"):
+            return ClusterTime.from_timestamp(self._state.client.admin.command("ping")["operationTime"])
+
+    def _ask(self, after: ClusterTime | None) -> Committed | None:
+        at = self._now()
+        with answering("read the state of the sync"):
+            document = state_at(self._state, at)
         if document is None:
             raise UsageError(f"there is no sync {self._state.name!r} on the target")
-        # A position that was committed stays one, whatever the owner is doing now: other lanes, a definition.
+        found = Committed(document.time, at) if document.is_consistent else self._committed(document)
+        if found is None or after is None or found.time > after:
+            return found
+        # A sync that does not run stays where it is. It is at the source's present where nobody has written since.
+        until = places_of(self._source, RETRY_SECONDS).now()
+        return Committed(until, found.at) if nothing_written(self._source, found.time, until) else found
+
+    def _committed(self, document: SyncDocument) -> Committed | None:
         if document.phase in ("copy", "catchUp") or not document.commits:
             return None
-        copied = document.extra.get("copied")
-        newest = document.commits[-1]
-        return None if copied is not None and newest.time < ClusterTime.from_timestamp(copied) else newest
+        newest, copied = document.commits[-1], document.extra.get("copied")
+        equal = copied is None or newest.time >= ClusterTime.from_timestamp(copied)
+        return newest if equal and newest.at >= self._begun else None
 
 
 class _VerificationRun:
@@ -203,7 +223,7 @@ class _VerificationRun:
         self._sample = sample
         self.stop = stop
         self._on_progress = on_progress
-        self.moments = _Moments(state)
+        self.moments = _Moments(source, state)
         self._lock = threading.Lock()
         self._found: list[DocumentDifference | CatalogDifference] = []
         self._named: dict[str, int] = {}
