@@ -70,9 +70,9 @@ class Result:
 class Killed:
     """One sync after the other between two deployments."""
 
-    def __init__(self, source: ReplicaSet, target: ReplicaSet, folder: Path, seed: int) -> None:
+    def __init__(self, source: ReplicaSet, target: ReplicaSet, folder: Path, seed: int, *, capped: bool = True) -> None:
         self._source, self._target, self._folder = source, target, folder
-        self._seed = seed
+        self._seed, self._capped = seed, capped
         self._rng = random.Random(f"tailrace killed syncs {seed}")
         self._process: subprocess.Popen[bytes] | None = None
         self.result = Result()
@@ -89,7 +89,7 @@ class Killed:
     def _one(self, number: int, kills: int, step_downs: int) -> None:
         """One sync, from its beginning to its end."""
         version = self._source.version
-        kinds = Kinds(capped=not version.startswith("4."), large=False)
+        kinds = Kinds(capped=self._capped and not version.startswith("4."), large=False)
         writes = Writes(self._source.uri, self._seed * 1000 + number, version, kinds=kinds)
         try:
             writes.run(300)
@@ -220,14 +220,16 @@ class Killed:
                     client.drop_database(name)
 
 
-def run(seed: int, kills: int, step_downs: int, version: str, folder: Path, *, to_version: str = "") -> bool:
+def run(
+    seed: int, kills: int, step_downs: int, version: str, folder: Path, *, to_version: str = "", capped: bool = True
+) -> bool:
     """On deployments of their own, told on standard output; whether all held."""
     begun = time.monotonic()
     members = 3 if step_downs else 1
     with ExitStack() as stack:
         source = stack.enter_context(replica_set(version, members))
         target = stack.enter_context(replica_set(to_version or version, members))
-        result = Killed(source, target, folder, seed).run(kills, step_downs)
+        result = Killed(source, target, folder, seed, capped=capped).run(kills, step_downs)
     for text in result.wrong[:20]:
         print(f"DIFFERENCE {text}")
     verdict = "NOT all held" if result.wrong else "all held"
@@ -243,11 +245,12 @@ def main() -> int:
     parser.add_argument("--step-downs", type=int, default=0)
     parser.add_argument("--version", default="6.0.27", help="of the source")
     parser.add_argument("--to-version", default="", help="of the target (the source's)")
+    parser.add_argument("--no-capped", dest="capped", action="store_false", help="without capped collections")
     args = parser.parse_args()
     end_in_order()
     with tempfile.TemporaryDirectory(prefix="tailrace-killed-syncs-") as folder:
         chosen = (args.seed, args.kills, args.step_downs, args.version, Path(folder))
-        return 0 if run(*chosen, to_version=args.to_version) else 1
+        return 0 if run(*chosen, to_version=args.to_version, capped=args.capped) else 1
 
 
 if __name__ == "__main__":

@@ -175,7 +175,12 @@ class Play:
                 time.sleep(0.1)
             if not background.is_running:
                 return
-            found = sync.verify()
+            try:
+                found = sync.verify()
+            except TailraceError:
+                if background.is_running:
+                    raise
+                return  # what has ended the sync is told by ``end``
             self.report.verified += found.documents
             for one in found.differences:
                 self._differs(f"the verification while writes went on: {one}")

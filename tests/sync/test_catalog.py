@@ -14,7 +14,7 @@ from bson import Int64
 from pymongo import MongoClient
 
 from tailrace.act.sync import indexes
-from tailrace.act.sync.catalog import Catalog, difference, name_of, read_catalog, version_of
+from tailrace.act.sync.catalog import DeploymentCatalog, difference, name_of, read_catalog, version_of
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
 from tests.sync import definitions_zoo as zoo
@@ -22,7 +22,9 @@ from tests.sync import definitions_zoo as zoo
 ALL = Selection.of(["zoo.*"])
 
 
-def _made(source: MongoClient[Any], target: MongoClient[Any], *, hold: bool) -> tuple[Catalog, Catalog]:
+def _made(
+    source: MongoClient[Any], target: MongoClient[Any], *, hold: bool
+) -> tuple[DeploymentCatalog, DeploymentCatalog]:
     """The source's catalogue made on the target by what is tested, and both read."""
     there = read_catalog(source, ALL)
     version = version_of(target)

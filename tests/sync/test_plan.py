@@ -13,7 +13,7 @@ from pymongo import MongoClient
 
 from tailrace.act.sync.copying import Copy
 from tailrace.act.sync.ownership import own
-from tailrace.act.sync.plan import Plan, make_plan
+from tailrace.act.sync.plan import SyncPlan, make_plan
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
 from tailrace.act.sync.views import collections_shown
@@ -32,7 +32,7 @@ def ends(start_replica_set: Callable[..., ReplicaSet]) -> tuple[MongoClient[Any]
     return MongoClient(start_replica_set().uri), MongoClient(start_replica_set().uri)
 
 
-def only(plan: Plan) -> str:
+def only(plan: SyncPlan) -> str:
     """The one refusal."""
     assert len(plan.refusals) == 1, plan
     assert f"refused: {plan.refusals[0]}" in str(plan)

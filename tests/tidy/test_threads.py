@@ -41,6 +41,8 @@ KNOWN = {
     "act.consumer.listener": "join() raises what ended it; a lease that is not kept is lost, and says why",
     "act.consumer.messages.nats_jetstream": "a loop that runs what is asked for; each result is waited for",
     "act.consumer.mongo_lease_store": "awaited",
+    "act.sync.copying": "result() of each is asked for",
+    "act.sync.verification": "result() of each is asked for",
     "demo.pipeline_process": "check() raises the exit status and the last words",
     "embedded.guard": "the guard is the parent of the server, and ends with it",
     "embedded.mongod": "the exit status is looked at while it starts and whenever it does not answer",

@@ -150,13 +150,13 @@ class CatalogCollection:
 
 
 @dataclass(frozen=True, slots=True)
-class Catalog:
+class DeploymentCatalog:
     """What a deployment of a ``version`` held, by namespace."""
 
     version: tuple[int, int]
     collections: Mapping[str, CatalogCollection] = field(default_factory=dict)
 
-    def renamed(self, name_of: Callable[[str], str]) -> Catalog:
+    def renamed(self, name_of: Callable[[str], str]) -> DeploymentCatalog:
         """The same under other names: those of the target."""
         moved = {}
         for namespace, one in self.collections.items():
@@ -164,7 +164,7 @@ class Catalog:
             moved[name] = CatalogCollection(
                 name, one.kind, one.uuid, one.options, one.id_index, one.indexes, one.building
             )
-        return Catalog(self.version, moved)
+        return DeploymentCatalog(self.version, moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class CatalogDifference:
         return f"{self.namespace}: {self.what}: {source} at the source, {target} at the target"
 
 
-def read_catalog(deployment: MongoClient[Any] | Cluster, selection: Chosen) -> Catalog:
+def read_catalog(deployment: MongoClient[Any] | Cluster, selection: Chosen) -> DeploymentCatalog:
     """The catalogue as it is now, of the chosen collections and views. What changes while it is read may be in it or
     not: ``catalog_at_rest`` is for whoever needs it of one time. The server's own collections, those that it makes for
     time series and for its work in hand, and databases that no driver can name are left out."""
@@ -198,12 +198,12 @@ def read_catalog(deployment: MongoClient[Any] | Cluster, selection: Chosen) -> C
     connection.wait_for_hello()
     names = readable(database_names(connection) if selection.databases is None else selection.databases, str)
     found = (one for name in names for one in _listed(connection, name, selection, {}))
-    return Catalog(version_of(deployment), {one.namespace: one for one in found})
+    return DeploymentCatalog(version_of(deployment), {one.namespace: one for one in found})
 
 
 def catalog_at_rest(
     deployment: MongoClient[Any] | Cluster, selection: Chosen, *, tries: int = 50
-) -> tuple[Catalog, ClusterTime]:
+) -> tuple[DeploymentCatalog, ClusterTime]:
     """A time, and the catalogue exactly as it was then: no definition changed between that time and the end of
     reading. Raises SourceError where definitions change during each of the attempts."""
     places = places_of(deployment, RETRY_SECONDS)
@@ -218,7 +218,7 @@ def catalog_at_rest(
     )
 
 
-def _of_cluster(cluster: Cluster, selection: Chosen) -> Catalog:
+def _of_cluster(cluster: Cluster, selection: Chosen) -> DeploymentCatalog:
     """What is not sharded from each database's primary shard, a sharded collection from the shards that own some of
     it: an index counts where all of them have it."""
     databases = cluster.config_collection("databases")
@@ -237,7 +237,7 @@ def _of_cluster(cluster: Cluster, selection: Chosen) -> Catalog:
             whole = _of_owners(places, selection, namespace, uuid) if selection.has(namespace) else None
             if whole is not None:
                 collections[namespace] = whole
-    return Catalog(version_of(cluster), dict(sorted(collections.items())))
+    return DeploymentCatalog(version_of(cluster), dict(sorted(collections.items())))
 
 
 def _sharded_by_database(places: Places) -> dict[str, dict[str, bytes]]:
@@ -425,7 +425,7 @@ def _is_of_id(spec: bytes) -> bool:
 
 
 def difference(
-    source: Catalog, target: Catalog, *, held: Mapping[tuple[str, str], bytes | None] | None = None
+    source: DeploymentCatalog, target: DeploymentCatalog, *, held: Mapping[tuple[str, str], bytes | None] | None = None
 ) -> list[CatalogDifference]:
     """Where the target's catalogue is not as it must be. Both are under the target's names (``Catalog.renamed``).
 

@@ -9,25 +9,26 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from tailrace.act.consumer.rules.errors import LeaseLost
 from tailrace.act.sync import standing
-from tailrace.act.sync.copying import Copy, CopyProgress
+from tailrace.act.sync.copying import Copy, SyncCopyProgress
 from tailrace.act.sync.cutover import CutOver, allow_writes, refused_writes_told
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
 from tailrace.act.sync.ownership import Ownership, own
-from tailrace.act.sync.plan import Plan, make_plan
+from tailrace.act.sync.plan import SyncPlan, make_plan
 from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
 from tailrace.act.sync.verification import Verification, verify
+from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
@@ -120,7 +121,7 @@ class Sync:
 
     # -- what may be asked of it ------------------------------------------------------------------------------------
 
-    def plan(self) -> Plan:
+    def plan(self) -> SyncPlan:
         """What would be done and what would be refused. Nothing is written."""
         return make_plan(self.ends.deployment, self.ends.target, self.settings)
 
@@ -164,21 +165,39 @@ class Sync:
         """Compare both ends byte for byte at one position, while writes go on. ``sample``: so many documents of each
         collection. ``names``: these alone, by their names on the source. ``resume``: go on where a verification was
         stopped."""
-        found = verify(
-            self.ends.deployment,
-            self.ends.state,
-            self.settings,
-            sample=sample,
-            names=names,
-            resume=resume,
-            on_progress=on_progress,
-            stop=self._stopped,
-        )
+        with self._followed():
+            found = verify(
+                self.ends.deployment,
+                self.ends.state,
+                self.settings,
+                sample=sample,
+                names=names,
+                resume=resume,
+                on_progress=on_progress,
+                stop=self._stopped,
+            )
         if found.complete:
             differences = len(found.differences) + found.more
             noted = {"time": f"{found.time.seconds},{found.time.increment}", "documents": found.documents}
             self._note({"verified": {**noted, "differences": differences, "whole": sample is None and not names}})
         return found
+
+    @contextmanager
+    def _followed(self) -> Iterator[None]:
+        """Somebody follows while the body compares: if nobody else does, another sync in a thread."""
+        document = self._document()
+        if document.phase == standing.CUT_OVER or standing.is_owned(document, self.ends.state):
+            yield
+            return
+        with Sync.of(self._source, self._target, self.settings) as beside:
+            thread = CheckedThread(beside.run, "tailrace-sync-beside", failed=lambda _: self.stop())
+            thread.start()
+            try:
+                yield
+            finally:
+                beside.stop()
+                thread.join()
+            thread.check()
 
     def pause(self) -> None:
         """Let the owner write nothing until ``resume``, whatever is started anew meanwhile."""
@@ -258,7 +277,12 @@ class Sync:
                 )
             now = self.ends.now()
             extra = {"settings": standing.said_of(self.settings)}
-            state.begin(now, members=self.ends.oplogs.members, witness=self.ends.oplogs.witness(), extra=extra)
+            members, witness = self.ends.oplogs.members, self.ends.oplogs.witness()
+            try:
+                state.begin(now, members=members, witness=witness, extra=extra)
+            except UsageError:
+                if state.read() is None:
+                    raise  # otherwise another process has begun it just now
         else:
             standing.check_settings(self._document(), self.settings)
 
@@ -285,7 +309,7 @@ class Sync:
         """Copy what is left. Whether all is copied."""
         asked = threading.Event()
 
-        def noted(progress: CopyProgress) -> None:
+        def noted(progress: SyncCopyProgress) -> None:
             self._counted.copied(progress.documents, progress.estimate_documents, progress.bytes)
             if self._tell(told) is not None:
                 asked.set()
@@ -355,11 +379,11 @@ class _Either(threading.Event):
         return super().is_set() or self._other.is_set()
 
 
-def _at_most_every(seconds: float, call: Callable[[CopyProgress], None]) -> Callable[[CopyProgress], None]:
+def _at_most_every(seconds: float, call: Callable[[SyncCopyProgress], None]) -> Callable[[SyncCopyProgress], None]:
     last = 0.0
     lock = threading.Lock()
 
-    def called(progress: CopyProgress) -> None:
+    def called(progress: SyncCopyProgress) -> None:
         nonlocal last
         with lock:
             now = time.monotonic()

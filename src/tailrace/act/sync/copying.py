@@ -28,9 +28,10 @@ from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 
 from tailrace.act.sync import indexes
+from tailrace.act.sync.capped import CappedCopy
 from tailrace.act.sync.catalog import (
-    Catalog,
     CatalogCollection,
+    DeploymentCatalog,
     OnSource,
     OnTarget,
     catalog_at_rest,
@@ -64,7 +65,7 @@ _log = logging.getLogger("tailrace.sync")
 
 
 @dataclass(frozen=True, slots=True)
-class CopyProgress:
+class SyncCopyProgress:
     """Documents and bytes copied, about how many documents there are, collections of which nothing is left to copy, and
     about how many seconds the rest takes (``None``: not known)."""
 
@@ -106,11 +107,11 @@ class Copy:
         self._stopped.set()
 
     @property
-    def progress(self) -> CopyProgress:
+    def progress(self) -> SyncCopyProgress:
         """How far it is."""
         return self._counts.progress()
 
-    def run(self, on_progress: Callable[[CopyProgress], None] = lambda _: None) -> bool:
+    def run(self, on_progress: Callable[[SyncCopyProgress], None] = lambda _: None) -> bool:
         """Copy what is left, and build the indexes that need not wait. Returns whether all is done: the phase is
         "catchUp" then. Raises SourceError, SinkError and LeaseLost."""
         document = self._document()
@@ -121,6 +122,8 @@ class Copy:
         ranges = self._ranges()
         self._counts = _Counts.of(ranges)
         if not self._all([one for one in ranges if not one.done], on_progress):
+            return False
+        if not self._whole():
             return False
         self._build_indexes()
         hold = places_of(self._source, RETRY_SECONDS).now()
@@ -163,7 +166,7 @@ class Copy:
         for one in making:
             uuid = indexes.create(self._target, one, version, fence=fence, check=self._ownership.check)
             if one.kind == "collection":
-                self._build_early(one, version)
+                indexes.build_early(self._target, one, version, check=self._ownership.check)
                 made.append((one, before[one.namespace], uuid))
         cut = [self._cut(one, namespace) for one, namespace, _ in made]
 
@@ -180,7 +183,7 @@ class Copy:
         sets = {"prepared": True, "making": [], "time": at, "hold": at}
         self._ownership.run(note, sets=sets, what="note what is to be copied")
 
-    def _under_new_names(self, catalog: Catalog) -> list[CatalogCollection]:
+    def _under_new_names(self, catalog: DeploymentCatalog) -> list[CatalogCollection]:
         moved = catalog.renamed(self._settings.target_of)
         if len(moved.collections) < len(catalog.collections):
             raise SinkError(
@@ -198,20 +201,6 @@ class Copy:
                 hint="Drop it, leave it out (--except) or give the copy another name (--rename)",
             )
 
-    def _build_early(self, one: CatalogCollection, version: tuple[int, int]) -> None:
-        """Before 6.0 an index is made with a limit of age that is not the highest, which it gets a moment later: so
-        then it is made while the collection is empty."""
-        early = [spec for spec in one.indexes if indexes.expires(spec) and not indexes.waits(spec)]
-        if version < (6, 0) and early:
-            indexes.build(
-                self._target,
-                one.namespace,
-                early,
-                version,
-                has_collation=one.has_collation,
-                check=self._ownership.check,
-            )
-
     def _note_indexes(self, one: CatalogCollection, session: ClientSession) -> None:
         for spec in one.indexes:
             if indexes.waits(spec) or indexes.expires(spec):
@@ -224,13 +213,13 @@ class Copy:
         """The ranges of a collection, as they are noted. ``namespace`` is its name on the source."""
         reader = ChunkReader(retry_seconds=RETRY_SECONDS)
         placement = places_of(self._source, RETRY_SECONDS).placement(one.uuid, namespace.partition(".")[0])
-        if placement is None:
-            return []  # dropped a moment ago, as the follower will see
+        if placement is None or one.is_capped:
+            return []  # dropped a moment ago, as the follower will see; or copied as a whole
         estimate = reader.estimate(placement)
         bounds = reader.ranges(placement, min(_RANGES_MAX, estimate // _RANGE_DOCUMENTS))
         ranges = key_ranges(bounds)
         return [
-            _Range(
+            _CopyRange(
                 {"sync": self._state.name, "uuid": Binary(one.uuid, 4), "range": number},
                 namespace,
                 one.namespace,
@@ -242,14 +231,14 @@ class Copy:
 
     # -- documents ---------------------------------------------------------------------------------------------------
 
-    def _ranges(self) -> list[_Range]:
+    def _ranges(self) -> list[_CopyRange]:
         with answering("read the copy's ranges"):
             found = list(self._state.ranges.find({"_id.sync": self._state.name}))
-        return [_Range.of(one) for one in found]
+        return [_CopyRange.of(one) for one in found]
 
-    def _all(self, left: Sequence[_Range], on_progress: Callable[[CopyProgress], None]) -> bool:
+    def _all(self, left: Sequence[_CopyRange], on_progress: Callable[[SyncCopyProgress], None]) -> bool:
         """Copy ranges, several at a time. Returns whether all of them are copied."""
-        waiting: queue.SimpleQueue[_Range] = queue.SimpleQueue()
+        waiting: queue.SimpleQueue[_CopyRange] = queue.SimpleQueue()
         for one in sorted(left, key=lambda one: -one.estimate):
             waiting.put(one)
         lanes = range(1, self._ownership.lanes) if self._ownership.lanes > 1 else range(1)
@@ -259,7 +248,7 @@ class Copy:
 
         def work(lane: int) -> None:
             try:
-                worker = _Worker(self, start, lane, lambda: failed.is_set() or self._stopped.is_set())
+                worker = _RangeCopier(self, start, lane, lambda: failed.is_set() or self._stopped.is_set())
                 with suppress(queue.Empty):
                     while not failed.is_set() and not self._stopped.is_set():
                         worker.copy(waiting.get_nowait())
@@ -276,6 +265,17 @@ class Copy:
                 future.result()
         on_progress(self.progress)
         return not self._stopped.is_set()
+
+    def _whole(self) -> bool:
+        """Copy the capped collections, each as a whole. Returns whether all of them are copied."""
+        capped = CappedCopy(self._source, self._state, self._ownership)
+        collections = self._state.collections()
+        for uuid, kept in self._state.copies().items():
+            if self._stopped.is_set():
+                return False
+            if kept["capped"] and not kept.get("whole"):
+                self._counts.add(capped.copy(collections[uuid], kept), 0)
+        return True
 
     # -- indexes -----------------------------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class Copy:
                 self._ownership.run(note, what="note an index that waits")
 
 
-class _Worker:
+class _RangeCopier:
     """Copies ranges, one after the other, in one thread."""
 
     def __init__(self, copy: Copy, start: Any, lane: int, stopped: Callable[[], bool]) -> None:
@@ -326,7 +326,7 @@ class _Worker:
         self._read = range_reader(copy._source, start)
         self._inserter = Inserter(copy._target)
 
-    def copy(self, wanted: _Range) -> None:
+    def copy(self, wanted: _CopyRange) -> None:
         """Copy what is left of a range. Where its collection is gone, nothing is left."""
         while not wanted.done:
             for chunk in self._read(wanted.namespace, wanted.uuid, wanted.range):
@@ -338,7 +338,7 @@ class _Worker:
                 wanted = self._note(wanted, wanted.ended(), ())
         self._copy._counts.ended(wanted)
 
-    def _keep(self, wanted: _Range, chunk: SnapshotChunk) -> _Range:
+    def _keep(self, wanted: _CopyRange, chunk: SnapshotChunk) -> _CopyRange:
         for left in reversed(range(_DUPLICATE_TRIES)):
             pieces = pieces_of(chunk.documents)
             try:
@@ -352,12 +352,12 @@ class _Worker:
             chunk = self._again(wanted, chunk)
         raise AssertionError
 
-    def _again(self, wanted: _Range, chunk: SnapshotChunk) -> SnapshotChunk:
+    def _again(self, wanted: _CopyRange, chunk: SnapshotChunk) -> SnapshotChunk:
         once_more = range_reader(self._source, places_of(self._source, RETRY_SECONDS).now(), whole=True)
         within = KeyRange(wanted.range.at, chunk.to)
         return next(iter(once_more(wanted.namespace, wanted.uuid, within)), chunk)
 
-    def _note(self, before: _Range, after: _Range, pieces: Sequence[bytes]) -> _Range:
+    def _note(self, before: _CopyRange, after: _CopyRange, pieces: Sequence[bytes]) -> _CopyRange:
         """Write documents and the range's new bound."""
 
         def body(session: ClientSession) -> None:
@@ -375,7 +375,7 @@ class _Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
+class _CopyRange:
     """A range of ``_id``, and how much of it is copied. ``id`` is that of its document in the state."""
 
     id: Mapping[str, Any]
@@ -391,10 +391,10 @@ class _Range:
     def uuid(self) -> bytes:
         return bytes(self.id["uuid"])
 
-    def after(self, to: bytes, documents: Sequence[bytes]) -> _Range:
+    def after(self, to: bytes, documents: Sequence[bytes]) -> _CopyRange:
         """After a chunk that ends before ``to``."""
         size = len(documents.buffer) if isinstance(documents, RunOfDocuments) else sum(map(len, documents))
-        return _Range(
+        return _CopyRange(
             self.id,
             self.namespace,
             self.target,
@@ -405,7 +405,7 @@ class _Range:
             self.estimate,
         )
 
-    def ended(self) -> _Range:
+    def ended(self) -> _CopyRange:
         """Its collection is gone: nothing is left."""
         return self.after(self.range.to, ())
 
@@ -423,7 +423,7 @@ class _Range:
         }
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> _Range:
+    def of(cls, found: Mapping[str, Any]) -> _CopyRange:
         return cls(
             {**found["_id"], "uuid": Binary(bytes(found["_id"]["uuid"]), 4)},
             str(found["namespace"]),
@@ -447,7 +447,7 @@ class _Counts:
         self._collections = 0
 
     @classmethod
-    def of(cls, ranges: Sequence[_Range]) -> _Counts:
+    def of(cls, ranges: Sequence[_CopyRange]) -> _Counts:
         counts = cls(
             sum(one.documents for one in ranges),
             sum(one.size for one in ranges),
@@ -463,18 +463,18 @@ class _Counts:
             self._documents += documents
             self._bytes += size
 
-    def ended(self, wanted: _Range) -> None:
+    def ended(self, wanted: _CopyRange) -> None:
         with self._lock:
             self._left[wanted.uuid] = self._left.get(wanted.uuid, 1) - 1
 
-    def progress(self) -> CopyProgress:
+    def progress(self) -> SyncCopyProgress:
         with self._lock:
             copied = self._documents - self._first
             estimate = max(self._estimate, self._documents)
             elapsed = time.monotonic() - self._begun
             left = elapsed / copied * (estimate - self._documents) if copied else None
             done = sum(not ranges for ranges in self._left.values())
-            return CopyProgress(self._documents, self._bytes, estimate, done, self._collections, left)
+            return SyncCopyProgress(self._documents, self._bytes, estimate, done, self._collections, left)
 
 
 def _duplicate(error: SinkError, chunk: SnapshotChunk, sharded: bool) -> SinkError:
@@ -494,7 +494,13 @@ def _duplicate(error: SinkError, chunk: SnapshotChunk, sharded: bool) -> SinkErr
 
 def _copy_fields(one: CatalogCollection) -> dict[str, Any]:
     """What is kept of a collection until its copy ends."""
-    return {"specs": [Binary(spec) for spec in one.indexes], "collated": one.has_collation}
+    return {
+        "specs": [Binary(spec) for spec in one.indexes],
+        "collated": one.has_collation,
+        "capped": one.is_capped,
+        "options": Binary(one.options),
+        "idIndex": None if one.id_index is None else Binary(one.id_index),
+    }
 
 
 def _nothing(session: ClientSession) -> None:

@@ -75,7 +75,7 @@ def _set_mode(client: MongoClient[Any], version: str, *, blocked: bool) -> bool:
     if _numbers(version) < BLOCKS_SINCE:
         return False
     try:
-        client.admin.command("setUserWriteBlockMode", 1, **{"global": blocked})
+        client.admin.command({"setUserWriteBlockMode": 1, "global": blocked})
     except OperationFailure as error:
         if error.code in (_UNAUTHORIZED, _NO_COMMAND):
             return False
@@ -133,12 +133,13 @@ def written(oplogs: Oplogs, after: ClusterTime, until: ClusterTime, has: Callabl
             start = run.rows.start
             for place in places:
                 for entry in run.member.operations(run.raw[int(start[place]) : int(start[place + 1])]):
-                    found |= _changed(entry, has)
+                    found |= changed(entry, has)
         position = window.until
     return found
 
 
-def _changed(entry: OplogEntry, has: Callable[[str], bool]) -> set[str]:
+def changed(entry: OplogEntry, has: Callable[[str], bool]) -> set[str]:
+    """What an entry changes of what is synced: a collection, or a database for a command."""
     if entry.operation == "n" or entry.from_migrate:
         return set()
     namespace = entry.namespace.decode(errors="replace")

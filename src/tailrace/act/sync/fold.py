@@ -335,6 +335,8 @@ class SyncFold:
         self._count += 1
         self._size += len(body)
         if self.collections[uuid].capped:
+            if time <= self.collections[uuid].as_of:
+                return  # the copy, which is of that time, has it
             self._capped.append(CappedChange(uuid, op, identifier, body, time))
         else:
             self._note(self._groups.setdefault(uuid, {}), op, identifier, body, time, before=before)

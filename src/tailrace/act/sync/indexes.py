@@ -53,6 +53,7 @@ _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
 #: The target may be away for so long.
 RETRY_SECONDS: Final = 120.0
 _UNAUTHORIZED: Final = 13
+_UUID_TAKEN: Final = 40655
 _DAY_S: Final = 86_400
 #: Stands for the limit of age of a clustered collection, which no index has.
 CLUSTERED: Final = "$clustered"
@@ -107,7 +108,8 @@ def _create_as(
     fence: Mapping[str, Any] | None,
     check: Callable[[], None],
 ) -> bool:
-    """Make a collection with the source's UUID. Returns false where this user may not."""
+    """Make a collection with the source's UUID. Returns false where this user may not, and where another collection of
+    the target has it: that of another sync."""
     database = collection.namespace.partition(".")[0]
     operation = {
         "op": "c",
@@ -119,7 +121,7 @@ def _create_as(
     try:
         _command(target, "admin", applied, f"create {collection.namespace}", check)
     except SinkError as error:
-        if error.code != _UNAUTHORIZED:
+        if error.code not in (_UNAUTHORIZED, _UUID_TAKEN):
             raise
         return False
     return True
@@ -235,6 +237,21 @@ def build(
         _command(target, database, command, f"build indexes of {namespace}", check)
     for one in raised:
         set_expiry(target, namespace, one, TTL_MAX, check=check)
+
+
+def build_early(
+    target: MongoClient[Any],
+    collection: CatalogCollection,
+    version: tuple[int, int],
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Before 6.0 an index is made with a limit of age that is not the highest, which it gets a moment later: so then it
+    is made while the collection is empty."""
+    early = [spec for spec in collection.indexes if expires(spec) and not waits(spec)]
+    if version < (6, 0) and early:
+        collated = collection.has_collation
+        build(target, collection.namespace, early, version, has_collation=collated, check=check)
 
 
 def set_expiry(

@@ -29,36 +29,39 @@ _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSON
 
 
 class Inserter:
-    """Inserts documents as the bytes that they are. Of one thread, for any collection of a target."""
+    """Inserts documents as the bytes that they are, into any collection of a target. Of one thread.
+
+    ``keeps_empty_timestamps``  whether the target's inserts can leave a Timestamp of 0 as it is
+    """
 
     def __init__(self, target: MongoClient[Any]) -> None:
         self._target = target
-        self._keeps_empty_timestamps = _takes_empty_timestamps(target)
+        self.keeps_empty_timestamps = _takes_empty_timestamps(target)
 
     def insert(self, namespace: str, pieces: Sequence[bytes], session: ClientSession) -> None:
         """Insert the documents of ``pieces``, each some of them one after the other. Raises OperationFailure."""
         database, _, name = namespace.partition(".")
         special: list[bytes] = []
-        if not self._keeps_empty_timestamps:
+        if not self.keeps_empty_timestamps:
             pieces, special = _without_special(pieces)
         command: dict[str, Any] = {
             "insert": name,
-            "documents": [Piece(one) for one in pieces],
+            "documents": [RawDocuments(one) for one in pieces],
             "ordered": False,
             "bypassDocumentValidation": True,
         }
-        if self._keeps_empty_timestamps:
+        if self.keeps_empty_timestamps:
             command["bypassEmptyTsReplacement"] = True
         there = self._target.get_database(database)
         if pieces:
             _raise_first(there.command(command, session=session))
         if special:
-            updates = [_insertion(one) for one in special]
+            updates = [insertion(one) for one in special]
             command = {"update": name, "updates": updates, "ordered": False, "bypassDocumentValidation": True}
             _raise_first(there.command(command, session=session))
 
 
-class Piece(RawBSONDocument):
+class RawDocuments(RawBSONDocument):
     """Documents one after the other. PyMongo puts a message's documents one after the other too, so that for it they
     are one, and none of them becomes an object."""
 
@@ -115,7 +118,7 @@ def has_empty_timestamp(document: bytes) -> bool:
     )
 
 
-def _insertion(document: bytes) -> dict[str, Any]:
+def insertion(document: bytes) -> dict[str, Any]:
     """An update that inserts a document with all its bytes."""
     element = raw_bson.find(document, b"_id")
     if element is None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Final, cast
 
+import bson
 from bson.binary import Binary
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
@@ -19,7 +20,7 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from tailrace.core import raw_bson
+from tailrace.act.sync.state import SyncDocument, SyncState, document_of
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SourceError
 from tailrace.read.snapshot.chunk import KeyRangeCursor, id_alone
@@ -27,6 +28,8 @@ from tailrace.read.snapshot.documents import RunOfDocuments
 from tailrace.read.snapshot.state import HIGHEST, KeyRange
 from tailrace.read.source.connection import RETRY_SECONDS, Connection
 from tailrace.read.source.raw_reply import RawReplyCursor
+from tailrace.read.source.topology import Cluster
+from tailrace.read.source.witness import oplogs_of
 
 #: The server no longer has the moment, or not yet, or the collection was not there as it is: another moment may do.
 ANOTHER_MOMENT: Final = frozenset({26, 239, 246})
@@ -35,7 +38,7 @@ _READ_BYTES: Final = 8 << 20
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
 
 
-class _At(ReadConcern):
+class _SnapshotAt(ReadConcern):
     """A snapshot of one cluster time."""
 
     def __init__(self, time: ClusterTime) -> None:
@@ -46,6 +49,34 @@ class _At(ReadConcern):
     def document(self) -> dict[str, Any]:
         """As it is sent."""
         return {**super().document, "atClusterTime": self._time}
+
+
+def state_at(state: SyncState, at: ClusterTime) -> SyncDocument | None:
+    """The state of a sync as it was at a time of the target's: with it comes which position the target was at."""
+    with MomentReader(state.client).reading(at) as (concern, session):
+        there = state.client.get_database(state.database, read_concern=concern)
+        found = there["syncs"].find_one({"_id": state.name}, session=session)
+    return None if found is None else document_of(found)
+
+
+_WRITES: Final = bson.encode(
+    {
+        "$or": [
+            {"op": {"$in": ["i", "u", "d"]}, "ns": {"$not": {"$regex": r"^(admin|config|local)\."}}},
+            {"op": "c", "ns": {"$not": {"$regex": r"^(config|local)\."}}},
+        ]
+    }
+)
+
+
+def nothing_written(deployment: MongoClient[Any] | Cluster, after: ClusterTime, until: ClusterTime) -> bool:
+    """Whether the oplogs have no write between two times, so that the source is at the one as at the other."""
+    for source in oplogs_of(deployment).values():
+        if source.oldest()[0] > after and not source.oldest()[1]:
+            return False
+        if any(batch.raw for batch in source.read(after, until, oplog_filter=_WRITES)):
+            return False
+    return True
 
 
 class MomentReader:
@@ -81,17 +112,6 @@ class MomentReader:
             return RunOfDocuments(found.buffer + self._highest(database, uuid, at))
         return found
 
-    def in_natural_order(self, database: str, uuid: bytes, at: ClusterTime) -> list[bytes]:
-        """All documents, in the order in which they lie."""
-
-        def read() -> list[bytes]:
-            with self._reading(at) as (concern, session):
-                there = self._by_uuid(database, uuid, concern)
-                with closing(RawReplyCursor(there, {}, hint=[("$natural", 1)], session=session)) as cursor:
-                    return [one for reply in cursor for one in raw_bson.split(reply)]
-
-        return self._connection.retrying(read)
-
     def _range(
         self, database: str, uuid: bytes, at: ClusterTime, within: KeyRange, *, limit: int, bytes_max: int | None = None
     ) -> tuple[RunOfDocuments, bool]:
@@ -100,7 +120,7 @@ class MomentReader:
         def read() -> tuple[RunOfDocuments, bool]:
             replies: list[bytes] = []
             size, is_cut = 0, False
-            with self._reading(at) as (concern, session):
+            with self.reading(at) as (concern, session):
                 there = self._by_uuid(database, uuid, concern)
                 options: dict[str, Any] = {} if not limit else {"limit": limit, "batch_size": limit + 1}
                 with closing(KeyRangeCursor(there, within.at, within.to, session=session, **options)) as cursor:
@@ -123,7 +143,7 @@ class MomentReader:
         """The document whose ``_id`` is MaxKey, which no range ends after."""
 
         def read() -> bytes:
-            with self._reading(at) as (concern, session):
+            with self.reading(at) as (concern, session):
                 there = self._by_uuid(database, uuid, concern)
                 query = RawBSONDocument(HIGHEST, _RAW)
                 with closing(RawReplyCursor(there, query, session=session)) as cursor:
@@ -132,13 +152,14 @@ class MomentReader:
         return self._connection.retrying(read)
 
     @contextmanager
-    def _reading(self, at: ClusterTime) -> Iterator[tuple[ReadConcern | None, ClientSession | None]]:
+    def reading(self, at: ClusterTime) -> Iterator[tuple[ReadConcern | None, ClientSession | None]]:
+        """What to read with: a concern, or a session that is in a transaction."""
         if not self._in_transactions:
-            yield _At(at), None
+            yield _SnapshotAt(at), None
             return
         with (
             self._client.start_session(causal_consistency=False) as session,
-            session.start_transaction(read_concern=_At(at)),
+            session.start_transaction(read_concern=_SnapshotAt(at)),
         ):
             yield None, session
 

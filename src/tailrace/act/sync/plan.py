@@ -15,8 +15,8 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.act.sync.catalog import (
-    Catalog,
     CatalogCollection,
+    DeploymentCatalog,
     OnSource,
     OnTarget,
     name_of,
@@ -27,13 +27,13 @@ from tailrace.act.sync.catalog import (
 )
 from tailrace.act.sync.rights import may_read_by_uuid, missing_rights
 from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.sizes import disk_of, in_time, in_units, reach_of, sizes_of
 from tailrace.act.sync.state import SyncState
 from tailrace.act.sync.views import collections_shown
 from tailrace.core.plan.profile import knowledge_of
 from tailrace.errors import TailraceError
 from tailrace.read.source.compatibility import compatibility_of
 from tailrace.read.source.connection import Connection
-from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.shard_identity import shard_name
 from tailrace.read.source.topology import Cluster
 from tailrace.read.source.witness import identity_if_allowed, oplogs_of
@@ -48,7 +48,7 @@ _NAMED_MAX: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SyncPlan:
     """What would be done.
 
     ``refusals``    sentences: none, and the sync may begin
@@ -92,10 +92,10 @@ class Plan:
             lines.append("the sync is there, and goes on")
         lines.append(
             f"copy: {self.collections:,} collections, {self.views:,} views, about {self.documents:,} documents, "
-            f"{_size(self.bytes)}: about {_time(self.seconds)}"
+            f"{in_units(self.bytes)}: about {in_time(self.seconds)}"
         )
         if self.oplog_seconds is not None:
-            lines.append(f"oplog: reaches back {_time(self.oplog_seconds)}")
+            lines.append(f"oplog: reaches back {in_time(self.oplog_seconds)}")
         lines += [f"warning: {one}" for one in self.warnings]
         lines += [f"refused: {one}" for one in self.refusals]
         if not self.refusals:
@@ -103,7 +103,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(source: MongoClient[Any] | Cluster, target: MongoClient[Any], settings: SyncSettings) -> Plan:
+def make_plan(source: MongoClient[Any] | Cluster, target: MongoClient[Any], settings: SyncSettings) -> SyncPlan:
     """Look at both sides. Writes nothing. Raises TailraceError only where neither side can be looked at."""
     return _Examination(source, target, settings).plan()
 
@@ -119,7 +119,7 @@ class _Examination:
     warnings: list[str] = field(default_factory=list)
     keeps_uuids: bool = True
 
-    def plan(self) -> Plan:
+    def plan(self) -> SyncPlan:
         source, target = _described(self.source), _described(self.target)
         for checks in (
             (self._source_kind, self._target_kind),
@@ -129,15 +129,16 @@ class _Examination:
             for check in checks:
                 self._guarded(check)
             if self.refusals:
-                return Plan(source, target, refusals=self.refusals, warnings=self.warnings)
+                return SyncPlan(source, target, refusals=self.refusals, warnings=self.warnings)
         catalog = self._catalog()
         if catalog is None:
-            return Plan(source, target, refusals=self.refusals, warnings=self.warnings)
+            return SyncPlan(source, target, refusals=self.refusals, warnings=self.warnings)
         goes_on = SyncState(self.target, self.settings).read() is not None
         for collection in catalog.collections.values():
             self.refusals += self._refused(collection)
         self._guarded(partial(self._names, catalog, goes_on=goes_on))
-        documents, size, stored = self._sizes(catalog)
+        names = [one.namespace for one in catalog.collections.values() if one.kind == "collection"]
+        documents, size, stored = sizes_of(self._members_of_source(), names)
         rate = min(COPY_DOCUMENTS, self.settings.documents_per_second or math.inf)
         seconds = max(documents / rate, size / COPY_BYTES)
         reach = self._reach()
@@ -145,7 +146,7 @@ class _Examination:
             self._guarded(partial(self._space, stored))
             self._window(seconds, reach)
         kinds = [one.kind for one in catalog.collections.values()]
-        return Plan(
+        return SyncPlan(
             source,
             target,
             collections=kinds.count("collection"),
@@ -268,7 +269,7 @@ class _Examination:
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
-    def _catalog(self) -> Catalog | None:
+    def _catalog(self) -> DeploymentCatalog | None:
         try:
             return read_catalog(self.source, OnSource(self.settings))
         except TailraceError as error:
@@ -280,6 +281,11 @@ class _Examination:
         leave = "Leave it out (--except)"
         if one.kind == "timeseries":
             yield f"{one.namespace} is a time-series collection, whose buckets no sync keeps equal. {leave}"
+        if one.is_capped and not self.keeps_uuids:
+            yield (
+                f"{one.namespace} is capped, and the target's user may not write it as a sync has to. Grant it the "
+                "actions applyOps, forceUUID and useUUID on the cluster, or leave it out (--except)"
+            )
         if one.is_encrypted:
             yield f"{one.namespace} is a collection of Queryable Encryption, which drivers alone may write. {leave}"
         if one.kind == "view":
@@ -304,7 +310,7 @@ class _Examination:
                     f"{shown(one.options)}. Leave the view out (--except), and create it on the target yourself"
                 )
 
-    def _names(self, catalog: Catalog, *, goes_on: bool) -> None:
+    def _names(self, catalog: DeploymentCatalog, *, goes_on: bool) -> None:
         wanted: dict[str, str] = {}
         for namespace in catalog.collections:
             name = self.settings.target_of(namespace)
@@ -351,53 +357,25 @@ class _Examination:
 
     # -- how much, how long -------------------------------------------------------------------------------------------
 
-    def _sizes(self, catalog: Catalog) -> tuple[int, int, int]:
-        """About how many documents there are, their bytes, and the bytes on disk with the indexes."""
-        documents = size = stored = 0
-        names = [one.namespace for one in catalog.collections.values() if one.kind == "collection"]
-        for client in self._members_of_source():
-            for namespace in names:
-                database, _, name = namespace.partition(".")
-                try:
-                    stats = client[database].command({"collStats": name})
-                except PyMongoError:
-                    continue  # not there, not on this shard, or not allowed
-                documents += int(stats.get("count", 0))
-                size += int(stats.get("size", 0))
-                stored += int(stats.get("storageSize", 0)) + int(stats.get("totalIndexSize", 0))
-        return documents, size, stored
-
     def _space(self, stored: int) -> None:
-        total, used = self._disk()
+        total, used = disk_of(self.target, self.settings.state_db)
         if not total:
             return
         free = total - used
         if free < stored:
             self.refusals.append(
-                f"the target's disk has {_size(free)} left, and the source holds {_size(stored)} with its indexes. "
-                "Make room, or copy less (--only)"
+                f"the target's disk has {in_units(free)} left, and the source holds {in_units(stored)} with its "
+                "indexes. Make room, or copy less (--only)"
             )
         elif free < 2 * stored:
             self.warnings.append(
-                f"the target's disk has {_size(free)} left, for {_size(stored)} of documents and indexes "
+                f"the target's disk has {in_units(free)} left, for {in_units(stored)} of documents and indexes "
                 "and the oplog of copying them"
             )
 
-    def _disk(self) -> tuple[int, int]:
-        """The size of the target's disk, and what of it is used; 0 where it does not tell. Only a database that is
-        there tells."""
-        for name in (self.settings.state_db, "admin", "local"):
-            try:
-                stats = self.target[name].command("dbStats")
-            except OperationFailure:
-                continue
-            if stats.get("fsTotalSize"):
-                return int(stats["fsTotalSize"]), int(stats.get("fsUsedSize", 0))
-        return 0, 0
-
     def _reach(self) -> float | None:
         """How many seconds the oplog reaches back once it is full, at the pace so far; the least of the shards'."""
-        found = [_reach_of(source) for source in oplogs_of(self.source).values()]
+        found = [reach_of(source) for source in oplogs_of(self.source).values()]
         return min((one for one in found if one is not None), default=None)
 
     def _window(self, seconds: float, reach: float | None) -> None:
@@ -405,26 +383,15 @@ class _Examination:
             return
         if reach < seconds:
             self.refusals.append(
-                f"the copy takes about {_time(seconds)}, and the oplog reaches back {_time(reach)} at the pace "
-                "so far: the sync could not go on after the copy. Keep the oplog in a directory (--archive DIR), or "
-                "enlarge it with replSetResizeOplog"
+                f"the copy takes about {in_time(seconds)}, and the oplog reaches back {in_time(reach)} at the "
+                "pace so far: the sync could not go on after the copy. Keep the oplog in a directory (--archive DIR), "
+                "or enlarge it with replSetResizeOplog"
             )
         elif reach < _WINDOW_SHARE * seconds:
             self.warnings.append(
-                f"the copy takes about {_time(seconds)}, and the oplog reaches back {_time(reach)} at the pace "
-                "so far. With --archive DIR, the copy may take longer"
+                f"the copy takes about {in_time(seconds)}, and the oplog reaches back {in_time(reach)} at the "
+                "pace so far. With --archive DIR, the copy may take longer"
             )
-
-
-def _reach_of(source: MongodSource) -> float | None:
-    oldest, _ = source.oldest()
-    seconds = max(1, source.newest().seconds - oldest.seconds)
-    try:
-        stats = source.client.local.command("collStats", "oplog.rs")
-    except OperationFailure:
-        return None
-    size, size_max = int(stats["size"]), int(stats["maxSize"])
-    return seconds * size_max / size if size else None
 
 
 def _described(deployment: MongoClient[Any] | Cluster) -> str:
@@ -449,20 +416,3 @@ def _dotted(version: tuple[int, int]) -> str:
 def _numbers(version: str) -> tuple[int, int]:
     major, _, minor = version.partition(".")
     return int(major), int(minor.partition(".")[0] or 0)
-
-
-def _size(count: int) -> str:
-    """Bytes for people."""
-    size, unit = float(count), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1_000:
-            break
-        size, unit = size / 1_024, larger
-    return f"{size:,.0f} {unit}" if unit == "bytes" or size >= 10 else f"{size:.1f} {unit}"
-
-
-def _time(seconds: float) -> str:
-    """Seconds for people."""
-    if seconds < 120:
-        return f"{math.ceil(seconds)} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7_200 else f"{seconds / 3_600:,.1f} hours"

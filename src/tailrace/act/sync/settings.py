@@ -61,8 +61,8 @@ class SyncSettings:
         object.__setattr__(self, "renames", MappingProxyType(dict(self.renames)))
 
     def has(self, namespace: str) -> bool:
-        """Whether a collection or a view of the source is synced. The state of a sync never is: not on a way back either,
-        whose source has that of the sync before."""
+        """Whether a collection or a view of the source is synced. The state of a sync never is: a way back comes from
+        where that of the sync before is."""
         if namespace.partition(".")[0] == self.state_db:
             return False
         return self.selection.has(namespace) and not (self.excluded is not None and self.excluded.covers(namespace))

@@ -23,7 +23,7 @@ from pymongo.read_concern import ReadConcern
 
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.target import MAJORITY, answering
-from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.witness import Witness
 from tailrace.errors import SinkError, UsageError
 
@@ -82,6 +82,7 @@ class SyncedCollection:
     ``pending``    another collection has its name still: a database is getting another primary shard
     ``filled``     the shard whose migration entries fill it; empty where these only copy from shard to shard
     ``capped``     its documents keep the order in which they were inserted
+    ``as_of``      of a capped collection: it was copied as it was at this time, so that what came before is in it
     """
 
     uuid: bytes
@@ -91,6 +92,7 @@ class SyncedCollection:
     pending: bool = False
     filled: str = ""
     capped: bool = False
+    as_of: ClusterTime = ZERO
 
 
 class SyncState:
@@ -122,7 +124,7 @@ class SyncState:
         """The sync's document; ``None`` where there is no such sync."""
         with answering("read the state of the sync"):
             found = self.syncs.find_one({"_id": self.name})
-        return None if found is None else _document(found)
+        return None if found is None else document_of(found)
 
     def collections(self) -> dict[bytes, SyncedCollection]:
         """The collections on the target, by their UUIDs on the source."""
@@ -214,6 +216,7 @@ class SyncState:
             "pending": collection.pending,
             "filled": collection.filled,
             "capped": collection.capped,
+            "asOf": None if not collection.as_of else collection.as_of.to_timestamp(),
         }
         self._collections.replace_one({"_id": document["_id"]}, document, upsert=True, session=session)
 
@@ -266,7 +269,8 @@ _FIELDS: Final = frozenset(
 )
 
 
-def _document(found: Mapping[str, Any]) -> SyncDocument:
+def document_of(found: Mapping[str, Any]) -> SyncDocument:
+    """The state of a sync from its document. Raises SinkError where that is damaged."""
     try:
         if found["format"] != _FORMAT:
             raise ValueError(f"its format is {found['format']!r}")
@@ -305,4 +309,5 @@ def _collection(found: Mapping[str, Any]) -> SyncedCollection:
         pending=bool(found["pending"]),
         filled=str(found["filled"]),
         capped=bool(found["capped"]),
+        as_of=ZERO if not found.get("asOf") else ClusterTime.from_timestamp(found["asOf"]),
     )

@@ -1,9 +1,9 @@
 """Source and target compared at one moment, byte for byte, while both go on.
 
-The target equals the source at each position that it commits, and the state keeps the target's own time of the last of
-them. So a range of ``_id`` is read at a position on the source and at the matching time on the target; what differs
-then differs, and nothing has to be looked at again. Catalogues cannot be read at a time: they count where no definition
-of the source changed between the position and the end of reading.
+The target equals the source at each position that it commits, and its state, read at one of the target's own times,
+tells which position that was. So a range of ``_id`` is read at a position on the source and at the matching time on the
+target; what differs then differs, and nothing has to be looked at again. Catalogues cannot be read at a time: they
+count where no definition of the source changed between the position and the end of reading.
 
 How far a verification has come is kept beside the state, so that one that was interrupted can be gone on with.
 """
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Final
 
 from bson.binary import Binary
@@ -34,10 +35,11 @@ from tailrace.act.sync.catalog import (
     name_of,
     read_catalog,
 )
-from tailrace.act.sync.comparing import DocumentDifference, compare_documents, shown_id
-from tailrace.act.sync.moments import ANOTHER_MOMENT, MomentReader
+from tailrace.act.sync.comparing import DocumentDifference, compare_documents
+from tailrace.act.sync.moments import ANOTHER_MOMENT, MomentReader, nothing_written, state_at
+from tailrace.act.sync.natural import AGAIN, Lying, changes, in_natural_order
 from tailrace.act.sync.settings import SyncSettings
-from tailrace.act.sync.state import Committed, SyncedCollection, SyncState
+from tailrace.act.sync.state import Committed, SyncDocument, SyncedCollection, SyncState
 from tailrace.act.sync.target import answering
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -46,7 +48,7 @@ from tailrace.read.snapshot.chunk import ChunkReader, id_alone
 from tailrace.read.snapshot.documents import RunOfDocuments
 from tailrace.read.snapshot.places import Placement, Places
 from tailrace.read.snapshot.reader import places_of
-from tailrace.read.snapshot.state import KeyRange, key_ranges
+from tailrace.read.snapshot.state import KeyRange, key_ranges, shown
 from tailrace.read.source.connection import RETRY_SECONDS
 from tailrace.read.source.topology import Cluster
 
@@ -140,18 +142,24 @@ def verify(
     the sync does not go on, SourceError where a side cannot be read.
     """
     tell = on_progress or (lambda _: None)
-    work = _Verification(source, state, settings, sample=sample, stop=stop or threading.Event(), on_progress=tell)
+    work = _VerificationRun(source, state, settings, sample=sample, stop=stop or threading.Event(), on_progress=tell)
     return work.run(names, resume=resume)
 
 
 class _Moments:
-    """The newest position with the target's time, asked for again when it is old."""
+    """The position that the target is at now, with the target's time of it; asked for again when it is old.
 
-    def __init__(self, state: SyncState) -> None:
+    The sync's document, read at a time of the target, says which position the target was at then. While a definition is
+    carried out or lanes are at work it is at none; then a position counts that was committed since the beginning.
+    """
+
+    def __init__(self, source: MongoClient[Any] | Cluster, state: SyncState) -> None:
+        self._source = source
         self._state = state
         self._lock = threading.Lock()
         self._found: Committed | None = None
         self._asked = 0.0
+        self._begun = self._now()
 
     def newest(self, after: ClusterTime | None = None) -> Committed:
         """A position after ``after``. Waits for it. Raises SinkError where none comes."""
@@ -159,32 +167,46 @@ class _Moments:
         with self._lock:
             while True:
                 now = time.monotonic()
-                if self._found is None or now - self._asked >= _MOMENT_S or after is not None:
-                    self._found, self._asked = self._ask() or self._found, now
+                is_early = self._found is None or (after is not None and self._found.time <= after)
+                if is_early or now - self._asked >= _MOMENT_S:
+                    self._found, self._asked = self._ask(after) or self._found, now
                 if self._found is not None and (after is None or self._found.time > after):
                     return self._found
                 if now >= deadline:
                     raise SinkError(
                         "the target equals the source at no position that could be compared"
                         if self._found is None
-                        else f"the sync has stood at {self._found.time} for {_WAIT_S:.0f} s",
+                        else f"the sync has stood at {self._found.time}, and the source has gone on",
                         hint="A verification needs a sync that runs: start it, or wait until it has caught up",
                     )
                 time.sleep(_LOOK_S)
 
-    def _ask(self) -> Committed | None:
-        document = self._state.read()
+    def _now(self) -> ClusterTime:
+        with answering("be asked for its time"):
+            return ClusterTime.from_timestamp(self._state.client.admin.command("ping")["operationTime"])
+
+    def _ask(self, after: ClusterTime | None) -> Committed | None:
+        at = self._now()
+        with answering("read the state of the sync"):
+            document = state_at(self._state, at)
         if document is None:
             raise UsageError(f"there is no sync {self._state.name!r} on the target")
-        # A position that was committed stays one, whatever the owner is doing now: other lanes, a definition.
+        found = Committed(document.time, at) if document.is_consistent else self._committed(document)
+        if found is None or after is None or found.time > after:
+            return found
+        # A sync that does not run stays where it is. It is at the source's present where nobody has written since.
+        until = places_of(self._source, RETRY_SECONDS).now()
+        return Committed(until, found.at) if nothing_written(self._source, found.time, until) else found
+
+    def _committed(self, document: SyncDocument) -> Committed | None:
         if document.phase in ("copy", "catchUp") or not document.commits:
             return None
-        copied = document.extra.get("copied")
-        newest = document.commits[-1]
-        return None if copied is not None and newest.time < ClusterTime.from_timestamp(copied) else newest
+        newest, copied = document.commits[-1], document.extra.get("copied")
+        equal = copied is None or newest.time >= ClusterTime.from_timestamp(copied)
+        return newest if equal and newest.at >= self._begun else None
 
 
-class _Verification:
+class _VerificationRun:
     def __init__(
         self,
         source: MongoClient[Any] | Cluster,
@@ -201,7 +223,7 @@ class _Verification:
         self._sample = sample
         self.stop = stop
         self._on_progress = on_progress
-        self.moments = _Moments(state)
+        self.moments = _Moments(source, state)
         self._lock = threading.Lock()
         self._found: list[DocumentDifference | CatalogDifference] = []
         self._named: dict[str, int] = {}
@@ -271,13 +293,13 @@ class _Verification:
 
     # -- documents ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, chosen: Sequence[SyncedCollection], *, resume: bool) -> list[_Range]:
+    def _begin(self, chosen: Sequence[SyncedCollection], *, resume: bool) -> list[_RangeToCompare]:
         """The ranges to compare: those that were left of a verification before, or new ones."""
         if resume and (left := self._left({one.uuid: one for one in chosen})):
             return left
         with answering("begin the verification"):
             self._kept.delete_many({"_id.sync": self.state.name, "_id.uuid": {"$exists": True}})
-        ranges: list[_Range] = []
+        ranges: list[_RangeToCompare] = []
         for one in chosen:
             ranges += self._cut(one)
         if ranges and self._sample is None:
@@ -285,7 +307,7 @@ class _Verification:
                 self._kept.insert_many([range_.document(self.state.name) for range_ in ranges])
         return ranges
 
-    def _left(self, chosen: Mapping[bytes, SyncedCollection]) -> list[_Range]:
+    def _left(self, chosen: Mapping[bytes, SyncedCollection]) -> list[_RangeToCompare]:
         with answering("go on with the verification"):
             found = list(self._kept.find({"_id.sync": self.state.name, "_id.uuid": {"$exists": True}}))
         left = []
@@ -296,26 +318,27 @@ class _Verification:
             collection = chosen.get(bytes(one["_id"]["uuid"]))
             if collection is not None and not one["done"]:
                 within = KeyRange(bytes(one["at"]), bytes(one["to"]))
-                left.append(_Range(collection, int(one["_id"]["range"]), within, int(one["estimate"])))
+                left.append(_RangeToCompare(collection, int(one["_id"]["range"]), within, int(one["estimate"])))
         return left
 
-    def _cut(self, one: SyncedCollection) -> list[_Range]:
+    def _cut(self, one: SyncedCollection) -> list[_RangeToCompare]:
         reader = ChunkReader(retry_seconds=RETRY_SECONDS)
         database = one.namespace.partition(".")[0]
         placement = places_of(self._source, RETRY_SECONDS).placement(one.uuid, database)
         if placement is None:
             return []  # dropped a moment ago
         estimate = reader.estimate(placement)
-        self._estimate += estimate if self._sample is None else min(self._sample, estimate)
+        sample = self._sample if self._sample is not None and self._sample < estimate else None
+        self._estimate += sample or estimate
         if one.capped:
-            return [_Range(one, 0, key_ranges(())[0], estimate)]
-        if self._sample is not None:
+            return [_RangeToCompare(one, 0, key_ranges(())[0], estimate)]
+        if sample is not None:
             return [
-                _Range(one, number, KeyRange(bound), _SAMPLE_DOCUMENTS, is_short=True)
-                for number, bound in enumerate(self._sampled(one, placement, self._sample))
+                _RangeToCompare(one, number, KeyRange(bound), _SAMPLE_DOCUMENTS, is_short=True)
+                for number, bound in enumerate(self._sampled(one, placement, sample))
             ]
         cut = key_ranges(reader.ranges(placement, min(_RANGES_MAX, estimate // _RANGE_DOCUMENTS)))
-        return [_Range(one, number, within, estimate // len(cut)) for number, within in enumerate(cut)]
+        return [_RangeToCompare(one, number, within, estimate // len(cut)) for number, within in enumerate(cut)]
 
     def _sampled(self, one: SyncedCollection, placement: Placement, sample: int) -> list[bytes]:
         """Where short ranges begin, at random: at documents of both sides, so that one that is too many is met too."""
@@ -330,10 +353,11 @@ class _Verification:
                     found += [id_alone(document) for batch in cursor for document in raw_bson.split(batch)]
             except PyMongoError as error:
                 raise SourceError(f"documents of {namespace} cannot be chosen at random: {error}") from None
-        random.shuffle(found)
-        return found[:count]
+        different = list(dict.fromkeys(found))
+        random.shuffle(different)
+        return different[:count]
 
-    def _all(self, ranges: Sequence[_Range]) -> None:
+    def _all(self, ranges: Sequence[_RangeToCompare]) -> None:
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="tailrace-verify") as pool:
             shares = [list(ranges[number::PARALLEL]) for number in range(PARALLEL)]
             working = [pool.submit(self._share, share) for share in shares if share]
@@ -352,7 +376,7 @@ class _Verification:
             progress = VerificationProgress(self._documents, max(self._estimate, self._documents), count)
         self._on_progress(progress)
 
-    def _share(self, ranges: Sequence[_Range]) -> None:
+    def _share(self, ranges: Sequence[_RangeToCompare]) -> None:
         comparer = _Comparer(self, self._source)
         for one in ranges:
             noted = time.monotonic()
@@ -364,7 +388,7 @@ class _Verification:
                 if self.stop.is_set():
                     return
 
-    def _add(self, one: _Range, found: _Compared) -> None:
+    def _add(self, one: _RangeToCompare, found: _Compared) -> None:
         with self._lock:
             self._documents += found.documents
             self._bytes += found.size
@@ -378,14 +402,14 @@ class _Verification:
                 self._found.append(different)
                 one.differences.append(different)
 
-    def _keep(self, one: _Range, end: bytes) -> None:
+    def _keep(self, one: _RangeToCompare, end: bytes) -> None:
         document = one.document(self.state.name, end)
         with answering("note how far the verification is"):
             self._kept.replace_one({"_id": document["_id"]}, document, upsert=True)
 
 
 @dataclass(slots=True)
-class _Range:
+class _RangeToCompare:
     """A range to compare. ``is_short``: only its first documents."""
 
     collection: SyncedCollection
@@ -423,14 +447,14 @@ class _Compared:
 class _Comparer:
     """Compares ranges, in one thread."""
 
-    def __init__(self, work: _Verification, source: MongoClient[Any] | Cluster) -> None:
+    def __init__(self, work: _VerificationRun, source: MongoClient[Any] | Cluster) -> None:
         self._work = work
         self._source = source
         self._places: Places = places_of(source, RETRY_SECONDS)
         self._readers: dict[int, MomentReader] = {}
         self._target = MomentReader(work.state.client)
 
-    def compare(self, one: _Range) -> Iterator[_Compared]:
+    def compare(self, one: _RangeToCompare) -> Iterator[_Compared]:
         """A range, piece by piece. Fewer come where its collection is gone."""
         within, size = one.within, _CHUNK_DOCUMENTS
         if one.is_short:
@@ -446,7 +470,7 @@ class _Comparer:
             if found.documents and not one.is_short:
                 size = max(1, min(_CHUNK_DOCUMENTS, _CHUNK_BYTES * found.documents // max(1, found.size)))
 
-    def _piece(self, one: _Range, within: KeyRange, size: int) -> _Compared | None:
+    def _piece(self, one: _RangeToCompare, within: KeyRange, size: int) -> _Compared | None:
         """The next piece, at a moment at which both sides could be read; ``None`` where the collection is gone."""
         after: ClusterTime | None = None
         last: SourceError | None = None
@@ -460,7 +484,7 @@ class _Comparer:
             try:
                 return self._at(one, within, size, moment, placement)
             except SourceError as error:
-                if error.code not in ANOTHER_MOMENT:
+                if error.code not in ANOTHER_MOMENT and not (one.collection.capped and error.code in AGAIN):
                     raise
                 last = error
                 if one.collection.uuid not in self._work.state.collections():
@@ -474,7 +498,9 @@ class _Comparer:
             hint="Verify when the balancer has finished",
         )
 
-    def _at(self, one: _Range, within: KeyRange, size: int, moment: Committed, placement: Placement) -> _Compared:
+    def _at(
+        self, one: _RangeToCompare, within: KeyRange, size: int, moment: Committed, placement: Placement
+    ) -> _Compared:
         collection = one.collection
         database, target = placement.namespace.partition(".")[0], collection.target.partition(".")[0]
         if collection.capped:
@@ -517,18 +543,22 @@ class _Comparer:
         owned = [one for member, run in found.items() for one in run if placement.owns(member, one)]
         return owned, end
 
-    def _capped(self, one: _Range, moment: Committed, placement: Placement) -> _Compared:
-        """A capped collection as a whole: the order in which its documents lie counts too."""
-        collection = one.collection
-        database, target = placement.namespace.partition(".")[0], collection.target.partition(".")[0]
-        reader = self._reader(next(iter(placement.members.values())))
-        mine = reader.in_natural_order(database, collection.uuid, moment.time)
-        theirs = self._target.in_natural_order(target, collection.target_uuid, moment.at)
-        found = list(compare_documents(collection.target, mine, theirs))
-        if not found and mine != theirs:
-            place = next(number for number, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
-            found = [DocumentDifference(collection.target, shown_id(mine[place]), "lies at another place")]
-        return _Compared(one.within.to, moment.time, len(mine), sum(map(len, mine)), found)
+    def _capped(self, one: _RangeToCompare, moment: Committed, placement: Placement) -> _Compared:
+        """A capped collection as a whole, in the order in which its documents lie. No server reads it at a moment, so
+        what the source changed since the moment is left out on both sides."""
+        known = one.collection
+        client = next(iter(placement.members.values()))
+        database, target = placement.namespace.partition(".")[0], known.target.partition(".")[0]
+        here = _lying(in_natural_order(client, database, known.uuid, moment.time))
+        there = _lying(in_natural_order(self._work.state.client, target, known.target_uuid, moment.at))
+        since = changes(client, known.uuid, moment.time, self._places.now())
+        changed = {id_alone(part) for entry in since if (part := entry.o2 or entry.o) is not None}
+        mine, theirs = ([pair for pair in side if pair[0] not in changed] for side in (here, there))
+        if any(entry.operation == "i" for entry in since):  # the oldest may have made room on one side alone
+            left = min(len(mine), len(theirs))
+            mine, theirs = mine[len(mine) - left :], theirs[len(theirs) - left :]
+        found = list(_places_differ(known.target, mine, theirs))
+        return _Compared(one.within.to, moment.time, len(here), 0, found)
 
     def _reader(self, client: MongoClient[Any]) -> MomentReader:
         known = self._readers.get(id(client))
@@ -539,3 +569,29 @@ class _Comparer:
 
 class _MovedError(Exception):
     """Chunks moved while they were read."""
+
+
+def _lying(found: Iterator[Lying]) -> list[tuple[bytes, bytes]]:
+    """The ``_id`` of each document, and what tells its bytes apart, in their order."""
+    return [(id_alone(one.document), blake2b(one.document, digest_size=16).digest()) for one in found]
+
+
+def _places_differ(
+    namespace: str, mine: Sequence[tuple[bytes, bytes]], theirs: Sequence[tuple[bytes, bytes]]
+) -> Iterator[DocumentDifference]:
+    """How two sequences of documents differ: by what is in them, or where it lies."""
+    if mine == theirs:
+        return
+    here, there = dict(mine), dict(theirs)
+    alike = True
+    for key, digest in here.items():
+        if there.get(key) != digest:
+            alike = False
+            how = "missing" if key not in there else "other bytes"
+            yield DocumentDifference(namespace, shown(key), how)
+    for key in there.keys() - here.keys():
+        alike = False
+        yield DocumentDifference(namespace, shown(key), "extra")
+    if alike:
+        place = next((one[0] for one, other in zip(mine, theirs, strict=False) if one != other), mine[-1][0])
+        yield DocumentDifference(namespace, shown(place), "lies at another place")

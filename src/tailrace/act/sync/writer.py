@@ -22,7 +22,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
 from tailrace.act.sync.fold import NOT_THERE, THERE, DocumentChanges
-from tailrace.act.sync.inserting import Piece
+from tailrace.act.sync.inserting import RawDocuments
 from tailrace.act.sync.state import SyncedCollection
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -248,17 +248,17 @@ class _Table:
     def _delete(self, identifiers: Sequence[bytes]) -> None:
         for some in _chunks(identifiers, len, _COMMAND_BYTES):
             statements = b"".join(raw_bson.encode_document(_query(one), _LIMIT) for one in some)
-            self._send({"delete": self._name, "deletes": [Piece(statements)]}, len(some), "delete")
+            self._send({"delete": self._name, "deletes": [RawDocuments(statements)]}, len(some), "delete")
 
     def _replace(self, documents: Sequence[tuple[bytes, bytes]]) -> None:
         for some in _chunks(documents, lambda one: len(one[1]), _COMMAND_BYTES):
             statements = b"".join(raw_bson.encode_document(_query(before), _update(after)) for before, after in some)
-            self._send({"update": self._name, "updates": [Piece(statements)], **_BYPASS}, len(some), "replace")
+            self._send({"update": self._name, "updates": [RawDocuments(statements)], **_BYPASS}, len(some), "replace")
 
     def _insert(self, documents: Sequence[bytes]) -> None:
         plain = [one for one in documents if not needs_literal(one)]
         for some in _chunks(plain, len, _COMMAND_BYTES):
-            self._send({"insert": self._name, "documents": [Piece(b"".join(some))], **_BYPASS}, len(some), "insert")
+            self._send({"insert": self._name, "documents": [RawDocuments(b"".join(some))], **_BYPASS}, len(some), "insert")
         if len(plain) == len(documents):
             return
         for one in documents:
@@ -266,7 +266,7 @@ class _Table:
                 self._insert_strange(one)
             elif needs_literal(one):
                 statement = raw_bson.encode_document(_query(_identifier(one)), _update(one), _UPSERT)
-                self._send({"update": self._name, "updates": [Piece(statement)], **_BYPASS}, 1, "insert")
+                self._send({"update": self._name, "updates": [RawDocuments(statement)], **_BYPASS}, 1, "insert")
 
     def _strange(self, document: bytes) -> bool:
         """Whether an update may refuse a name in a document, though an insert takes it."""
@@ -280,8 +280,8 @@ class _Table:
             _query(_identifier(document)),
             raw_bson.encode_element(raw_bson.OBJECT, b"u", raw_bson.encode_document(change)),
         )
-        self._send({"insert": self._name, "documents": [Piece(document)], **_BYPASS}, 1, "insert")
-        self._send({"update": self._name, "updates": [Piece(statement)], **_BYPASS}, 1, "insert")
+        self._send({"insert": self._name, "documents": [RawDocuments(document)], **_BYPASS}, 1, "insert")
+        self._send({"update": self._name, "updates": [RawDocuments(statement)], **_BYPASS}, 1, "insert")
 
     def _send(self, command: dict[str, Any], expected: int, what: str) -> None:
         reply = self._database.command(command, session=self._session, codec_options=CodecOptions(document_class=dict))
