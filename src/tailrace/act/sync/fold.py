@@ -85,7 +85,7 @@ class CappedChange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ChangeSegment:
     """Everything up to ``until``, after the step before."""
 
     until: ClusterTime
@@ -121,7 +121,7 @@ class _Changes:
     changes: list[Change] = field(default_factory=list)
 
 
-class _Waiting(NamedTuple):
+class _Delayed(NamedTuple):
     """An operation of a time whose definitions come first. ``key``: not ``None`` where it is not known whether the
     document was there, as for a shard's part of a transaction over several shards; of a delete there, the document key
     that it is of."""
@@ -131,7 +131,7 @@ class _Waiting(NamedTuple):
     key: bytes | None
 
 
-class _Row(NamedTuple):
+class _LocatedEntry(NamedTuple):
     """An entry, as offsets into its run: of namespace and UUID (of a command, the whole), of the element ``_id``, of
     ``o``. ``followed``: the next entry has the same time."""
 
@@ -202,10 +202,10 @@ class SyncFold:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def steps(self, window: OplogWindow) -> Iterator[Segment | Definition]:
+    def steps(self, window: OplogWindow) -> Iterator[ChangeSegment | Definition]:
         """The steps of a window; the last one is a segment up to its end. Raises UnknownEntryError, SourceError."""
         last, shared = int(window.after), False
-        waiting: list[_Waiting] = []
+        waiting: list[_Delayed] = []
         for one in _entries(window):
             run, _, op, migrated, time, first, end, id_start, id_end, start, stop, followed = one
             if time > last:
@@ -229,13 +229,13 @@ class SyncFold:
         yield from self._at(waiting)
         yield self._segment(window.until)
 
-    def _place(self, one: _Row, waiting: list[_Waiting], *, shared: bool) -> dict[bytes, _Changes] | None:
+    def _place(self, one: _LocatedEntry, waiting: list[_Delayed], *, shared: bool) -> dict[bytes, _Changes] | None:
         """Where an entry's change goes; ``None``: nowhere, or it was taken care of."""
         if one.operation == COMMAND:
             waiting.extend(_operations(one))
             return None
         if shared or one.namespace.endswith(_VIEWS):
-            waiting.append(_Waiting(one.run, parse_entry(one.entry), None))
+            waiting.append(_Delayed(one.run, parse_entry(one.entry), None))
             return None
         if not self._takes(one):
             return None
@@ -248,7 +248,7 @@ class SyncFold:
             self._places[one.run.raw[one.first : one.last]] = group
         return group
 
-    def _at(self, waiting: list[_Waiting]) -> Iterator[Segment | Definition]:
+    def _at(self, waiting: list[_Delayed]) -> Iterator[ChangeSegment | Definition]:
         """What waits of one time: definitions first. What was before them is written under the names of then."""
         for run, entry, _ in waiting:
             if entry.operation == "n" or (entry.operation in _CRUD and not entry.namespace.endswith(_VIEWS)):
@@ -263,8 +263,8 @@ class SyncFold:
                 self._operation(run, entry, key)
         waiting.clear()
 
-    def _segment(self, until: ClusterTime) -> Segment:
-        segment = Segment(until, self._documents(), self._capped, self._count)
+    def _segment(self, until: ClusterTime) -> ChangeSegment:
+        segment = ChangeSegment(until, self._documents(), self._capped, self._count)
         self._reset()
         return segment
 
@@ -286,7 +286,7 @@ class SyncFold:
 
     # -- changes ----------------------------------------------------------------------------------------------------
 
-    def _takes(self, one: _Row) -> bool:
+    def _takes(self, one: _LocatedEntry) -> bool:
         if not self._wants(one.namespace):
             return False
         found = self.collections.get(one.uuid)
@@ -550,12 +550,12 @@ def _joined(
     return before._replace(identifier=identifier, before=one.before, changes=changes)
 
 
-def _entries(window: OplogWindow) -> Iterator[_Row]:
+def _entries(window: OplogWindow) -> Iterator[_LocatedEntry]:
     """The entries that may matter, in order."""
     if len({run.member.name for run in window.runs}) < 2:
         yield from _plain_entries(window)
         return
-    before: _Row | None = None
+    before: _LocatedEntry | None = None
     for one in _plain_entries(window):
         if before is not None:
             yield before._replace(followed=one.time == before.time)
@@ -564,24 +564,24 @@ def _entries(window: OplogWindow) -> Iterator[_Row]:
         yield before
 
 
-def _plain_entries(window: OplogWindow) -> Iterator[_Row]:
+def _plain_entries(window: OplogWindow) -> Iterator[_LocatedEntry]:
     for run, indexes in window.in_order():
         columns = entries_of_interest(run, indexes)
         for row, op, migrated, first, last, name, id_end, o, o_end, time in zip(*columns, strict=True):
-            yield _Row(run, row, op, migrated, time & (2**64 - 1), first, last, name, id_end, o, o_end, False)
+            yield _LocatedEntry(run, row, op, migrated, time & (2**64 - 1), first, last, name, id_end, o, o_end, False)
 
 
-def _operations(one: _Row) -> Iterator[_Waiting]:
+def _operations(one: _LocatedEntry) -> Iterator[_Delayed]:
     """A command, or the operations of the transaction that it commits."""
     operations = one.run.member.operations(one.entry)
     if is_shard_commit(one.entry):
         for entry, key in net_operations(operations):
-            yield _Waiting(one.run, entry, key or b"")
+            yield _Delayed(one.run, entry, key or b"")
     else:
         # What a user's applyOps deletes or inserts need not have been there, or missing.
         unsure = b"applyOps\0" in one.entry and parse_entry(one.entry).lsid is None
         for entry in operations:
-            yield _Waiting(one.run, entry, b"" if unsure else None)
+            yield _Delayed(one.run, entry, b"" if unsure else None)
 
 
 def _named(entry: OplogEntry, field_name: bytes) -> str:

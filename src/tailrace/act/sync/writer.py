@@ -81,7 +81,7 @@ class _Writes(NamedTuple):
     inserted: list[bytes]
 
 
-class SegmentWriter:
+class ChangesWriter:
     """Writes the documents of segments to the target that ``client`` leads to.
 
     ``hold``     up to this time the copy may hold later changes
@@ -258,7 +258,9 @@ class _Table:
     def _insert(self, documents: Sequence[bytes]) -> None:
         plain = [one for one in documents if not needs_literal(one)]
         for some in _chunks(plain, len, _COMMAND_BYTES):
-            self._send({"insert": self._name, "documents": [RawDocuments(b"".join(some))], **_BYPASS}, len(some), "insert")
+            self._send(
+                {"insert": self._name, "documents": [RawDocuments(b"".join(some))], **_BYPASS}, len(some), "insert"
+            )
         if len(plain) == len(documents):
             return
         for one in documents:
@@ -378,4 +380,4 @@ def _chunks(items: Iterable[Any], size: Any, most: int) -> Iterator[list[Any]]:
         yield some
 
 
-__all__ = ["ANEW", "DELETE", "SegmentWriter", "TargetMismatchError", "UniqueInTheWayError", "needs_literal"]
+__all__ = ["ANEW", "DELETE", "ChangesWriter", "TargetMismatchError", "UniqueInTheWayError", "needs_literal"]
