@@ -12,7 +12,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from tailrace.act.sync.definitions import TargetDefinitions
-from tailrace.act.sync.fold import Definition
+from tailrace.act.sync.folded_catalog import Definition
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
 from tailrace.core.oplog.cluster_time import ClusterTime

@@ -17,7 +17,7 @@ from tailrace.act.sync import indexes
 from tailrace.act.sync.capped_changes import CappedWriter
 from tailrace.act.sync.catalog import edited, replaced
 from tailrace.act.sync.commands import TargetCommands
-from tailrace.act.sync.fold import Definition, target_of
+from tailrace.act.sync.folded_catalog import Definition, target_of
 from tailrace.act.sync.index_definitions import IndexDefinitions, Note, body_of, string_of
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.state import SyncedCollection, SyncState

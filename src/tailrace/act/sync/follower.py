@@ -20,7 +20,8 @@ from pymongo.client_session import ClientSession
 
 from tailrace.act.sync import indexes
 from tailrace.act.sync.definitions import TargetDefinitions
-from tailrace.act.sync.fold import ChangeSegment, Definition, DocumentChanges, SyncFold
+from tailrace.act.sync.fold import ChangeSegment, DocumentChanges, SyncFold
+from tailrace.act.sync.folded_catalog import Definition
 from tailrace.act.sync.index_definitions import Note
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings

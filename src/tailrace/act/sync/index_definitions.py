@@ -19,7 +19,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from tailrace.act.sync import indexes
 from tailrace.act.sync.catalog import TTL_MAX, edited, name_of, truth_of
 from tailrace.act.sync.commands import DONE_BEFORE, TargetCommands
-from tailrace.act.sync.fold import Definition
+from tailrace.act.sync.folded_catalog import Definition
 from tailrace.act.sync.state import SyncedCollection, SyncState
 from tailrace.act.sync.target import sink_error
 from tailrace.core import raw_bson
