@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tailrace.act.consumer.rules.errors import LeaseLost
-from tailrace.act.sync import definitions, ownership
+from tailrace.act.sync import commands, ownership
 from tailrace.act.sync.settings import SyncSettings
 from tests.sync.following import following
 
@@ -52,7 +52,7 @@ def before_transaction() -> None:
 def before_definition() -> None:
     """The next definition sleeps between the check of the lease and its command."""
     check = ownership.SyncOwnership.check
-    command: Callable[..., Any] = definitions.TargetDefinitions._command
+    command: Callable[..., Any] = commands.TargetCommands.command
 
     def late(self: Any, database: str, document: Mapping[str, Any], what: str) -> Any:
         def checked(owner: Any) -> None:
@@ -65,7 +65,7 @@ def before_definition() -> None:
         finally:
             ownership.SyncOwnership.check = check  # type: ignore[method-assign]
 
-    definitions.TargetDefinitions._command = late  # type: ignore[method-assign]
+    commands.TargetCommands.command = late  # type: ignore[method-assign]
 
 
 PLACES = {"commit": before_commit, "transaction": before_transaction, "definition": before_definition}

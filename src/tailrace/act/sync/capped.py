@@ -29,7 +29,7 @@ from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, SourceError
 from tailrace.read.snapshot.reader import places_of
-from tailrace.read.source.connection import RETRY_SECONDS
+from tailrace.read.source.connection import RETRY_SECONDS, collection_of
 from tailrace.read.source.topology import Cluster
 from tailrace.read.window.apply import INSERT
 
@@ -100,7 +100,7 @@ class CappedCopy:
         """The collection without documents: made anew where a process that died has left some."""
         database, _, name = known.target.partition(".")
         try:
-            if self._state.client[database][name].find_one({}, {"_id": 1}) is None:
+            if collection_of(self._state.client[database], name).find_one({}, {"_id": 1}) is None:
                 return known
         except PyMongoError as error:
             raise sink_error(f"read {known.target}", error) from error

@@ -21,6 +21,7 @@ from tailrace.act.sync.state import SyncedCollection
 from tailrace.act.sync.target import sink_error
 from tailrace.core import raw_bson
 from tailrace.read.images.delta import apply_operation
+from tailrace.read.source.connection import collection_of
 from tailrace.read.window.apply import INSERT, LETTERS
 
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
@@ -87,7 +88,7 @@ class CappedWriter:
     def _without_written(self, changes: list[CappedChange], collection: SyncedCollection) -> list[CappedChange]:
         """The changes without those of a collection up to the insert of the document that is its last one."""
         database, _, name = collection.target.partition(".")
-        there = self._commands.client.get_database(database, codec_options=_RAW)[name]
+        there = collection_of(self._commands.client.get_database(database, codec_options=_RAW), name)
         try:
             last = there.find_one(sort=[("$natural", -1)])
         except PyMongoError as error:
@@ -114,7 +115,8 @@ class CappedWriter:
             if self._commands.version < _SINCE:
                 return None  # the target makes room by itself
             return {"op": letter, **operation, "o": RawBSONDocument(key)}
-        found = self._commands.client.get_database(database, codec_options=_RAW)[name].find_one(RawBSONDocument(key))
+        there = collection_of(self._commands.client.get_database(database, codec_options=_RAW), name)
+        found = there.find_one(RawBSONDocument(key))
         if found is None:
             return None  # the target has made room already
         after = apply_operation(raw_bson.bytes_of(found), b"u", change.body, again=True)

@@ -28,6 +28,7 @@ from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.printable import in_a_line
 from tailrace.errors import TailraceError
+from tailrace.read.source.connection import collection_of
 from tailrace.read.window.apply import DELETE, DELETE_OF, UPDATE, DocumentWork, apply_all
 from tailrace.read.window.rows import ID_HEAD
 from tailrace.read.window.sortable_key import sortable_key
@@ -228,7 +229,7 @@ class _Table:
             return found
         asked = {one.key for one in documents}
         values = [one.identifier for one in documents]
-        there = self._database[self._name]
+        there = collection_of(self._database, self._name)
         for some in _chunks(values, len, _COMMAND_BYTES):
             names = (
                 raw_bson.encode_element(value[0], b"%d" % number, value[ID_HEAD:]) for number, value in enumerate(some)
