@@ -40,7 +40,7 @@ from tailrace.act.sync.catalog import (
     truth_of,
     version_of,
 )
-from tailrace.act.sync.ownership import Ownership
+from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.state import SyncState
 from tailrace.act.sync.target import is_worth_again, sink_error
 from tailrace.core import raw_bson
@@ -75,7 +75,7 @@ def create(
     of that name that is there must be the same: so a process that died after it made it goes on. Its own limit of age
     (``expireAfterSeconds`` of a clustered collection) is left out until the cut-over.
 
-    ``fence``  ``Ownership.fence_operation``, and ``check``: ``Ownership.check``
+    ``fence``  ``SyncOwnership.fence_operation``, and ``check``: ``SyncOwnership.check``
 
     Returns its UUID there: the source's where the user may give it (``applyOps`` with UUIDs). Raises SinkError where
     another one has the name.
@@ -324,7 +324,7 @@ def waiting(state: SyncState) -> list[WaitingIndex]:
     return found
 
 
-def build_waiting(state: SyncState, ownership: Ownership) -> None:
+def build_waiting(state: SyncState, ownership: SyncOwnership) -> None:
     """Build what waits for the target to equal the source for the first time: now it does. Raises SinkError."""
     target = state.client
     version = version_of(target)
@@ -350,7 +350,7 @@ def _settle(state: SyncState, uuid: bytes, specs: Sequence[bytes], session: Clie
             state.forget_index(uuid, name_of(spec), session)
 
 
-def restore_held(state: SyncState, ownership: Ownership) -> list[str]:
+def restore_held(state: SyncState, ownership: SyncOwnership) -> list[str]:
     """Give back the limits of age that were held: at the cut-over. Returns which."""
     restored = []
     for one in waiting(state):
