@@ -43,6 +43,7 @@ _PATIENCE_S: Final = 900
 _UNAVAILABLE: Final = frozenset({26, 239, 246, 73})
 _KILLS_A_SYNC: Final = 10
 _LEASE_S: Final = 5
+_PHASES: Final = ("copy", "catchUp", "follow")
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Killed:
         writes = Writes(self._source.uri, self._seed * 1000 + number, version, kinds=kinds)
         try:
             writes.run(300)
-            with writes.running(pause_s=0.02):
+            with writes.running(pause_s=0.2):
                 for _ in range(kills):
                     self._live()
                 for _ in range(step_downs):
@@ -124,15 +125,18 @@ class Killed:
         return self._process
 
     def _live(self) -> None:
-        """Begin, and be killed, sometimes as soon as it owns the lease, mostly some time later."""
+        """Begin, and be killed in a phase that is chosen, or a later one: as soon as it is reached, or some time
+        later."""
         rng, process = self._rng, self._begin()
         epoch = self._epoch()
         self._wait(lambda: self._epoch() > epoch)
+        wanted = rng.choice(("copy", "copy", "catchUp", "catchUp", "follow", "follow", "follow"))
+        self._wait(lambda: _PHASES.index(self._document()["phase"]) >= _PHASES.index(wanted))
         time.sleep(rng.choice((rng.uniform(0, 0.3), rng.uniform(0, 4.0))))
         assert process.poll() is None, self._log()
         self._kill()
         document = self._document()
-        phase = str(document.get("phase"))
+        phase = str(document["phase"])
         if document.get("barrier"):
             phase = f"{phase}, a definition"
         self.result.kills[phase] += 1

@@ -17,35 +17,27 @@ from typing import Any, Final, Self
 
 from tailrace.act.consumer.rules.errors import LeaseLost
 from tailrace.act.sync import standing
-from tailrace.act.sync.copying import Copy, SyncCopyProgress
 from tailrace.act.sync.cutover import CutOver, allow_writes, refused_writes_told
 from tailrace.act.sync.ends import Ends
-from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
+from tailrace.act.sync.owner import LOOK_S, Owner, Told
 from tailrace.act.sync.ownership import Ownership, own
-from tailrace.act.sync.plan import SyncPlan, make_plan
+from tailrace.act.sync.plan import Plan, make_plan
 from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
 from tailrace.act.sync.verification import Verification, verify
 from tailrace.base.threads import CheckedThread
-from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
 
-#: How often the owner looks for what is asked of it, and tells how far it is.
-_LOOK_S: Final = 1.0
-#: Where nothing happens, a step waits for so long.
-_STEP_S: Final = 0.2
-#: Lanes that the copy uses, whatever the settings say.
-_COPY_LANES: Final = 4
 #: What another process asks, by which the owner gives the lease away, is forgotten if nobody takes it in that many
 #: leases.
 _HANDED_LEASES: Final = 3
 #: Of each collection so many documents are compared at a cut-over, if nothing else is said.
 CUT_OVER_SAMPLE: Final = 1_000
 _log = logging.getLogger("tailrace.sync")
-Told = Callable[[SyncProgress], None]
 
 
 class Sync:
@@ -121,7 +113,7 @@ class Sync:
 
     # -- what may be asked of it ------------------------------------------------------------------------------------
 
-    def plan(self) -> SyncPlan:
+    def plan(self) -> Plan:
         """What would be done and what would be refused. Nothing is written."""
         return make_plan(self.ends.deployment, self.ends.target, self.settings)
 
@@ -132,17 +124,18 @@ class Sync:
         another process owns the sync, this one waits until it may go on. Raises TailraceError."""
         self._begin_if_new()
         goal = self.ends.now() if to_present else until
+        owner = Owner(self.ends, self.settings, self._counted, self._stopped, look=self.status, told=told)
         while not self._stopped.is_set():
             if self._document().phase == standing.CUT_OVER:
                 break
             if self._waits_for_another():
-                self._stopped.wait(_LOOK_S)
+                self._stopped.wait(LOOK_S)
                 continue
             try:
-                done = self._own_for_a_time(told, goal)
+                done = owner.work(goal)
             except LeaseLost as error:
                 _log.warning("%s", error)
-                self._stopped.wait(_LOOK_S)
+                self._stopped.wait(LOOK_S)
                 continue
             if done:
                 break
@@ -256,13 +249,7 @@ class Sync:
     # -- owning -----------------------------------------------------------------------------------------------------
 
     def _document(self) -> SyncDocument:
-        found = self.ends.state.read()
-        if found is None:
-            raise UsageError(
-                f"there is no sync {self.settings.name!r} on the target",
-                hint=f"`tailrace sync SOURCE TARGET` begins one; its state is in the database {self.settings.state_db}",
-            )
-        return found
+        return standing.document_of(self.ends.state)
 
     def _note(self, fields: Mapping[str, Any]) -> None:
         standing.note(self.ends.state, fields)
@@ -296,64 +283,6 @@ class Sync:
             self._note({"request": None})  # whoever asked has died
         return standing.is_owned(document, self.ends.state)
 
-    def _own_for_a_time(self, told: Told | None, goal: ClusterTime | None) -> bool:
-        """Work until all is done; false where the lease was given away."""
-        if self._document().phase == standing.COPY:
-            with own(self.ends.state, lanes=max(_COPY_LANES, self.settings.lanes) + 1) as ownership:
-                if not self._copy(ownership, told):
-                    return self._stopped.is_set()
-        with own(self.ends.state, lanes=self.settings.lanes + 1) as ownership:
-            return self._follow(ownership, told, goal)
-
-    def _copy(self, ownership: Ownership, told: Told | None) -> bool:
-        """Copy what is left. Whether all is copied."""
-        asked = threading.Event()
-
-        def noted(progress: SyncCopyProgress) -> None:
-            self._counted.copied(progress.documents, progress.estimate_documents, progress.bytes)
-            if self._tell(told) is not None:
-                asked.set()
-                copy_stop.set()
-
-        copy_stop = _Either(self._stopped)
-        copy = Copy(self.ends.deployment, self.ends.state, ownership, self.settings, stopped=copy_stop)
-        return copy.run(_at_most_every(_LOOK_S, noted)) and not asked.is_set()
-
-    def _follow(self, ownership: Ownership, told: Told | None, goal: ClusterTime | None) -> bool:
-        """Follow until ``stop`` or up to ``goal``; false where another process asks for the lease."""
-        before, looked = 0, 0.0
-        opened = (self.ends.oplogs, self.ends.state, ownership, self.settings)
-        with Follower(*opened, stopped=self._stopped) as follower:
-            while not self._stopped.is_set():
-                if time.monotonic() - looked >= _LOOK_S:
-                    looked = time.monotonic()
-                    request = self._tell(told)
-                    if request == "paused":
-                        self._stopped.wait(_LOOK_S)
-                        looked = 0.0
-                        continue
-                    if request is not None:
-                        return False
-                follower.step(at_once=goal is not None, at_least=goal or ZERO, max_wait_s=_STEP_S)
-                self._counted.changed(follower.changes - before)
-                before = follower.changes
-                if goal is not None and follower.time >= goal and follower.is_consistent:
-                    break
-        self._tell(told, last=True)
-        return True
-
-    def _tell(self, told: Told | None, *, last: bool = False) -> str | None:
-        """Note how far this process is, and tell it. What is asked of the owner: "paused", or another's request."""
-        document = self._document()
-        self._note({"progress": {**self._counted.fields(), "at": time.time()}})
-        found = self.status()
-        if told is not None:
-            told(found)
-        request = document.extra.get("request")
-        if request is not None and not last:
-            return str(request["kind"])
-        return "paused" if document.extra.get("paused") and document.phase != standing.COPY else None
-
     def counted(self) -> SyncProgress:
         """What was known at the last look, without asking anybody."""
         return standing.with_fields(self._seen, self._counted.fields())
@@ -366,30 +295,3 @@ class Sync:
         except BaseException:
             self._note({"request": None})
             raise
-
-
-class _Either(threading.Event):
-    """Set where another event is, or where it is set itself."""
-
-    def __init__(self, other: threading.Event) -> None:
-        super().__init__()
-        self._other = other
-
-    def is_set(self) -> bool:
-        return super().is_set() or self._other.is_set()
-
-
-def _at_most_every(seconds: float, call: Callable[[SyncCopyProgress], None]) -> Callable[[SyncCopyProgress], None]:
-    last = 0.0
-    lock = threading.Lock()
-
-    def called(progress: SyncCopyProgress) -> None:
-        nonlocal last
-        with lock:
-            now = time.monotonic()
-            if now - last < seconds:
-                return
-            last = now
-        call(progress)
-
-    return called

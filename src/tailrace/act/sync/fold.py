@@ -132,17 +132,21 @@ class _Waiting(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """An entry, as offsets into its run."""
+    """An entry, as offsets into its run: of namespace and UUID (of a command, the whole), of the element ``_id``, of
+    ``o``. ``followed``: the next entry has the same time."""
 
     run: EntryRun
     row: int
     operation: int
     migrated: int
     time: int
+    first: int
+    last: int
     id_start: int
     id_end: int
     start: int
     end: int
+    followed: bool
 
     @property
     def namespace(self) -> bytes:
@@ -191,6 +195,8 @@ class SyncFold:
         #: them, done again in a row, need not give what they gave (an index that becomes unique).
         self._defined = _NEVER
         self._groups: dict[bytes, dict[bytes, _Changes]] = {}
+        #: The groups by what entries have for namespace and UUID.
+        self._places: dict[bytes, dict[bytes, _Changes]] = {}
         self._capped: list[CappedChange] = []
         self._count = self._size = 0
 
@@ -200,23 +206,47 @@ class SyncFold:
         """The steps of a window; the last one is a segment up to its end. Raises UnknownEntryError, SourceError."""
         last, shared = int(window.after), False
         waiting: list[_Waiting] = []
-        for one, following in _with_next(_entries(window)):
-            if one.time > last:
-                yield from self._at(waiting)
+        for one in _entries(window):
+            run, _, op, migrated, time, first, end, id_start, id_end, start, stop, followed = one
+            if time > last:
+                if waiting:
+                    yield from self._at(waiting)
                 if self._count >= self.most or self._size >= self.bytes_most:
-                    yield self._segment(ClusterTime(one.time - 1))
+                    yield self._segment(ClusterTime(time - 1))
                 shared = False
-            last = one.time
+            last = time
             # Several shards may have an entry of one time. Definitions come first.
-            shared = shared or (following is not None and following.time == one.time)
-            if one.operation == COMMAND:
-                waiting.extend(_operations(one))
-            elif shared or one.namespace.endswith(_VIEWS):
-                waiting.append(_Waiting(one.run, parse_entry(one.entry), None))
-            elif self._takes(one):
-                self._add(one.uuid, one.operation, one.identifier, one.body, one.time)
+            shared = shared or followed
+            raw = run.raw
+            group = None if op == COMMAND or shared or migrated else self._places.get(raw[first:end])
+            if group is None:
+                group = self._place(one, waiting, shared=shared)
+                if group is None:
+                    continue
+            self._count += 1
+            self._size += stop - start
+            self._note(group, op, raw[id_start:id_end], raw[start:stop], time)
         yield from self._at(waiting)
         yield self._segment(window.until)
+
+    def _place(self, one: _Row, waiting: list[_Waiting], *, shared: bool) -> dict[bytes, _Changes] | None:
+        """Where an entry's change goes; ``None``: nowhere, or it was taken care of."""
+        if one.operation == COMMAND:
+            waiting.extend(_operations(one))
+            return None
+        if shared or one.namespace.endswith(_VIEWS):
+            waiting.append(_Waiting(one.run, parse_entry(one.entry), None))
+            return None
+        if not self._takes(one):
+            return None
+        uuid = one.uuid
+        if self.collections[uuid].capped:
+            self._add(uuid, one.operation, one.identifier, one.body, one.time)
+            return None
+        group = self._groups.setdefault(uuid, {})
+        if not one.migrated:
+            self._places[one.run.raw[one.first : one.last]] = group
+        return group
 
     def _at(self, waiting: list[_Waiting]) -> Iterator[Segment | Definition]:
         """What waits of one time: definitions first. What was before them is written under the names of then."""
@@ -308,21 +338,36 @@ class SyncFold:
             if time <= self.collections[uuid].as_of:
                 return  # the copy, which is of that time, has it
             self._capped.append(CappedChange(uuid, op, identifier, body, time))
-            return
-        group = self._groups.setdefault(uuid, {})
+        else:
+            self._note(self._groups.setdefault(uuid, {}), op, identifier, body, time, before=before)
+
+    def _note(
+        self,
+        group: dict[bytes, _Changes],
+        op: int,
+        identifier: bytes,
+        body: bytes,
+        time: int,
+        *,
+        before: int | None = None,
+    ) -> None:
         found = group.get(identifier)
         if found is None:
             if before is None:
                 before = NOT_THERE if op == INSERT else UNKNOWN if op == DELETE_OF else THERE
-            found = group[identifier] = _Changes(before, self._count)
-        elif op == INSERT and before is None and found.changes[-1][0] in (INSERT, UPDATE):
-            raise two_documents(self.collections[uuid].namespace, identifier)
+            group[identifier] = _Changes(before, self._count, [(op, body, time)])
+            return
+        if op == INSERT and before is None and found.changes[-1][0] in (INSERT, UPDATE):
+            raise two_documents(self._namespace_of(group), identifier)
         if op in (UPDATE, DELETE_OF):
             found.changes.append((op, body, time))
         else:
             del group[identifier]  # it comes after those of an equal number
             group[identifier] = found
             found.changes = [(op, body, time)]
+
+    def _namespace_of(self, group: dict[bytes, _Changes]) -> str:
+        return next(self.collections[uuid].namespace for uuid, one in self._groups.items() if one is group)
 
     def _wants(self, namespace: bytes) -> bool:
         answer = self._wanted.get(namespace)
@@ -507,21 +552,23 @@ def _joined(
 
 def _entries(window: OplogWindow) -> Iterator[_Row]:
     """The entries that may matter, in order."""
-    for run, indexes in window.in_order():
-        columns = entries_of_interest(run, indexes)
-        for row, op, migrated, _, _, name, id_end, o, o_end, time in zip(*columns, strict=True):
-            yield _Row(run, row, op, migrated, time & (2**64 - 1), name, id_end, o, o_end)
-
-
-def _with_next(entries: Iterator[_Row]) -> Iterator[tuple[_Row, _Row | None]]:
-    """Each with the one after it."""
-    before = next(entries, None)
-    for one in entries:
+    if len({run.member.name for run in window.runs}) < 2:
+        yield from _plain_entries(window)
+        return
+    before: _Row | None = None
+    for one in _plain_entries(window):
         if before is not None:
-            yield before, one
+            yield before._replace(followed=one.time == before.time)
         before = one
     if before is not None:
-        yield before, None
+        yield before
+
+
+def _plain_entries(window: OplogWindow) -> Iterator[_Row]:
+    for run, indexes in window.in_order():
+        columns = entries_of_interest(run, indexes)
+        for row, op, migrated, first, last, name, id_end, o, o_end, time in zip(*columns, strict=True):
+            yield _Row(run, row, op, migrated, time & (2**64 - 1), first, last, name, id_end, o, o_end, False)
 
 
 def _operations(one: _Row) -> Iterator[_Waiting]:

@@ -46,7 +46,7 @@ class Inserter:
             pieces, special = _without_special(pieces)
         command: dict[str, Any] = {
             "insert": name,
-            "documents": [_RawDocuments(one) for one in pieces],
+            "documents": [RawDocuments(one) for one in pieces],
             "ordered": False,
             "bypassDocumentValidation": True,
         }
@@ -61,7 +61,7 @@ class Inserter:
             _raise_first(there.command(command, session=session))
 
 
-class _RawDocuments(RawBSONDocument):
+class RawDocuments(RawBSONDocument):
     """Documents one after the other. PyMongo puts a message's documents one after the other too, so that for it they
     are one, and none of them becomes an object."""
 

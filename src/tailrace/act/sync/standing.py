@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 #: Of a way back whose state is not whole yet.
 BEGUN: Final = "begun"
 COPY: Final = "copy"
-CATCH_UP: Final = "catchUp"
 FOLLOW: Final = "follow"
 CUT_OVER: Final = "cutOver"
 _COUNTED: Final = ("documents", "of", "bytes", "seconds_left", "changes", "changes_per_second")
@@ -47,6 +46,17 @@ def look(ends: Ends, settings: SyncSettings) -> SyncProgress:
         return found
     lag, reach = _distances(ends, document.time)
     return replace(found, lag_s=lag, reach_s=reach)
+
+
+def document_of(state: SyncState) -> SyncDocument:
+    """The sync's document. Raises UsageError where there is no such sync."""
+    found = state.read()
+    if found is None:
+        raise UsageError(
+            f"there is no sync {state.name!r} on the target",
+            hint=f"`tailrace sync SOURCE TARGET` begins one; its state is in the database {state.database}",
+        )
+    return found
 
 
 def with_fields(progress: SyncProgress, fields: Mapping[str, Any]) -> SyncProgress:

@@ -17,12 +17,12 @@ from typing import Any, Final, NamedTuple
 
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
-from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
 from tailrace.act.sync.fold import NOT_THERE, THERE, DocumentChanges
+from tailrace.act.sync.inserting import RawDocuments
 from tailrace.act.sync.state import SyncedCollection
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -228,6 +228,7 @@ class _Table:
             return found
         asked = {one.key for one in documents}
         values = [one.identifier for one in documents]
+        there = self._database[self._name]
         for some in _chunks(values, len, _COMMAND_BYTES):
             names = (
                 raw_bson.encode_element(value[0], b"%d" % number, value[ID_HEAD:]) for number, value in enumerate(some)
@@ -236,10 +237,8 @@ class _Table:
             query = raw_bson.encode_document(
                 raw_bson.encode_element(raw_bson.OBJECT, b"_id", raw_bson.encode_document(among))
             )
-            command = {"find": self._name, "filter": RawBSONDocument(query), "hint": {"_id": 1}, "batchSize": len(some)}
-            cursor = self._database.cursor_command(command, session=self._session, codec_options=_RAW)
-            for document in cursor:
-                raw = raw_bson.bytes_of(document)
+            batches = there.find_raw_batches(RawBSONDocument(query), hint={"_id": 1}, session=self._session)
+            for raw in (document for batch in batches for document in raw_bson.split(batch)):
                 element = _identifier(raw)
                 key = sortable_key(element[0], element[ID_HEAD:])
                 if key in asked:
@@ -248,27 +247,26 @@ class _Table:
 
     def _delete(self, identifiers: Sequence[bytes]) -> None:
         for some in _chunks(identifiers, len, _COMMAND_BYTES):
-            statements = [{"q": _query(one), "limit": 1} for one in some]
-            self._send({"delete": self._name, "deletes": statements}, len(some), "delete")
+            statements = b"".join(raw_bson.encode_document(_query(one), _LIMIT) for one in some)
+            self._send({"delete": self._name, "deletes": [RawDocuments(statements)]}, len(some), "delete")
 
     def _replace(self, documents: Sequence[tuple[bytes, bytes]]) -> None:
         for some in _chunks(documents, lambda one: len(one[1]), _COMMAND_BYTES):
-            statements = [{"q": _query(before), "u": _update(after)} for before, after in some]
-            self._send({"update": self._name, "updates": statements, **_BYPASS}, len(some), "replace")
+            statements = b"".join(raw_bson.encode_document(_query(before), _update(after)) for before, after in some)
+            self._send({"update": self._name, "updates": [RawDocuments(statements)], **_BYPASS}, len(some), "replace")
 
     def _insert(self, documents: Sequence[bytes]) -> None:
         plain = [one for one in documents if not needs_literal(one)]
         for some in _chunks(plain, len, _COMMAND_BYTES):
-            command = {"insert": self._name, "documents": [RawBSONDocument(one) for one in some], **_BYPASS}
-            self._send(command, len(some), "insert")
+            self._send({"insert": self._name, "documents": [RawDocuments(b"".join(some))], **_BYPASS}, len(some), "insert")
         if len(plain) == len(documents):
             return
         for one in documents:
             if needs_literal(one) and self._strange(one):
                 self._insert_strange(one)
             elif needs_literal(one):
-                statement = {"q": _query(_identifier(one)), "u": _update(one), "upsert": True}
-                self._send({"update": self._name, "updates": [statement], **_BYPASS}, 1, "insert")
+                statement = raw_bson.encode_document(_query(_identifier(one)), _update(one), _UPSERT)
+                self._send({"update": self._name, "updates": [RawDocuments(statement)], **_BYPASS}, 1, "insert")
 
     def _strange(self, document: bytes) -> bool:
         """Whether an update may refuse a name in a document, though an insert takes it."""
@@ -276,13 +274,14 @@ class _Table:
 
     def _insert_strange(self, document: bytes) -> None:
         """Insert it, and put the empty timestamps into it afterwards."""
-        empty = [one for one in raw_bson.elements(document) if _is_empty_time(document, one)]
-        statement = {
-            "q": _query(_identifier(document)),
-            "u": {"$set": {one.name.decode("utf-8", "surrogateescape"): Timestamp(0, 0) for one in empty}},
-        }
-        self._send({"insert": self._name, "documents": [RawBSONDocument(document)], **_BYPASS}, 1, "insert")
-        self._send({"update": self._name, "updates": [statement], **_BYPASS}, 1, "insert")
+        empty = [document[one.start : one.end] for one in raw_bson.elements(document) if _is_empty_time(document, one)]
+        change = raw_bson.encode_element(raw_bson.OBJECT, b"$set", raw_bson.encode_document(*empty))
+        statement = raw_bson.encode_document(
+            _query(_identifier(document)),
+            raw_bson.encode_element(raw_bson.OBJECT, b"u", raw_bson.encode_document(change)),
+        )
+        self._send({"insert": self._name, "documents": [RawDocuments(document)], **_BYPASS}, 1, "insert")
+        self._send({"update": self._name, "updates": [RawDocuments(statement)], **_BYPASS}, 1, "insert")
 
     def _send(self, command: dict[str, Any], expected: int, what: str) -> None:
         reply = self._database.command(command, session=self._session, codec_options=CodecOptions(document_class=dict))
@@ -306,12 +305,14 @@ class _Table:
 
 
 _BYPASS: Final = {"ordered": True, "bypassDocumentValidation": True}
+_LIMIT: Final = raw_bson.encode_element(raw_bson.INT32, b"limit", raw_bson.encode_int32(1))
+_UPSERT: Final = raw_bson.encode_element(raw_bson.BOOL, b"upsert", b"\x01")
 
 
 def needs_literal(document: bytes) -> bool:
     """Whether an insert or a replacement would not store these bytes: the server puts its time in the place of an empty
     timestamp on top level, and takes names with a dollar there for operators."""
-    if b"$" not in document and _EMPTY_TIMESTAMP not in document:
+    if b"$" not in document and (_EMPTY_TIMESTAMP not in document or b"\x11" not in document):
         return False
     return any(one.name.startswith(b"$") or _is_empty_time(document, one) for one in raw_bson.elements(document))
 
@@ -320,10 +321,14 @@ def _is_empty_time(document: bytes, one: raw_bson.Element) -> bool:
     return one.type == raw_bson.TIMESTAMP and one.name != b"_id" and raw_bson.value(document, one) == _EMPTY_TIMESTAMP
 
 
-def _update(document: bytes) -> Any:
-    """What replaces a document: itself, or a pipeline that takes it as it is."""
-    raw = RawBSONDocument(document)
-    return [{"$replaceWith": {"$literal": raw}}] if needs_literal(document) else raw
+def _update(document: bytes) -> bytes:
+    """The element of a statement that replaces a document: by itself, or by a pipeline that takes it as it is."""
+    if not needs_literal(document):
+        return b"\x03u\0" + document
+    literal = raw_bson.encode_document(raw_bson.encode_element(raw_bson.OBJECT, b"$literal", document))
+    stage = raw_bson.encode_document(raw_bson.encode_element(raw_bson.OBJECT, b"$replaceWith", literal))
+    stages = raw_bson.encode_document(raw_bson.encode_element(raw_bson.OBJECT, b"0", stage))
+    return raw_bson.encode_element(raw_bson.ARRAY, b"u", stages)
 
 
 def _is_modifier(body: bytes) -> bool:
@@ -332,16 +337,26 @@ def _is_modifier(body: bytes) -> bool:
     return element is not None and element.name.startswith(b"$")
 
 
-def _query(identifier: bytes) -> RawBSONDocument:
-    """By ``_id``, which may be a document: it is never taken for operators."""
-    equals = raw_bson.encode_element(identifier[0], b"$eq", identifier[ID_HEAD:])
-    return RawBSONDocument(
-        raw_bson.encode_document(raw_bson.encode_element(raw_bson.OBJECT, b"_id", raw_bson.encode_document(equals)))
+def _query(identifier: bytes) -> bytes:
+    """The element of a statement that names a document by ``_id``, which may be a document: it is never taken for
+    operators."""
+    size = len(identifier)
+    return (
+        b"\x03q\0"
+        + (size + 15).to_bytes(4, "little")
+        + b"\x03_id\0"
+        + (size + 5).to_bytes(4, "little")
+        + identifier[:1]
+        + b"$eq\0"
+        + identifier[ID_HEAD:]
+        + b"\0\0"
     )
 
 
 def _identifier(document: bytes) -> bytes:
     """The element ``_id`` of a document."""
+    if document[5:9] == b"_id\0" and (size := raw_bson.FIXED_SIZES.get(document[4])) is not None:
+        return document[4 : 9 + size]
     found = raw_bson.find(document, b"_id")
     if found is None:
         raise TargetMismatchError("a document has no _id", hint="The sync cannot tell it from others")
