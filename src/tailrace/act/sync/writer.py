@@ -258,7 +258,9 @@ class _Table:
     def _insert(self, documents: Sequence[bytes]) -> None:
         plain = [one for one in documents if not needs_literal(one)]
         for some in _chunks(plain, len, _COMMAND_BYTES):
-            self._send({"insert": self._name, "documents": [RawDocuments(b"".join(some))], **_BYPASS}, len(some), "insert")
+            self._send(
+                {"insert": self._name, "documents": [RawDocuments(b"".join(some))], **_BYPASS}, len(some), "insert"
+            )
         if len(plain) == len(documents):
             return
         for one in documents:
