@@ -153,18 +153,17 @@ class Copy:
         """Make the collections and views, all of one time, and note what is to be copied. What a process that died
         before has made is made anew: nothing is in it yet."""
         for namespace in reversed(document.extra.get("making", ())):
-            indexes.drop(self._target, namespace, check=self._ownership.check)
+            indexes.drop(self._target, namespace, ownership=self._ownership)
         catalog, begun = catalog_at_rest(self._source, OnSource(self._settings))
         wanted = self._under_new_names(catalog)
         self._check_free(wanted)
         making = sorted(wanted, key=lambda one: one.kind != "collection")  # views after what they show
         self._ownership.run(_nothing, sets={"making": [one.namespace for one in making]}, what="begin the copy")
         version = version_of(self._target)
-        fence = self._ownership.fence_operation()
         made: list[tuple[CatalogCollection, str, bytes]] = []
         before = {self._settings.target_of(name): name for name in catalog.collections}
         for one in making:
-            uuid = indexes.create(self._target, one, version, fence=fence, check=self._ownership.check)
+            uuid = indexes.create(self._target, one, version, ownership=self._ownership)
             if one.kind == "collection":
                 indexes.build_early(self._target, one, version, check=self._ownership.check)
                 made.append((one, before[one.namespace], uuid))
