@@ -68,7 +68,7 @@ def create(
     collection: CatalogCollection,
     version: tuple[int, int],
     *,
-    ownership: Ownership | None = None,
+    ownership: SyncOwnership | None = None,
 ) -> bytes:
     """Make a collection or view on the target, of a ``version``, under the namespace that it has in ``collection``. One
     of that name that is there must be the same: so a process that died after it made it goes on. Its own limit of age
@@ -106,7 +106,7 @@ def create(
     return bytes(there["info"].get("uuid", b""))
 
 
-def drop(target: MongoClient[Any], namespace: str, *, ownership: Ownership | None = None) -> None:
+def drop(target: MongoClient[Any], namespace: str, *, ownership: SyncOwnership | None = None) -> None:
     """Drop a collection or view of the target, if it is there."""
     database, _, name = namespace.partition(".")
     there = _there(target, database, name)
@@ -122,7 +122,7 @@ def drop(target: MongoClient[Any], namespace: str, *, ownership: Ownership | Non
 
 
 def _apply(
-    target: MongoClient[Any], database: str, operation: Mapping[str, Any], what: str, ownership: Ownership | None
+    target: MongoClient[Any], database: str, operation: Mapping[str, Any], what: str, ownership: SyncOwnership | None
 ) -> bool:
     """A command by the UUID of its collection, behind the owner's fence. Returns false where this user may not, and
     where another collection of the target has the UUID: that of another sync."""
@@ -140,7 +140,7 @@ def _apply(
     return True
 
 
-def _check_of(ownership: Ownership | None) -> Callable[[], None]:
+def _check_of(ownership: SyncOwnership | None) -> Callable[[], None]:
     return (lambda: None) if ownership is None else ownership.check
 
 
