@@ -37,6 +37,7 @@ from tailrace.read.snapshot.places import Places
 from tailrace.read.snapshot.reader import places_of
 from tailrace.read.source.connection import RETRY_SECONDS, Connection
 from tailrace.read.source.listing import INTERNAL_DATABASES, check_name, database_names, is_utf8, readable
+from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.topology import Cluster
 from tailrace.read.source.witness import oplogs_of
 
@@ -540,13 +541,38 @@ def definitions_changed(
     deployment: MongoClient[Any] | Cluster, after: ClusterTime, until: ClusterTime
 ) -> frozenset[bytes | str]:
     """What the oplogs between two times define anew, alter or take away: UUIDs of collections, and namespaces of
-    views. Raises ChangeStreamHistoryLost where an oplog no longer reaches back."""
+    views. ``until``: a time that ``Places.now`` gave. Raises ChangeStreamHistoryLost where an oplog no longer reaches
+    back."""
     touched: set[bytes | str] = set()
-    for source in oplogs_of(deployment).values():
-        for batch in source.read(after, until, oplog_filter=_COMMANDS):
-            for document in raw_bson.split(batch.raw):
-                touched |= _touched(parse_entry(document))
+    for document in entries_between(deployment, after, until, _COMMANDS):
+        touched |= _touched(parse_entry(document))
     return frozenset(touched)
+
+
+def entries_between(
+    deployment: MongoClient[Any] | Cluster, after: ClusterTime, until: ClusterTime, oplog_filter: bytes
+) -> Iterator[bytes]:
+    """The entries of all oplogs between two times. ``until``: as of ``definitions_changed``."""
+    for source in oplogs_of(deployment).values():
+        _let_reach(source, until)
+        for batch in source.read(after, until, oplog_filter=oplog_filter):
+            yield from raw_bson.split(batch.raw)
+
+
+def _let_reach(source: MongodSource, until: ClusterTime) -> None:
+    """An idle shard has no entry at a time that others have given. It writes a no-op where somebody reads after the
+    time, and would do so by itself once in 10 s. Each shard has heard of the time: ``Places.now`` told it."""
+    client = source.client
+    read = {
+        "find": "oplog.rs",
+        "sort": {"$natural": -1},
+        "projection": {"ts": 1},
+        "limit": 1,
+        "singleBatch": True,
+        "readConcern": {"level": "majority", "afterClusterTime": until.to_timestamp()},
+    }
+    connection = Connection(client, retry_seconds=RETRY_SECONDS)
+    connection.retrying(lambda: client.local.command(read))
 
 
 def _touched(entry: OplogEntry) -> set[bytes | str]:

@@ -22,7 +22,7 @@ from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
 from tailrace.act.sync.owner import LOOK_S, Owner, Told
 from tailrace.act.sync.ownership import SyncOwnership, own
-from tailrace.act.sync.plan import Plan, make_plan
+from tailrace.act.sync.plan import SyncPlan, make_plan
 from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
@@ -113,7 +113,7 @@ class Sync:
 
     # -- what may be asked of it ------------------------------------------------------------------------------------
 
-    def plan(self) -> Plan:
+    def plan(self) -> SyncPlan:
         """What would be done and what would be refused. Nothing is written."""
         return make_plan(self.ends.deployment, self.ends.target, self.settings)
 

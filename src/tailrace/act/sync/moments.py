@@ -20,6 +20,7 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
+from tailrace.act.sync.catalog import entries_between
 from tailrace.act.sync.state import SyncDocument, SyncState, document_of
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SourceError
@@ -72,11 +73,10 @@ _WRITES: Final = bson.encode(
 def nothing_written(deployment: MongoClient[Any] | Cluster, after: ClusterTime, until: ClusterTime) -> bool:
     """Whether the oplogs have no write between two times, so that the source is at the one as at the other."""
     for source in oplogs_of(deployment).values():
-        if source.oldest()[0] > after and not source.oldest()[1]:
+        oldest, is_complete = source.oldest()
+        if oldest > after and not is_complete:
             return False
-        if any(batch.raw for batch in source.read(after, until, oplog_filter=_WRITES)):
-            return False
-    return True
+    return not any(True for _ in entries_between(deployment, after, until, _WRITES))
 
 
 class MomentReader:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tailrace.act.sync import standing
-from tailrace.act.sync.copying import Copy, CopyProgress
+from tailrace.act.sync.copying import Copy, SyncCopyProgress
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.ownership import SyncOwnership, own
@@ -55,7 +55,7 @@ class Owner:
         """Copy what is left. Whether all is copied."""
         asked = threading.Event()
 
-        def noted(progress: CopyProgress) -> None:
+        def noted(progress: SyncCopyProgress) -> None:
             self._counted.copied(progress.documents, progress.estimate_documents, progress.bytes)
             if self._tell() is not None:
                 asked.set()
@@ -112,11 +112,11 @@ class _Either(threading.Event):
         return super().is_set() or self._other.is_set()
 
 
-def _at_most_every(seconds: float, call: Callable[[CopyProgress], None]) -> Callable[[CopyProgress], None]:
+def _at_most_every(seconds: float, call: Callable[[SyncCopyProgress], None]) -> Callable[[SyncCopyProgress], None]:
     last = 0.0
     lock = threading.Lock()
 
-    def called(progress: CopyProgress) -> None:
+    def called(progress: SyncCopyProgress) -> None:
         nonlocal last
         with lock:
             now = time.monotonic()
