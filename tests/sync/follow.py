@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tailrace.act.consumer.rules.errors import LeaseLost
-from tailrace.act.sync import definitions, ownership
+from tailrace.act.sync import commands, ownership
 from tailrace.act.sync.settings import SyncSettings
 from tests.sync.following import following
 
@@ -40,32 +40,32 @@ def before_commit() -> None:
 
 def before_transaction() -> None:
     """The next transaction sleeps between the check of the lease and its first statement."""
-    attempt: Callable[..., Any] = ownership.Ownership._try
+    attempt: Callable[..., Any] = ownership.SyncOwnership._try
 
     def late(self: Any, *arguments: Any) -> Any:
         sleep_once()
         return attempt(self, *arguments)
 
-    ownership.Ownership._try = late  # type: ignore[method-assign]
+    ownership.SyncOwnership._try = late  # type: ignore[method-assign]
 
 
 def before_definition() -> None:
     """The next definition sleeps between the check of the lease and its command."""
-    check = ownership.Ownership.check
-    command: Callable[..., Any] = definitions.Definitions._command
+    check = ownership.SyncOwnership.check
+    command: Callable[..., Any] = commands.TargetCommands.command
 
     def late(self: Any, database: str, document: Mapping[str, Any], what: str) -> Any:
         def checked(owner: Any) -> None:
             check(owner)
             sleep_once()
 
-        ownership.Ownership.check = checked  # type: ignore[method-assign]
+        ownership.SyncOwnership.check = checked  # type: ignore[method-assign]
         try:
             return command(self, database, document, what)
         finally:
-            ownership.Ownership.check = check  # type: ignore[method-assign]
+            ownership.SyncOwnership.check = check  # type: ignore[method-assign]
 
-    definitions.Definitions._command = late  # type: ignore[method-assign]
+    commands.TargetCommands.command = late  # type: ignore[method-assign]
 
 
 PLACES = {"commit": before_commit, "transaction": before_transaction, "definition": before_definition}

@@ -15,12 +15,12 @@ from tailrace.core import raw_bson
 
 def _window_torn(patch: pytest.MonkeyPatch) -> None:
     """A segment's last document is left out, and its position is noted all the same."""
-    write = writer.SegmentWriter.write
+    write = writer.ChangesWriter.write
 
     def torn(self: Any, session: Any, documents: Any, *rest: Any, **named: Any) -> None:
         write(self, session, documents[:-1] if len(documents) > 3 else documents, *rest, **named)
 
-    patch.setattr(writer.SegmentWriter, "write", torn)
+    patch.setattr(writer.ChangesWriter, "write", torn)
 
 
 def _change_left_out(patch: pytest.MonkeyPatch) -> None:

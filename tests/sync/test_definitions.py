@@ -1,4 +1,4 @@
-"""Definitions of every kind, carried out in order; and again, where a process died right after one."""
+"""TargetDefinitions of every kind, carried out in order; and again, where a process died right after one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
-from tailrace.act.sync.definitions import Definitions
-from tailrace.act.sync.fold import Definition
+from tailrace.act.sync.definitions import TargetDefinitions
+from tailrace.act.sync.folded_catalog import Definition
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -196,9 +196,9 @@ def test_definitions_are_carried_out_whenever_a_process_dies(
     settings = settings_for(name)
     begun(source.uri, target.uri, settings)
     seen: set[tuple[ClusterTime, bytes, bytes]] = set()
-    carry_out = Definitions.carry_out
+    carry_out = TargetDefinitions.carry_out
 
-    def dying(self: Definitions, definition: Definition, *, consistent: bool) -> Any:
+    def dying(self: TargetDefinitions, definition: Definition, *, consistent: bool) -> Any:
         key = (definition.time, definition.name, definition.uuid)
         if key in seen or died == "never":
             return carry_out(self, definition, consistent=consistent)
@@ -207,7 +207,7 @@ def test_definitions_are_carried_out_whenever_a_process_dies(
             carry_out(self, definition, consistent=consistent)
         raise DiedError
 
-    monkeypatch.setattr(Definitions, "carry_out", dying)
+    monkeypatch.setattr(TargetDefinitions, "carry_out", dying)
     with MongoClient[Any](source.uri) as client:
         client[name]["first"].insert_one({"_id": 1})
         bring_up(source, target, settings)

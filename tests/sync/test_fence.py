@@ -17,7 +17,7 @@ from pymongo import MongoClient
 from pymongo.errors import DuplicateKeyError
 
 from tailrace.act.consumer.rules.errors import LeaseLost
-from tailrace.act.sync.ownership import Ownership, own
+from tailrace.act.sync.ownership import SyncOwnership, own
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -32,13 +32,13 @@ OLDER = [pytest.param(version, marks=pytest.mark.slow) for version in ("5.0.4", 
 VERSIONS = ["6.0.27", *OLDER, pytest.param("7.0.28", marks=[pytest.mark.slow, pytest.mark.wine])]
 
 
-def held(client: MongoClient[Any], **options: Any) -> tuple[SyncState, Ownership]:
+def held(client: MongoClient[Any], **options: Any) -> tuple[SyncState, SyncOwnership]:
     state = SyncState(client, SyncSettings(lease_s=1, **options))
     state.begin(ClusterTime.of(5, 1), members={}, witness=None)
     return state, own(state)
 
 
-def outlived(ownership: Ownership) -> None:
+def outlived(ownership: SyncOwnership) -> None:
     """The lease runs out while its process does nothing, and the process does not notice."""
     ownership._closed.set()
     time.sleep(1.3)

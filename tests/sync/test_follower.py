@@ -159,6 +159,8 @@ def test_bytes_that_a_plain_write_would_change_stay(pair: tuple[ReplicaSet, Repl
         shop.insert_one({"_id": {"a": 1, "b": [1, 2]}})
         shop.insert_one({"_id": 7, "big": big})
         client.shop.command({"insert": "orders", "documents": [RawBSONDocument(raw)]})
+        client.shop.command({"insert": "a..b", "documents": [{"_id": 1}]})
+        client.shop.command({"create": "a..c", "capped": True, "size": 4096})
         follower.run_until(now(source.uri))
         equal(source, target, settings)
         shop.delete_one({"_id": 1})
@@ -170,6 +172,9 @@ def test_bytes_that_a_plain_write_would_change_stay(pair: tuple[ReplicaSet, Repl
         shop.update_one({"_id": {"a": 1, "b": [1, 2]}}, {"$set": {"c": 1}})
         shop.update_one({"_id": 7}, {"$set": {"n": 1}})
         shop.delete_one({"_id": 9})
+        client.shop.command({"update": "a..b", "updates": [{"q": {"_id": 1}, "u": {"$set": {"n": 2}}}]})
+        client.shop.command({"insert": "a..c", "documents": [{"_id": 7}]})
+        client.shop.command({"update": "a..c", "updates": [{"q": {"_id": 7}, "u": {"$set": {"n": 2}}}]})
         with client.start_session() as session, session.start_transaction():
             for number in (2.0, 2, Int64(2)):
                 shop.insert_one({"_id": number, "first": True}, session=session)

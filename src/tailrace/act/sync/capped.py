@@ -17,19 +17,19 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import PyMongoError
 
 from tailrace.act.sync import indexes
+from tailrace.act.sync.capped_changes import CappedWriter
 from tailrace.act.sync.catalog import CatalogCollection, version_of
-from tailrace.act.sync.definitions import Definitions
+from tailrace.act.sync.commands import TargetCommands
 from tailrace.act.sync.fold import CappedChange
-from tailrace.act.sync.inserting import Inserter, has_empty_timestamp, insertion
 from tailrace.act.sync.natural import AGAIN, in_natural_order, last_inserted
-from tailrace.act.sync.ownership import Ownership
+from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.state import SyncedCollection, SyncState
 from tailrace.act.sync.target import sink_error
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, SourceError
 from tailrace.read.snapshot.reader import places_of
-from tailrace.read.source.connection import RETRY_SECONDS
+from tailrace.read.source.connection import RETRY_SECONDS, collection_of
 from tailrace.read.source.topology import Cluster
 from tailrace.read.window.apply import INSERT
 
@@ -43,12 +43,11 @@ _UNAUTHORIZED: Final = 13
 class CappedCopy:
     """Copies capped collections of one sync."""
 
-    def __init__(self, source: MongoClient[Any] | Cluster, state: SyncState, ownership: Ownership) -> None:
+    def __init__(self, source: MongoClient[Any] | Cluster, state: SyncState, ownership: SyncOwnership) -> None:
         self._source = source
         self._state = state
         self._ownership = ownership
-        self._definitions = Definitions(state, ownership)
-        self._keeps_timestamps = Inserter(state.client).keeps_empty_timestamps
+        self._writer = CappedWriter(TargetCommands(ownership))
 
     def copy(self, known: SyncedCollection, kept: Mapping[str, Any]) -> int:
         """Copy a collection, of which ``kept`` is noted in the state. Returns how many documents it had. Raises
@@ -101,7 +100,7 @@ class CappedCopy:
         """The collection without documents: made anew where a process that died has left some."""
         database, _, name = known.target.partition(".")
         try:
-            if self._state.client[database][name].find_one({}, {"_id": 1}) is None:
+            if collection_of(self._state.client[database], name).find_one({}, {"_id": 1}) is None:
                 return known
         except PyMongoError as error:
             raise sink_error(f"read {known.target}", error) from error
@@ -120,7 +119,7 @@ class CappedCopy:
         """Write documents in their order, behind the fence."""
         changes = [CappedChange(known.uuid, INSERT, _id_of(one), one, 0) for one in documents]
         try:
-            self._definitions.write_capped(changes, {known.uuid: known})
+            self._writer.write(changes, {known.uuid: known})
         except SinkError as error:
             if error.code != _UNAUTHORIZED:
                 raise
@@ -130,20 +129,6 @@ class CappedCopy:
                 hint="Grant it the role restore, and the actions applyOps, forceUUID and useUUID on the cluster; "
                 "or leave the collection out (--except)",
             ) from None
-        if not self._keeps_timestamps:
-            self._restore_timestamps(known, documents)
-
-    def _restore_timestamps(self, known: SyncedCollection, documents: list[bytes]) -> None:
-        """Give documents the Timestamps of 0 back, in whose place the server has put the time: they stay as large."""
-        database, _, name = known.target.partition(".")
-        for one in documents:
-            if has_empty_timestamp(one):
-                self._ownership.check()
-                command = {"update": name, "updates": [insertion(one)], "bypassDocumentValidation": True}
-                try:
-                    self._state.client[database].command(command)
-                except PyMongoError as error:
-                    raise sink_error(f"write {known.target}", error) from error
 
 
 def _id_of(document: bytes) -> bytes:

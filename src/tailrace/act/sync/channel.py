@@ -21,7 +21,7 @@ from tailrace.act.sync.cutover import CutOver, allow_writes, refused_writes_told
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
 from tailrace.act.sync.owner import LOOK_S, Owner, Told
-from tailrace.act.sync.ownership import Ownership, own
+from tailrace.act.sync.ownership import SyncOwnership, own
 from tailrace.act.sync.plan import SyncPlan, make_plan
 from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
@@ -287,7 +287,7 @@ class Sync:
         """What was known at the last look, without asking anybody."""
         return standing.with_fields(self._seen, self._counted.fields())
 
-    def _handed_over(self, kind: str, ownership_wait_s: float) -> Ownership:
+    def _handed_over(self, kind: str, ownership_wait_s: float) -> SyncOwnership:
         """Ask the owner for the lease, and take it."""
         self._note({"request": {"kind": kind, "at": time.time()}})
         try:

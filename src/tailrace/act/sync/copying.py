@@ -40,7 +40,7 @@ from tailrace.act.sync.catalog import (
     version_of,
 )
 from tailrace.act.sync.inserting import Inserter, pieces_of
-from tailrace.act.sync.ownership import Ownership
+from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncDocument, SyncedCollection, SyncState
 from tailrace.act.sync.target import answering
@@ -88,7 +88,7 @@ class Copy:
         self,
         source: MongoClient[Any] | Cluster,
         state: SyncState,
-        ownership: Ownership,
+        ownership: SyncOwnership,
         settings: SyncSettings,
         *,
         stopped: threading.Event | None = None,

@@ -19,12 +19,14 @@ from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 
 from tailrace.act.sync import indexes
-from tailrace.act.sync.definitions import Definitions, Note
-from tailrace.act.sync.fold import Definition, DocumentChanges, Segment, SyncFold
-from tailrace.act.sync.ownership import Ownership
+from tailrace.act.sync.definitions import TargetDefinitions
+from tailrace.act.sync.fold import ChangeSegment, DocumentChanges, SyncFold
+from tailrace.act.sync.folded_catalog import Definition
+from tailrace.act.sync.index_definitions import Note
+from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import COMMITS_KEPT, Committed, SyncDocument, SyncState
-from tailrace.act.sync.writer import ANEW, SegmentWriter, UniqueInTheWayError
+from tailrace.act.sync.writer import ANEW, ChangesWriter, UniqueInTheWayError
 from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.errors import UsageError
@@ -39,6 +41,7 @@ _FLUSH_S: Final = 1.0
 _FIRST, _LEAST, _MOST = 256, 8, 20_000
 _SMALL_BYTES, _LARGE_BYTES = 8 << 20, 48 << 20
 _SLOW_S: Final = 15.0
+_CAPPED: Final = ("write", "capped collections")
 WHAT: Final = "the collections of the sync"
 
 _log = logging.getLogger("tailrace.sync")
@@ -64,7 +67,7 @@ class Follower:
         self,
         oplogs: Oplogs,
         state: SyncState,
-        ownership: Ownership,
+        ownership: SyncOwnership,
         settings: SyncSettings,
         *,
         stopped: threading.Event | None = None,
@@ -74,7 +77,7 @@ class Follower:
         self._settings = settings
         self._ownership = ownership
         self._stopped = stopped or threading.Event()
-        self._definitions = Definitions(state, ownership)
+        self._definitions = TargetDefinitions(state, ownership)
         self._most = _FIRST
         self._uncommitted: Committed | None = None
         self._flushed = time.monotonic()
@@ -92,6 +95,10 @@ class Follower:
         self.time, self.hold, self.phase = document.time, document.hold, document.phase
         self._batch, self._witness = document.batch, document.witness
         self._barrier = document.barrier is not None
+        #: Whether changes of capped collections may have been written after the position.
+        self._capped_begun = (
+            document.barrier is not None and (document.barrier["command"], document.barrier["namespace"]) == _CAPPED
+        )
         self._loaded = True
 
     def stop(self) -> None:
@@ -196,17 +203,19 @@ class Follower:
 
     # -- segments ---------------------------------------------------------------------------------------------------
 
-    def _segment(self, segment: Segment, fold: SyncFold, notes: list[Note], window: OplogWindow) -> None:
+    def _segment(self, segment: ChangeSegment, fold: SyncFold, notes: list[Note], window: OplogWindow) -> None:
         begun = time.monotonic()
         if segment.capped:
-            self._block(segment.until, "write", "capped collections")
-            self._definitions.write_capped(segment.capped, fold.collections)
+            again = self._capped_begun
+            self._block(segment.until, *_CAPPED)
+            self._capped_begun = True
+            self._definitions.capped.write(segment.capped, fold.collections, again=again)
         tolerant = self.time < self.hold
         if len(segment.documents) > 1 and self._ownership.lanes > 2:
             documents, tolerant = self._in_lanes(segment, fold, tolerant=tolerant), True
         else:
             documents = segment.documents
-        writer = SegmentWriter(self._state.client, self.hold, self._definitions.version)
+        writer = ChangesWriter(self._state.client, self.hold, self._definitions.version)
         rewritten: set[bytes] = set()
         sets = self._position(segment, window)
 
@@ -226,7 +235,7 @@ class Follower:
         self._look_at_hold()
         self._adapt(segment.changes, writer.written_bytes, time.monotonic() - begun)
 
-    def _position(self, segment: Segment, window: OplogWindow) -> dict[str, Any]:
+    def _position(self, segment: ChangeSegment, window: OplogWindow) -> dict[str, Any]:
         """What the sync's document says with the segment."""
         sets: dict[str, Any] = {
             "time": segment.until.to_timestamp(),
@@ -247,8 +256,9 @@ class Follower:
         one = {"time": self._uncommitted.time.to_timestamp(), "at": self._uncommitted.at.to_timestamp()}
         return {"$push": {"commits": {"$each": [one], "$slice": -COMMITS_KEPT}}}
 
-    def _committed(self, segment: Segment) -> None:
+    def _committed(self, segment: ChangeSegment) -> None:
         self.time, self._barrier, self.blocking = segment.until, False, None
+        self._capped_begun = False
         self._batch += 1
         self.changes += segment.changes
         self._uncommitted, self._flushed = Committed(segment.until, self._ownership.committed_at), time.monotonic()
@@ -267,7 +277,7 @@ class Follower:
 
     # -- lanes ------------------------------------------------------------------------------------------------------
 
-    def _in_lanes(self, segment: Segment, fold: SyncFold, *, tolerant: bool) -> list[DocumentChanges]:
+    def _in_lanes(self, segment: ChangeSegment, fold: SyncFold, *, tolerant: bool) -> list[DocumentChanges]:
         """Write a segment by several transactions at once. Before, ``hold`` goes to its end: until the position is
         there, the target may be newer in places. Returns what is left for the last transaction."""
         self._ownership.run(
@@ -305,7 +315,7 @@ class Follower:
         *,
         tolerant: bool,
     ) -> None:
-        writer = SegmentWriter(self._state.client, self.hold, self._definitions.version)
+        writer = ChangesWriter(self._state.client, self.hold, self._definitions.version)
 
         def body(session: ClientSession) -> None:
             writer.write(session, documents, dict(collections), tolerant=tolerant, rewritten=set())

@@ -15,7 +15,7 @@ from tailrace.act.sync.cutover import CutOver, blocked_writes, refuse_written, w
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.indexes import expires, noted, restore_held, set_expiry
-from tailrace.act.sync.ownership import Ownership, own
+from tailrace.act.sync.ownership import SyncOwnership, own
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncDocument, SyncedCollection
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -38,7 +38,7 @@ class HandOver:
         self,
         ends: Ends,
         settings: SyncSettings,
-        take: Callable[[str, float], Ownership],
+        take: Callable[[str, float], SyncOwnership],
         compare: Callable[..., Verification],
         told: Callable[[str], None],
     ) -> None:
@@ -69,7 +69,7 @@ class HandOver:
         finally:
             standing.note(state, {"request": None})
 
-    def _step(self, ownership: Ownership, until: ClusterTime) -> None:
+    def _step(self, ownership: SyncOwnership, until: ClusterTime) -> None:
         with Follower(self._ends.oplogs, self._ends.state, ownership, self._settings) as follower:
             follower.run_until(until)
 
@@ -93,7 +93,7 @@ class HandOver:
 
     def _ended(
         self,
-        ownership: Ownership,
+        ownership: SyncOwnership,
         last: ClusterTime,
         at: ClusterTime,
         *,

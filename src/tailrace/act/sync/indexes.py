@@ -40,7 +40,7 @@ from tailrace.act.sync.catalog import (
     truth_of,
     version_of,
 )
-from tailrace.act.sync.ownership import Ownership
+from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.state import SyncState
 from tailrace.act.sync.target import MAJORITY, is_worth_again, sink_error
 from tailrace.core import raw_bson
@@ -68,7 +68,7 @@ def create(
     collection: CatalogCollection,
     version: tuple[int, int],
     *,
-    ownership: Ownership | None = None,
+    ownership: SyncOwnership | None = None,
 ) -> bytes:
     """Make a collection or view on the target, of a ``version``, under the namespace that it has in ``collection``. One
     of that name that is there must be the same: so a process that died after it made it goes on. Its own limit of age
@@ -102,7 +102,7 @@ def create(
     return bytes(there["info"].get("uuid", b""))
 
 
-def drop(target: MongoClient[Any], namespace: str, *, ownership: Ownership | None = None) -> None:
+def drop(target: MongoClient[Any], namespace: str, *, ownership: SyncOwnership | None = None) -> None:
     """Drop a collection or view of the target, if it is there."""
     database, _, name = namespace.partition(".")
     there = _there(target, database, name)
@@ -118,7 +118,7 @@ def drop(target: MongoClient[Any], namespace: str, *, ownership: Ownership | Non
 
 
 def _apply(
-    target: MongoClient[Any], database: str, operation: Mapping[str, Any], what: str, ownership: Ownership | None
+    target: MongoClient[Any], database: str, operation: Mapping[str, Any], what: str, ownership: SyncOwnership | None
 ) -> bool:
     """A command by the UUID of its collection, behind the owner's fence. Returns false where this user may not, and
     where another collection of the target has the UUID: that of another sync."""
@@ -136,7 +136,7 @@ def _apply(
     return True
 
 
-def _check_of(ownership: Ownership | None) -> Callable[[], None]:
+def _check_of(ownership: SyncOwnership | None) -> Callable[[], None]:
     return (lambda: None) if ownership is None else ownership.check
 
 
@@ -335,7 +335,7 @@ def waiting(state: SyncState) -> list[WaitingIndex]:
     return found
 
 
-def build_waiting(state: SyncState, ownership: Ownership) -> None:
+def build_waiting(state: SyncState, ownership: SyncOwnership) -> None:
     """Build what waits for the target to equal the source for the first time: now it does. Raises SinkError."""
     target = state.client
     version = version_of(target)
@@ -361,7 +361,7 @@ def _settle(state: SyncState, uuid: bytes, specs: Sequence[bytes], session: Clie
             state.forget_index(uuid, name_of(spec), session)
 
 
-def restore_held(state: SyncState, ownership: Ownership) -> list[str]:
+def restore_held(state: SyncState, ownership: SyncOwnership) -> list[str]:
     """Give back the limits of age that were held: at the cut-over. Returns which."""
     restored = []
     for one in waiting(state):

@@ -11,7 +11,7 @@ from tailrace.act.sync import standing
 from tailrace.act.sync.copying import Copy, SyncCopyProgress
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
-from tailrace.act.sync.ownership import Ownership, own
+from tailrace.act.sync.ownership import SyncOwnership, own
 from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
@@ -51,7 +51,7 @@ class Owner:
         with own(self._ends.state, lanes=self._settings.lanes + 1) as ownership:
             return self._follow(ownership, goal)
 
-    def _copy(self, ownership: Ownership) -> bool:
+    def _copy(self, ownership: SyncOwnership) -> bool:
         """Copy what is left. Whether all is copied."""
         asked = threading.Event()
 
@@ -65,7 +65,7 @@ class Owner:
         copy = Copy(self._ends.deployment, self._ends.state, ownership, self._settings, stopped=copy_stop)
         return copy.run(_at_most_every(LOOK_S, noted)) and not asked.is_set()
 
-    def _follow(self, ownership: Ownership, goal: ClusterTime | None) -> bool:
+    def _follow(self, ownership: SyncOwnership, goal: ClusterTime | None) -> bool:
         """Follow until ``stop`` or up to ``goal``; false where another process asks for the lease."""
         before, looked = 0, 0.0
         opened = (self._ends.oplogs, self._ends.state, ownership, self._settings)

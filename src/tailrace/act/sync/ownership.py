@@ -46,7 +46,7 @@ T = TypeVar("T")
 _log = logging.getLogger("tailrace.sync")
 
 
-class Ownership:
+class SyncOwnership:
     """The right to write, held until ``close``. Transactions of different lanes may run in different threads.
 
     ``committed_at``  the target's time right after the last transaction of lane 0
@@ -205,7 +205,7 @@ class Ownership:
         for session in self._sessions:
             session.end_session()
 
-    def __enter__(self) -> Ownership:
+    def __enter__(self) -> SyncOwnership:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -292,11 +292,11 @@ class Ownership:
             return ClusterTime.from_timestamp(self.state.client.admin.command("ping")["operationTime"])
 
 
-def own(state: SyncState, owner: str | None = None, *, lanes: int | None = None, wait_s: float = 0.0) -> Ownership:
+def own(state: SyncState, owner: str | None = None, *, lanes: int | None = None, wait_s: float = 0.0) -> SyncOwnership:
     """The right to write, once it is free; waits for it for ``wait_s`` at most. ``lanes``: how many transactions there
     may be in parallel, if not as many as the settings say. Raises LeaseLost while another owner has it."""
     name = owner or f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
-    ownership = Ownership(state, name, lanes or state.settings.lanes + 1)
+    ownership = SyncOwnership(state, name, lanes or state.settings.lanes + 1)
     end = time.monotonic() + wait_s
     backoff = Backoff(give_up_s=RETRY_SECONDS)
     while True:

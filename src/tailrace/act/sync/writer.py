@@ -28,6 +28,7 @@ from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.printable import in_a_line
 from tailrace.errors import TailraceError
+from tailrace.read.source.connection import collection_of
 from tailrace.read.window.apply import DELETE, DELETE_OF, UPDATE, DocumentWork, apply_all
 from tailrace.read.window.rows import ID_HEAD
 from tailrace.read.window.sortable_key import sortable_key
@@ -81,7 +82,7 @@ class _Writes(NamedTuple):
     inserted: list[bytes]
 
 
-class SegmentWriter:
+class ChangesWriter:
     """Writes the documents of segments to the target that ``client`` leads to.
 
     ``hold``     up to this time the copy may hold later changes
@@ -228,7 +229,7 @@ class _Table:
             return found
         asked = {one.key for one in documents}
         values = [one.identifier for one in documents]
-        there = self._database[self._name]
+        there = collection_of(self._database, self._name)
         for some in _chunks(values, len, _COMMAND_BYTES):
             names = (
                 raw_bson.encode_element(value[0], b"%d" % number, value[ID_HEAD:]) for number, value in enumerate(some)
@@ -380,4 +381,4 @@ def _chunks(items: Iterable[Any], size: Any, most: int) -> Iterator[list[Any]]:
         yield some
 
 
-__all__ = ["ANEW", "DELETE", "SegmentWriter", "TargetMismatchError", "UniqueInTheWayError", "needs_literal"]
+__all__ = ["ANEW", "DELETE", "ChangesWriter", "TargetMismatchError", "UniqueInTheWayError", "needs_literal"]
