@@ -30,6 +30,7 @@ from pymongo.client_session import ClientSession
 from tailrace.act.sync import indexes
 from tailrace.act.sync.capped import CappedCopy
 from tailrace.act.sync.catalog import (
+    CLUSTERED,
     CatalogCollection,
     DeploymentCatalog,
     OnSource,
@@ -206,7 +207,7 @@ class Copy:
                 there = not indexes.waits(spec)
                 self._state.note_index(one.uuid, name_of(spec), indexes.noted(spec, there=there), session)
         if (limit := indexes.clustered_limit(one.options)) is not None:
-            self._state.note_index(one.uuid, indexes.CLUSTERED, indexes.noted(limit, there=True), session)
+            self._state.note_index(one.uuid, CLUSTERED, indexes.noted(limit, there=True), session)
 
     def _cut(self, one: CatalogCollection, namespace: str) -> list[dict[str, Any]]:
         """The ranges of a collection, as they are noted. ``namespace`` is its name on the source."""

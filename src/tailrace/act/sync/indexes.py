@@ -30,6 +30,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import NetworkTimeout, PyMongoError
 
 from tailrace.act.sync.catalog import (
+    CLUSTERED,
     TTL_MAX,
     CatalogCollection,
     edited,
@@ -55,8 +56,6 @@ RETRY_SECONDS: Final = 120.0
 _UNAUTHORIZED: Final = 13
 _UUID_TAKEN: Final = 40655
 _DAY_S: Final = 86_400
-#: Stands for the limit of age of a clustered collection, which no index has.
-CLUSTERED: Final = "$clustered"
 _SIMPLE: Final = raw_bson.encode_element(raw_bson.OBJECT, b"collation", bson.encode({"locale": "simple"}))
 
 
@@ -74,11 +73,7 @@ def create(
     of that name that is there must be the same: so a process that died after it made it goes on. Its own limit of age
     (``expireAfterSeconds`` of a clustered collection) is left out until the cut-over.
 
-<<<<<<< HEAD
-    ``fence``  ``SyncOwnership.fence_operation``, and ``check``: ``SyncOwnership.check``
-=======
     ``ownership``  an owner that no longer is makes nothing
->>>>>>> wt-sync-b
 
     Returns its UUID there: the source's where the user may give it (``applyOps`` with UUIDs). Raises SinkError where
     another one has the name.
