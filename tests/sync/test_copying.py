@@ -18,7 +18,9 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
+from tailrace.act.consumer.rules.errors import LeaseLost
 from tailrace.act.sync import indexes
+from tailrace.act.sync.catalog import read_catalog
 from tailrace.act.sync.copying import Copy
 from tailrace.act.sync.ownership import own
 from tailrace.act.sync.settings import SyncSettings
@@ -281,3 +283,24 @@ def test_one_id_on_two_shards_is_refused(
     target = MongoClient(start_replica_set().uri)
     with pytest.raises(SinkError, match=r"two shards have a document of one _id in shop.orders.*--except"):
         copied(deployment, target)
+
+
+def test_an_old_owner_makes_and_drops_nothing(start_replica_set: Callable[..., ReplicaSet]) -> None:
+    source = MongoClient(start_replica_set().uri)
+    target = MongoClient(start_replica_set().uri)
+    source.shop.c.insert_one({"_id": 1})
+    source.shop.late.insert_one({"_id": 1})
+    state = begun(source, target, SyncSettings(selection=Selection.of(["shop.*"]), lease_s=60))
+    definitions = read_catalog(source, SETTINGS.selection).collections
+    with own(state, lanes=2) as old:
+        state.syncs.update_one({"_id": "sync"}, {"$set": {"expiresAt": None}})  # as if its lease had run out
+        with own(state, lanes=2) as new:
+            indexes.create(target, definitions["shop.c"], (6, 0), ownership=new)
+            old.check()  # by its own clock it is the owner still
+            with pytest.raises(LeaseLost):
+                indexes.create(target, definitions["shop.late"], (6, 0), ownership=old)
+            with pytest.raises(LeaseLost):
+                indexes.drop(target, "shop.c", ownership=old)
+            assert target.shop.list_collection_names() == ["c"]
+            indexes.drop(target, "shop.c", ownership=new)
+            assert target.shop.list_collection_names() == []

@@ -15,6 +15,8 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 from tailrace.act.sync.comparing import how_they_differ
+from tailrace.act.sync.indexes import restore_held
+from tailrace.act.sync.ownership import own
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.verification import VerificationProgress, verify
 from tailrace.core.oplog.selection import Selection
@@ -266,3 +268,26 @@ def test_how_two_documents_differ() -> None:
     twice = (len(twice) + 5).to_bytes(4, "little") + twice + b"\0"
     assert how_they_differ(bson.encode({"a": 1}), twice) == "how often a field is there"
     assert RawBSONDocument(twice)
+
+
+def test_a_clustered_collection_expires_again_after_the_cut_over(start_replica_set: Callable[..., ReplicaSet]) -> None:
+    there, here = start_replica_set(), start_replica_set()
+    source, target = MongoClient(there.uri), MongoClient(here.uri)
+    clustered = {"key": {"_id": 1}, "unique": True}
+    source.shop.create_collection("c", clusteredIndex=clustered, expireAfterSeconds=3_600)
+    source.shop.c.create_index("at", expireAfterSeconds=60)
+    source.shop.c.insert_many([{"_id": n} for n in range(100)])
+
+    def listed(client: MongoClient[Any]) -> list[Any]:
+        options = [one["options"] for one in client.shop.list_collections()]
+        return [*options, *client.shop.c.list_indexes()]
+
+    with following(there.uri, here.uri, SETTINGS) as run:
+        run.settle()
+        assert listed(target)[0] == {"clusteredIndex": {"v": 2, "name": "_id_", **clustered}}
+        assert verify(run.source, run.state, SETTINGS).good
+    with own(run.state) as ownership:
+        assert sorted(restore_held(run.state, ownership)) == ["shop.c: $clustered", "shop.c: at_1"]
+    assert run.state.indexes() == []
+    assert listed(target) == listed(source)
+    assert verify(run.source, run.state, SETTINGS).good

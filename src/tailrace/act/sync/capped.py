@@ -104,13 +104,12 @@ class CappedCopy:
                 return known
         except PyMongoError as error:
             raise sink_error(f"read {known.target}", error) from error
-        indexes.drop(self._state.client, known.target, check=self._ownership.check)
+        indexes.drop(self._state.client, known.target, ownership=self._ownership)
         version = version_of(self._state.client)
         id_index = None if kept["idIndex"] is None else bytes(kept["idIndex"])
         specs = tuple(bytes(one) for one in kept["specs"])
         made = CatalogCollection(known.target, "collection", known.uuid, bytes(kept["options"]), id_index, specs)
-        fence = self._ownership.fence_operation()
-        uuid = indexes.create(self._state.client, made, version, fence=fence, check=self._ownership.check)
+        uuid = indexes.create(self._state.client, made, version, ownership=self._ownership)
         indexes.build_early(self._state.client, made, version, check=self._ownership.check)
         again = SyncedCollection(known.uuid, known.namespace, known.target, uuid, capped=True)
         self._ownership.run(lambda session: self._state.set_collection(again, session), what="note a new collection")

@@ -46,6 +46,8 @@ Kind = Literal["collection", "view", "timeseries"]
 #: NamespaceNotFound, CommandNotSupportedOnView.
 _GONE: Final = frozenset({26, 166})
 _ID: Final = b"_id"
+#: Stands for the limit of age of a clustered collection among the indexes that are held.
+CLUSTERED: Final = "$clustered"
 #: What an index's ``expireAfterSeconds`` can be at most. Nothing expires under it.
 TTL_MAX: Final = 2**31 - 1
 
@@ -442,15 +444,16 @@ def difference(
         if mine.kind != theirs.kind:
             found.append(CatalogDifference(namespace, "kind", mine.kind, theirs.kind))
             continue
-        found += _options_differ(mine, theirs, source.version, target.version)
+        is_held = held is not None and (namespace, CLUSTERED) in held
+        found += _options_differ(mine, theirs, source.version, target.version, is_held=is_held)
         found += _indexes_differ(mine, theirs, source.version, target.version, held or {})
     return found
 
 
 def _options_differ(
-    mine: CatalogCollection, theirs: CatalogCollection, of: tuple[int, int], to: tuple[int, int]
+    mine: CatalogCollection, theirs: CatalogCollection, of: tuple[int, int], to: tuple[int, int], *, is_held: bool
 ) -> Iterator[CatalogDifference]:
-    wanted = options_for(mine, to)
+    wanted = edited(options_for(mine, to), [b"expireAfterSeconds"] if is_held else [])
     if wanted != theirs.options:
         yield CatalogDifference(mine.namespace, "options", shown(mine.options), shown(theirs.options))
     if (mine.id_index is None) != (theirs.id_index is None) or (

@@ -30,6 +30,7 @@ from pymongo.client_session import ClientSession
 from tailrace.act.sync import indexes
 from tailrace.act.sync.capped import CappedCopy
 from tailrace.act.sync.catalog import (
+    CLUSTERED,
     CatalogCollection,
     DeploymentCatalog,
     OnSource,
@@ -153,18 +154,17 @@ class Copy:
         """Make the collections and views, all of one time, and note what is to be copied. What a process that died
         before has made is made anew: nothing is in it yet."""
         for namespace in reversed(document.extra.get("making", ())):
-            indexes.drop(self._target, namespace, check=self._ownership.check)
+            indexes.drop(self._target, namespace, ownership=self._ownership)
         catalog, begun = catalog_at_rest(self._source, OnSource(self._settings))
         wanted = self._under_new_names(catalog)
         self._check_free(wanted)
         making = sorted(wanted, key=lambda one: one.kind != "collection")  # views after what they show
         self._ownership.run(_nothing, sets={"making": [one.namespace for one in making]}, what="begin the copy")
         version = version_of(self._target)
-        fence = self._ownership.fence_operation()
         made: list[tuple[CatalogCollection, str, bytes]] = []
         before = {self._settings.target_of(name): name for name in catalog.collections}
         for one in making:
-            uuid = indexes.create(self._target, one, version, fence=fence, check=self._ownership.check)
+            uuid = indexes.create(self._target, one, version, ownership=self._ownership)
             if one.kind == "collection":
                 indexes.build_early(self._target, one, version, check=self._ownership.check)
                 made.append((one, before[one.namespace], uuid))
@@ -207,7 +207,7 @@ class Copy:
                 there = not indexes.waits(spec)
                 self._state.note_index(one.uuid, name_of(spec), indexes.noted(spec, there=there), session)
         if (limit := indexes.clustered_limit(one.options)) is not None:
-            self._state.note_index(one.uuid, indexes.CLUSTERED, indexes.noted(limit, there=True), session)
+            self._state.note_index(one.uuid, CLUSTERED, indexes.noted(limit, there=True), session)
 
     def _cut(self, one: CatalogCollection, namespace: str) -> list[dict[str, Any]]:
         """The ranges of a collection, as they are noted. ``namespace`` is its name on the source."""

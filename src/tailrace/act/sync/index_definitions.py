@@ -17,7 +17,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.act.sync import indexes
-from tailrace.act.sync.catalog import TTL_MAX, edited, name_of, truth_of
+from tailrace.act.sync.catalog import CLUSTERED, TTL_MAX, edited, name_of, truth_of
 from tailrace.act.sync.commands import DONE_BEFORE, TargetCommands
 from tailrace.act.sync.folded_catalog import Definition
 from tailrace.act.sync.state import SyncedCollection, SyncState
@@ -113,7 +113,7 @@ class IndexDefinitions:
             if left is not None:
                 options = edited(options, added=[raw_bson.encode_element(raw_bson.OBJECT, b"index", left)])
         if (limit := raw_bson.find(options, b"expireAfterSeconds")) is not None:
-            named = string_of(b"name", indexes.CLUSTERED)
+            named = string_of(b"name", CLUSTERED)
             held = raw_bson.encode_document(named, options[limit.start : limit.end])
             notes.append(self.note(collection.uuid, held, there=True))
             options = edited(options, [b"expireAfterSeconds"])

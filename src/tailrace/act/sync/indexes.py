@@ -30,6 +30,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import NetworkTimeout, PyMongoError
 
 from tailrace.act.sync.catalog import (
+    CLUSTERED,
     TTL_MAX,
     CatalogCollection,
     edited,
@@ -42,7 +43,7 @@ from tailrace.act.sync.catalog import (
 )
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.state import SyncState
-from tailrace.act.sync.target import is_worth_again, sink_error
+from tailrace.act.sync.target import MAJORITY, is_worth_again, sink_error
 from tailrace.core import raw_bson
 from tailrace.errors import SinkError
 from tailrace.read.source.failure import Backoff
@@ -55,8 +56,6 @@ RETRY_SECONDS: Final = 120.0
 _UNAUTHORIZED: Final = 13
 _UUID_TAKEN: Final = 40655
 _DAY_S: Final = 86_400
-#: Stands for the limit of age of a clustered collection, which no index has.
-CLUSTERED: Final = "$clustered"
 _SIMPLE: Final = raw_bson.encode_element(raw_bson.OBJECT, b"collation", bson.encode({"locale": "simple"}))
 
 
@@ -68,14 +67,13 @@ def create(
     collection: CatalogCollection,
     version: tuple[int, int],
     *,
-    fence: Mapping[str, Any] | None = None,
-    check: Callable[[], None] = lambda: None,
+    ownership: SyncOwnership | None = None,
 ) -> bytes:
     """Make a collection or view on the target, of a ``version``, under the namespace that it has in ``collection``. One
     of that name that is there must be the same: so a process that died after it made it goes on. Its own limit of age
     (``expireAfterSeconds`` of a clustered collection) is left out until the cut-over.
 
-    ``fence``  ``SyncOwnership.fence_operation``, and ``check``: ``SyncOwnership.check``
+    ``ownership``  an owner that no longer is makes nothing
 
     Returns its UUID there: the source's where the user may give it (``applyOps`` with UUIDs). Raises SinkError where
     another one has the name.
@@ -89,9 +87,11 @@ def create(
     )
     there = _there(target, database, name)
     if there is None:
-        kept = collection.kind == "collection" and _create_as(target, collection, command, fence, check)
+        what = f"create {collection.namespace}"
+        operation = {"ui": Binary(collection.uuid, 4), "o": RawBSONDocument(command, _RAW)}
+        kept = collection.kind == "collection" and _apply(target, database, operation, what, ownership)
         if not kept:
-            _command(target, database, command, f"create {collection.namespace}", check)
+            _command(target, database, command, what, check=_check_of(ownership))
         there = _there(target, database, name)
     if there is None or raw_bson.bytes_of(there["options"]) != options:
         raise SinkError(
@@ -101,25 +101,33 @@ def create(
     return bytes(there["info"].get("uuid", b""))
 
 
-def _create_as(
-    target: MongoClient[Any],
-    collection: CatalogCollection,
-    command: bytes,
-    fence: Mapping[str, Any] | None,
-    check: Callable[[], None],
+def drop(target: MongoClient[Any], namespace: str, *, ownership: SyncOwnership | None = None) -> None:
+    """Drop a collection or view of the target, if it is there."""
+    database, _, name = namespace.partition(".")
+    there = _there(target, database, name)
+    if there is None:
+        return
+    what, command = f"drop {namespace}", {"drop": name}
+    uuid = there["info"].get("uuid")
+    if uuid is not None:
+        operation = {"ui": Binary(bytes(uuid), 4), "o": command}
+        if _apply(target, database, operation, what, ownership):
+            return
+    _command(target, database, bson.encode(command), what, check=_check_of(ownership))
+
+
+def _apply(
+    target: MongoClient[Any], database: str, operation: Mapping[str, Any], what: str, ownership: SyncOwnership | None
 ) -> bool:
-    """Make a collection with the source's UUID. Returns false where this user may not, and where another collection of
-    the target has it: that of another sync."""
-    database = collection.namespace.partition(".")[0]
-    operation = {
-        "op": "c",
-        "ns": f"{database}.$cmd",
-        "ui": Binary(collection.uuid, 4),
-        "o": RawBSONDocument(command, _RAW),
-    }
-    applied = bson.encode({"applyOps": [*(() if fence is None else (fence,)), operation]})
+    """A command by the UUID of its collection, behind the owner's fence. Returns false where this user may not, and
+    where another collection of the target has the UUID: that of another sync."""
+    fence = () if ownership is None else (ownership.fence_operation(),)
+    whole = {"op": "c", "ns": f"{database}.$cmd", **operation}
+    judge = (lambda _: None) if ownership is None else ownership.judge
     try:
-        _command(target, "admin", applied, f"create {collection.namespace}", check)
+        _command(
+            target, "admin", bson.encode({"applyOps": [*fence, whole]}), what, check=_check_of(ownership), judge=judge
+        )
     except SinkError as error:
         if error.code not in (_UNAUTHORIZED, _UUID_TAKEN):
             raise
@@ -127,16 +135,8 @@ def _create_as(
     return True
 
 
-def drop(
-    target: MongoClient[Any],
-    namespace: str,
-    *,
-    check: Callable[[], None] = lambda: None,
-) -> None:
-    """Drop a collection or view of the target, if it is there."""
-    database, _, name = namespace.partition(".")
-    if _there(target, database, name) is not None:
-        _command(target, database, bson.encode({"drop": name}), f"drop {namespace}", check)
+def _check_of(ownership: SyncOwnership | None) -> Callable[[], None]:
+    return (lambda: None) if ownership is None else ownership.check
 
 
 def _there(target: MongoClient[Any], database: str, name: str) -> RawBSONDocument | None:
@@ -234,7 +234,7 @@ def build(
         wanted.append(RawBSONDocument(made, _RAW))
     if wanted:
         command = bson.encode({"createIndexes": name, "indexes": wanted})
-        _command(target, database, command, f"build indexes of {namespace}", check)
+        _command(target, database, command, f"build indexes of {namespace}", check=check)
     for one in raised:
         set_expiry(target, namespace, one, TTL_MAX, check=check)
 
@@ -265,7 +265,7 @@ def set_expiry(
     """Alter an index's ``expireAfterSeconds``."""
     database, _, name = namespace.partition(".")
     command = {"collMod": name, "index": {"name": index, "expireAfterSeconds": seconds}}
-    _command(target, database, bson.encode(command), f"alter the index {index} of {namespace}", check)
+    _command(target, database, bson.encode(command), f"alter the index {index} of {namespace}", check=check)
 
 
 def _held_already(target: MongoClient[Any], database: str, name: str) -> frozenset[str]:
@@ -286,18 +286,28 @@ def _element(name: bytes, document: bytes) -> bytes:
     return raw_bson.encode_element(raw_bson.OBJECT, name, document)
 
 
-def _command(target: MongoClient[Any], database: str, command: bytes, what: str, check: Callable[[], None]) -> None:
-    """Run a command that may be run twice. One that outlives the connection's time-out is sent again, and waits for the
-    first; one that an election interrupts is sent again too."""
+def _command(
+    target: MongoClient[Any],
+    database: str,
+    command: bytes,
+    what: str,
+    *,
+    check: Callable[[], None],
+    judge: Callable[[PyMongoError], None] = lambda _: None,
+) -> None:
+    """Run a command that may be run twice, until a majority has it. One that outlives the connection's time-out is sent
+    again, and waits for the first; one that an election interrupts is sent again too."""
     backoff = Backoff(give_up_s=RETRY_SECONDS)
+    # PyMongo adds fields of its own on the top level; what lies deeper goes as it is.
+    whole = {**RawBSONDocument(command, _RAW), "writeConcern": MAJORITY.document}
     while True:
         check()
         try:
-            # PyMongo adds fields of its own on the top level; what lies deeper goes as it is.
-            target.get_database(database).command(dict(RawBSONDocument(command, _RAW)))
+            target.get_database(database).command(dict(whole))
         except NetworkTimeout:
             continue
         except PyMongoError as error:
+            judge(error)
             if not is_worth_again(error) or backoff.exhausted:
                 raise sink_error(what, error) from None
             backoff.wait()
@@ -361,7 +371,7 @@ def restore_held(state: SyncState, ownership: SyncOwnership) -> list[str]:
         if name == CLUSTERED:
             database, _, collection = one.namespace.partition(".")
             command = bson.encode({"collMod": collection, "expireAfterSeconds": Int64(int(seconds or 0))})
-            _command(state.client, database, command, f"alter {one.namespace}", ownership.check)
+            _command(state.client, database, command, f"alter {one.namespace}", check=ownership.check)
         else:
             set_expiry(state.client, one.namespace, name, int(seconds or 0), check=ownership.check)
         ownership.run(partial(_forget, state, one.uuid, name), what="note the indexes that expire again")
