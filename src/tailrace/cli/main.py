@@ -27,8 +27,8 @@ from tailrace.errors import InternalError, TailraceError
 from tailrace.read.source.uri import URI_VARIABLE, is_uri_argument, redact_uri
 from tailrace.version import version
 
-#: The commands in the order of the help, with their line in it. The module of each has ``add_parser`` and ``run``; it is
-#: loaded where the command is named, since those of all commands take a second.
+#: The commands in the order of the help, with their lines in it. The module of each has ``add_parser`` and ``run``, and
+#: is loaded where the command is named: those of all commands take a second.
 COMMANDS: Final = {
     "demo": "everything on this machine: MongoDB, Spark, a crash, a comparison",
     "watch": "print change events as they come",
