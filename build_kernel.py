@@ -82,7 +82,7 @@ def is_current(target: Path) -> bool:
     sys.path.insert(0, str(SOURCE))
     native = import_module("tailrace.core.kernel.native")
     try:
-        found: bool = native.Library(str(target)).is_current
+        found: bool = native.CompiledLibrary(str(target)).is_current
     except (OSError, AttributeError, ValueError):
         return False
     return found

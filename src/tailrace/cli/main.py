@@ -52,7 +52,7 @@ COMMANDS: Final = {
 _EXTRAS: Final = {
     "pyspark": "spark",
     "pyarrow": "spark",
-    "numba": "spark",
+    "numba": "jit",
     "numpy": "spark",
     "yaml": "spark",
     "google": "spark",

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
-from tailrace.core.kernel.native import Library, library
+from tailrace.core.kernel.native import CompiledLibrary, library
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: The library of this process; ``None``: numba compiles.
-LIBRARY: Final[Library | None] = library()
+LIBRARY: Final[CompiledLibrary | None] = library()
 
 if LIBRARY is None:
     from tailrace.core.kernel import jit

@@ -72,7 +72,7 @@ def sealed(library: bytes) -> bytes:
     return library + _SEAL.pack(zlib.crc32(library), _MARK)
 
 
-class Library:
+class CompiledLibrary:
     """A shared library of entry points, by its path. Raises OSError where it cannot be loaded."""
 
     def __init__(self, path: str) -> None:
@@ -126,12 +126,12 @@ def use(path: str | None) -> None:
 
 
 @cache
-def library() -> Library | None:
+def library() -> CompiledLibrary | None:
     """The library, if there is one that this machine can load and that is of this source."""
     if _choice.none:
         return None
     try:
-        found = Library(_choice.path or str(files(_PACKAGE) / FILE))
+        found = CompiledLibrary(_choice.path or str(files(_PACKAGE) / FILE))
     except (OSError, AttributeError, ValueError):
         return None  # there is none, or it is another machine's
     return found if found.is_current else None
