@@ -379,18 +379,23 @@ class _Examination:
         return min((one for one in found if one is not None), default=None)
 
     def _window(self, seconds: float, reach: float | None) -> None:
-        if reach is None or self.settings.archive is not None:
+        if self.settings.archive is not None:
+            self.refusals.append(
+                "no sync reads an archive yet, so none would help it after the oplog. Leave archive out, and enlarge "
+                "the oplog with replSetResizeOplog"
+            )
+        if reach is None:
             return
         if reach < seconds:
             self.refusals.append(
                 f"the copy takes about {in_time(seconds)}, and the oplog reaches back {in_time(reach)} at the "
-                "pace so far: the sync could not go on after the copy. Keep the oplog in a directory (--archive DIR), "
-                "or enlarge it with replSetResizeOplog"
+                "pace so far: the sync could not go on after the copy. Enlarge the oplog with replSetResizeOplog, copy "
+                "less (--only), or raise --documents-per-second"
             )
         elif reach < _WINDOW_SHARE * seconds:
             self.warnings.append(
                 f"the copy takes about {in_time(seconds)}, and the oplog reaches back {in_time(reach)} at the "
-                "pace so far. With --archive DIR, the copy may take longer"
+                "pace so far. Enlarge the oplog with replSetResizeOplog if that is to be safe"
             )
 
 
