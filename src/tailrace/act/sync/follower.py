@@ -38,7 +38,7 @@ _POLL_S: Final = 0.05
 _FLUSH_S: Final = 1.0
 #: Changes of a segment: at first, at least, at most; it grows while a segment's documents are so small, and shrinks
 #: when they are so large or the transaction took so long. The server ends one after a minute.
-_FIRST, _LEAST, _MOST = 256, 8, 20_000
+_FIRST, _LEAST, _MOST = 256, 8, 2_000
 _SMALL_BYTES, _LARGE_BYTES = 8 << 20, 48 << 20
 _SLOW_S: Final = 15.0
 _CAPPED: Final = ("write", "capped collections")
