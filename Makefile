@@ -88,7 +88,7 @@ format: $(INSTALLED) ## format the code and fix what ruff can fix by itself
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-fuzz: $(INSTALLED) ## random workloads against a live mongod; SEED=n OPS=n replays a case, KERNEL=off runs without numba
+fuzz: $(INSTALLED) ## random workloads against a live mongod; SEED=n OPS=n replays a case, KERNEL=off runs without compiled code
 	$(BIN)/python -m tests.differential.fuzz $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) --operations $(OPS) --kernel $(KERNEL) $(ARGS)
 
 fuzz-expressions: $(INSTALLED) ## random pipelines against a live mongod; SEED=n N=n replays a case

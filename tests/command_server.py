@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from tailrace.cli.main import main
+from tailrace.core import kernel
 from tailrace.watch.client import kernel_loader
 
 _COMMANDS = ("archive", "doctor", "explanation", "gateway", "replay", "streams", "token", "watch")
@@ -39,8 +40,7 @@ MESSAGE_BYTES_MAX = 1 << 17
 def import_everything(modules: Sequence[str] = ()) -> None:
     for name in modules or (*(f"tailrace.cli.{command}" for command in _COMMANDS), *_MORE):
         import_module(name)
-    stamp = kernel_loader._stamp()
-    if stamp is not None and kernel_loader._is_compiled(stamp):
+    if kernel.comes_compiled():
         for name in kernel_loader._MODULES:
             import_module(name)
     gc.collect()

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from tailrace.core import kernel
+from tailrace.core.kernel import native
 from tailrace.core.stream import kernel_choice as pipeline_kernel
 from tailrace.watch.client import kernel_loader
 
@@ -44,6 +45,7 @@ def kernel_use(choice: str) -> Iterator[Worked]:
             if "tailrace.core.kernel.compiled" in sys.modules:
                 raise RuntimeError("The kernel is loaded already. Start a new process.")
             patch.setitem(sys.modules, "numba", None)
+            native.use(None)
         else:
             patch.setattr(kernel, "process_batch", counted, raising=False)
         if choice == "on":

@@ -6,12 +6,10 @@ The other tests of ``watch()`` write so little that the plain stages do all of i
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import bson
@@ -162,7 +160,9 @@ def test_an_event_that_cannot_be_decoded_fails_at_its_place(replica_set: Replica
 
 _SCRIPT = """
 import hashlib, logging, sys
-if sys.argv[1] == "without": sys.modules["numba"] = None
+from tailrace.core.kernel import native
+if sys.argv[1] != "compiled": native.use(None)
+if sys.argv[1] == "plain": sys.modules["numba"] = None
 import bson, tailrace
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
@@ -179,60 +179,21 @@ print(kernel_loader._loader.ready, digest.hexdigest())
 """
 
 
-def test_without_numba_the_events_are_the_same_and_the_log_says_so_once(
+def test_events_are_the_same_whatever_compiled_the_kernel_and_without_it_the_log_says_so_once(
     replica_set: ReplicaSet, written: tuple[Timestamp, Timestamp]
 ) -> None:
     said = {}
-    for numba in ("with", "without"):
-        arguments = [numba, replica_set.uri, str(written[0].time), str(written[0].inc)]
+    for kernel in ("compiled", "numba", "plain"):
+        arguments = [kernel, replica_set.uri, str(written[0].time), str(written[0].inc)]
         done = subprocess.run(
-            [sys.executable, "-c", _SCRIPT, *arguments], capture_output=True, text=True, timeout=300, check=False
+            [sys.executable, "-c", _SCRIPT, *arguments], capture_output=True, text=True, timeout=600, check=False
         )
         assert (done.returncode, done.stderr) == (0, "")
-        said[numba] = done.stdout.splitlines()
-    (own,) = said["with"]
-    warning, plain = said["without"]
-    assert own.split() == ["True", plain.split()[1]]
+        said[kernel] = done.stdout.splitlines()
+    warning, plain = said["plain"]
     assert plain.startswith("False ")
-    assert warning.startswith("tailrace.client WARNING numba cannot be imported")
-
-
-_COLD = """
-import sys, tailrace
-from bson.timestamp import Timestamp
-from tailrace.watch.client import kernel_loader
-with tailrace.connect(sys.argv[1]) as client:
-    start = Timestamp(int(sys.argv[2]), int(sys.argv[3]))
-    for _ in range(2):
-        count = sum(1 for _ in client.watch_kernel.c.watch(start_at_operation_time=start))
-        print(count, kernel_loader._loader.ready)
-        kernel_loader._loader.join()
-"""
-
-
-@pytest.mark.slow
-def test_a_cold_start_compiles_beside_the_stream_and_goes_over_to_it(
-    replica_set: ReplicaSet, written: tuple[Timestamp, Timestamp], tmp_path: Path
-) -> None:
-    """Twenty seconds of compiling must not come before the first event."""
-    arguments = [replica_set.uri, str(written[0].time), str(written[0].inc)]
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    for is_cold in (True, False):
-        done = subprocess.run(
-            [sys.executable, "-c", _COLD, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-            env=environment,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        first, second = (line.split() for line in done.stdout.splitlines())
-        assert first[0] == second[0]
-        assert second[1] == "True"
-        # With compiled code at hand the first reading goes over to it after its first reply.
-        assert first[1] == str(not is_cold)
-        assert list(tmp_path.glob("tailrace-*.compiled"))
+    assert said["compiled"] == said["numba"] == [plain.replace("False", "True")]
+    assert warning.startswith("tailrace.client WARNING there is no compiled code for this machine")
 
 
 def test_a_divided_first_reply_gives_the_event_at_its_end_at_once(

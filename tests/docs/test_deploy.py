@@ -27,14 +27,14 @@ def test_every_file_is_looked_at_and_named_on_the_page() -> None:
     files = {str(path.relative_to(ROOT)) for path in DEPLOY.rglob("*") if path.is_file()}
     assert files == {
         "deploy/systemd/tailrace-gateway.service",
-        "deploy/systemd/tailrace-listen.service",
+        *(f"deploy/systemd/tailrace-{command}.service" for command in ("listen", "archive", "tables", "run")),
         "deploy/container/Dockerfile",
         "deploy/kubernetes/gateway.yaml",
     }
     assert [name for name in files if name not in page] == []
 
 
-@pytest.mark.parametrize("command", ["gateway", "listen"])
+@pytest.mark.parametrize("command", ["gateway", "listen", "archive", "tables", "run"])
 def test_the_unit_starts_the_command(tmp_path: Path, command: str) -> None:
     file = DEPLOY / "systemd" / f"tailrace-{command}.service"
     unit = RawConfigParser(strict=False)
@@ -43,7 +43,8 @@ def test_the_unit_starts_the_command(tmp_path: Path, command: str) -> None:
     program, *arguments = shlex.split(unit["Service"]["ExecStart"])
     assert program == "/opt/tailrace/bin/tailrace"
     assert build_parser().parse_args(arguments).command == command
-    assert unit["Service"]["Type"] == "notify", "the command tells systemd that it has begun"
+    tells = command != "archive"
+    assert unit["Service"]["Type"] == ("notify" if tells else "exec"), "whether it tells systemd that it has begun"
     copy = tmp_path / file.name
     copy.write_text(file.read_text())
     verify_unit(copy, program)
@@ -91,6 +92,5 @@ def test_the_manifests_belong_together(manifests: dict[str, Any]) -> None:
     reference = container["env"][0]["valueFrom"]["secretKeyRef"]
     assert reference["name"] == secret["metadata"]["name"]
     assert reference["key"] in secret["stringData"]
-    assert {mount["name"] for mount in container["volumeMounts"]} == {
-        one["name"] for one in template["spec"]["volumes"]
-    }
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert "volumeMounts" not in container, "a gateway writes nothing"

@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,18 @@ from tests.differential.first_difference import first_difference
 from tests.differential.kernel_choice import CHOICES, kernel_use
 from tests.golden.recording import token_time
 from tests.seeds import parser_of_seeds
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import SERVER_VERSION, major
 from tests.sharded import native
 from tests.sharded.random_workload import History, Ran, RandomWorkload, history_difference, history_of
+from tests.sharded.watched_servers import ServerDiedError, WatchedServers
 
 #: Two operations an oplog entry, so that transactions become chains.
 PARAMETERS = {"maxNumberOfTransactionOperationsInSingleOplogEntry": 2}
 #: No stream waits longer for the next event that has to come.
 PATIENCE_S = 300.0
 _MARK_EVERY = 40
+#: How often a seed is tried on servers that die under Wine.
+_TRIES_UNDER_WINE = 6
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,19 @@ class Totals:
     resumes: int = 0
     moves: int = 0
     differences: list[str] = field(default_factory=list)
+    died: int = 0
+
+    def add(self, other: Totals) -> None:
+        """Count what another one has counted."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
     def __str__(self) -> str:
+        died = f", {self.died} more runs without a verdict, since a server died" if self.died else ""
         return (
             f"{self.seeds} seeds, {self.writes} writes, {self.moves} chunks moved, {self.streams} streams, "
             f"{self.events} events, {self.bytes} bytes equal, {self.resumes} resumes, "
-            f"{len(self.differences)} differences"
+            f"{len(self.differences)} differences{died}"
         )
 
 
@@ -360,7 +370,27 @@ def _why(ours: OurStream) -> str:
 def run_seed(totals: Totals, *, seed: int, steps: int, resumes: int, version: str | None = None) -> Ran:
     """One seed on a cluster of its own: three shards, one more half-way, and later one less."""
     with ShardedCluster(3, version=version, parameters=PARAMETERS) as cluster:
-        return Comparison(cluster, RandomWorkload(cluster, seed, steps), totals)(resumes=resumes)
+        workload = RandomWorkload(cluster, seed, steps)
+        with WatchedServers(cluster, workload.fail):
+            return Comparison(cluster, workload, totals)(resumes=resumes)
+
+
+def run_seed_until_servers_live(totals: Totals, *, seed: int, version: str | None, **rest: int) -> Ran:
+    """``run_seed``; under Wine, where servers die by themselves, again until none has. Raises ServerDiedError."""
+    tries = _TRIES_UNDER_WINE if major(version or SERVER_VERSION) >= 7 else 1
+    while True:
+        tries -= 1
+        of_this = Totals()
+        try:
+            ran = run_seed(of_this, seed=seed, version=version, **rest)
+        except ServerDiedError as error:
+            if not tries:
+                raise
+            totals.died += 1
+            print(f"seed {seed} begins again: {error}", flush=True)
+        else:
+            totals.add(of_this)
+            return ran
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -370,7 +400,9 @@ def main(arguments: list[str] | None = None) -> int:
     with kernel_use(options.kernel) as worked:
         for seed in options.seeds:
             begun = time.monotonic()
-            ran = run_seed(totals, seed=seed, steps=options.steps, resumes=options.resumes, version=options.version)
+            ran = run_seed_until_servers_live(
+                totals, seed=seed, steps=options.steps, resumes=options.resumes, version=options.version
+            )
             print(f"{ran}\n  {time.monotonic() - begun:.1f} s; so far {totals}", flush=True)
             for text in totals.differences[reported:]:
                 print(text, flush=True)

@@ -316,11 +316,15 @@ class RandomWorkload:
                 if not member.is_running:
                     former.restart(number)
 
+    def fail(self, error: BaseException) -> None:
+        """End ``run`` with ``error``, from any thread."""
+        self._failures.append(error)
+
     def _guarded(self, action: Callable[[Any], None], argument: object) -> None:
         try:
             action(argument)
         except BaseException as error:  # noqa: BLE001  (raised by ``run``)
-            self._failures.append(error)
+            self.fail(error)
 
     def _write(self, writer: _Writer) -> None:
         for _ in range(self.steps):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import bson
 import pytest
 
+from tailrace.embedded import ShardedCluster
 from tests.amounts import amount
 from tests.sharded.fuzz import OurStream, Totals, run_seed, stream_difference
 from tests.sharded.random_workload import History, Wrote, history_difference, history_of
+from tests.sharded.waiting import wait_for
+from tests.sharded.watched_servers import ServerDiedError, WatchedServers
 
 
 @pytest.mark.mongod
@@ -64,3 +68,27 @@ def test_only_a_transaction_over_shards_may_give_a_document_s_writes_the_other_w
 
     assert differs(None)
     assert not differs("one transaction")
+
+
+@pytest.mark.mongod
+def test_a_server_that_dies_by_itself_ends_the_run_with_its_reason_and_runs_again(
+    start_sharded_cluster: Callable[..., ShardedCluster],
+) -> None:
+    cluster = start_sharded_cluster(3)
+    told: list[ServerDiedError] = []
+    former = cluster.remove_shard("shard2")
+    with WatchedServers(cluster, told.append):
+        former.kill()  # as the workload does with former shards
+    assert not told
+    member = cluster.shards["shard1"].members[0]
+
+    def wait_for_an_answer() -> None:
+        with WatchedServers(cluster, told.append):
+            member.kill()
+            wait_for(lambda: bool(told) and member.is_running, "the server was not started again")
+            raise ConnectionError("what a writer meets whose server is gone")
+
+    with pytest.raises(ServerDiedError, match=r"^shard1 \(mongod .*\) died") as met:
+        wait_for_an_answer()
+    assert isinstance(met.value.__cause__, ConnectionError)
+    assert told == [met.value]

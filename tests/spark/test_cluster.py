@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,11 +14,9 @@ from typing import Any
 import pymongo
 import pyspark
 import pytest
-from numba.core import caching
 
 import tailrace
-from tailrace.core import kernel
-from tailrace.core.kernel.compiled import fingerprint
+from tailrace.core.kernel import native
 from tailrace.embedded import ReplicaSet
 from tailrace.lake.spark.runtime.class_data import class_data_options
 from tailrace.lake.spark.runtime.java import find_java
@@ -43,8 +40,17 @@ query = (stream.writeStream.format("parquet").option("path", sys.argv[2]).option
 query.awaitTermination()
 rows = spark.read.parquet(sys.argv[2]).orderBy("token").collect()
 batch = spark.read.format("tailrace").options(**json.loads(sys.argv[1])).load().collect()
+
+def compiled(batches):
+    import pyarrow, tailrace.lake.spark.reading
+    from tailrace.core.kernel import compiled
+    for _ in batches:
+        yield pyarrow.record_batch({"path": [compiled.LIBRARY and compiled.LIBRARY.path]})
+
+[worker] = spark.range(1).coalesce(1).mapInArrow(compiled, "path string").collect()
 print(json.dumps({"found": tailrace.__file__, "stream": [bytes(row.event).hex() for row in rows],
-                  "batch": [bytes(row.event).hex() for row in batch]}))
+                  "batch": [bytes(row.event).hex() for row in batch],
+                  "compiled": worker.path}))
 """
 
 
@@ -88,26 +94,9 @@ def _zip_of_the_package(directory: Path) -> Path:
     target = directory / "tailrace.zip"
     with zipfile.ZipFile(target, "w") as archive:
         for package in ("tailrace", "pyspark_tailrace"):
-            for path in (source / package).rglob("*.py"):
+            for path in (*(source / package).rglob("*.py"), *(source / package).rglob(native.FILE)):
                 archive.write(path, path.relative_to(source))
     return target
-
-
-def _keep_compiled_code(directory: Path) -> None:
-    """This checkout's compiled kernel as one from a zip file finds it: else three minutes of the test would go into
-    compiling the same once more. ``test_kernel_loading.py`` has a zip file compile for itself."""
-    kernel.warm_up()
-    for name in [name for name in sys.modules if name.startswith("tailrace.core.kernel.")]:
-        for point in vars(sys.modules[name]).values():
-            made = getattr(getattr(point, "_cache", None), "_cache_file", None)
-            if made is not None and point.__module__ == name:
-                stamp = fingerprint(name)
-                target = directory / f"tailrace_kernel_{stamp:08x}"
-                target.mkdir(exist_ok=True, parents=True)
-                files = made._load_index()
-                caching.IndexDataCacheFile(str(target), point._cache._impl.filename_base, stamp)._save_index(files)
-                for file in files.values():
-                    shutil.copy(Path(made._cache_path) / file, target)
 
 
 def test_a_package_given_by_py_files_reaches_the_streaming_source_too(replica_set: ReplicaSet, tmp_path: Path) -> None:
@@ -135,8 +124,6 @@ def test_a_package_given_by_py_files_reaches_the_streaming_source_too(replica_se
         "PYSPARK_DRIVER_PYTHON": str(python),
         "NUMBA_CACHE_DIR": str(tmp_path / "compiled"),
     }
-    _keep_compiled_code(tmp_path / "compiled")
-    compiled = {path.name for path in (tmp_path / "compiled").rglob("*")}
     done = subprocess.run(
         [
             home / "bin" / "spark-submit",
@@ -159,4 +146,5 @@ def test_a_package_given_by_py_files_reaches_the_streaming_source_too(replica_se
     assert "tailrace.zip" in result["found"]
     assert result["stream"] == expected
     assert result["batch"] == expected
-    assert {path.name for path in (tmp_path / "compiled").rglob("*")} == compiled, "something was compiled again"
+    assert result["compiled"].startswith("/proc/self/fd/"), "the zip file's library"
+    assert not (tmp_path / "compiled").exists(), "something was compiled again"

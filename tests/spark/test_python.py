@@ -65,42 +65,6 @@ def test_workers_load_the_installed_pyspark_and_are_forked_with_the_kernel(spark
     assert row.loaded
 
 
-_HITS = "from tailrace.core.kernel.runs import copy_runs; print(sum(copy_runs.stats.cache_hits.values()))"
-
-
-def test_a_damaged_cache_of_compiled_code_fails_no_task(spark: SparkSession, tmp_path: Path) -> None:
-    """Each task failed when it imported a kernel module; tests of the cache had only undamaged ones, and no worker."""
-    cache = str(tmp_path)
-    for _ in range(2):
-        filled = subprocess.run(
-            [sys.executable, "-c", _HITS], env={**os.environ, "NUMBA_CACHE_DIR": cache}, capture_output=True, check=True
-        )
-    assert filled.stdout.strip() == b"1"
-    for file in tmp_path.rglob("*.nbi"):
-        os.truncate(file, 500)
-
-    def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from numba.core import config
-
-        usual, config.CACHE_DIR = config.CACHE_DIR, cache
-        known = sys.modules.pop("tailrace.core.kernel.runs", None)
-        try:
-            from tailrace.core.kernel.runs import copy_runs
-
-            misses = sum(copy_runs.stats.cache_misses.values())
-        finally:
-            config.CACHE_DIR = usual
-            if known is not None:
-                sys.modules["tailrace.core.kernel.runs"] = known
-        for _ in batches:
-            yield pa.record_batch({"process": [os.getpid()], "misses": [misses]})
-
-    row = spark.range(1).coalesce(1).mapInArrow(load, "process long, misses long").first()
-    assert row is not None
-    assert row.process != os.getpid()
-    assert row.misses == 1
-
-
 def test_registering_warns_where_spark_looks_sources_up_with_another_python(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

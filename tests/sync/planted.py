@@ -54,18 +54,17 @@ def _unmatched_duplicate(patch: pytest.MonkeyPatch) -> None:
 
 
 def _position_behind(patch: pytest.MonkeyPatch) -> None:
-    """Documents are written, and every fifth position is not: the next process applies them a second time."""
-    position = Follower._position
-    count = [0]
+    """Each process begins some positions before the one that the target has, and applies what comes after it again."""
+    load = Follower._load
 
-    def behind(self: Any, *given: Any) -> Any:
-        sets = position(self, *given)
-        count[0] += 1
-        if count[0] % 5 == 0:
-            sets.pop("time")
-        return sets
+    def loaded(self: Any) -> None:
+        is_first = not hasattr(self, "time")
+        load(self)
+        document = self._state.read()
+        if is_first and document.commits:
+            self.time = document.commits[-min(10, len(document.commits))].time
 
-    patch.setattr(Follower, "_position", behind)
+    patch.setattr(Follower, "_load", loaded)
 
 
 def _index_without_options(patch: pytest.MonkeyPatch) -> None:

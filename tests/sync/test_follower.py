@@ -23,6 +23,7 @@ from tailrace.act.sync.state import SyncState
 from tailrace.act.sync.writer import TargetMismatchError
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
+from tailrace.errors import SinkError
 from tests.sync.following import begun, following, in_any_order, now, unequal
 from tests.sync.workload import Kinds, writing
 
@@ -259,3 +260,15 @@ def test_each_position_is_known_with_the_targets_time(pair: tuple[ReplicaSet, Re
         last = [one.at for one in found.commits][-1]
         command = {"find": "orders", "readConcern": {"level": "snapshot", "atClusterTime": last.to_timestamp()}}
         assert len(there.shop.command(command)["cursor"]["firstBatch"]) == 5
+
+
+def test_a_document_that_no_client_may_write_is_refused(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:
+    """``applyOps`` writes an ``_id`` that an insert must not have."""
+    source, target, settings = pair
+    with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
+        client.shop.orders.insert_one({"_id": 1})
+        odd = {"op": "i", "ns": "shop.orders", "o": {"_id": {"x": {"$a": 1}}}}
+        client.admin.command({"applyOps": [odd]})
+        with following(source.uri, target.uri, settings) as follower, pytest.raises(SinkError, match="from no client"):
+            follower.run_until(now(source.uri))
+        assert there.shop.orders.count_documents({}) <= 1

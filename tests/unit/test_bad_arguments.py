@@ -231,3 +231,16 @@ def test_a_drivers_background_failure_is_no_traceback_on_the_terminal() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stderr == "tailrace: rs0: waiting\n"
+
+
+@pytest.mark.parametrize("command", ["watch", "doctor"])
+@pytest.mark.parametrize(("word", "is_namespace"), [("shop.orders", True), ("shop", True), ("localhost:27017", False)])
+def test_a_namespace_where_the_uri_was_left_out_is_told(
+    command: str, word: str, is_namespace: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said not to begin with mongodb://, which nobody had asked of a namespace."""
+    monkeypatch.delenv("TAILRACE_URI", raising=False)
+    assert main([command, word]) == 1
+    said = capfd.readouterr().err
+    assert ("looks like a database or a collection. Give the URI before it" in said) == is_namespace
+    assert ("does not begin with mongodb://" in said) != is_namespace

@@ -48,6 +48,31 @@ def test_every_command_has_help_and_a_line_in_the_list(capsys: pytest.CaptureFix
         assert capsys.readouterr().out.startswith(f"usage: tailrace {name} ")
 
 
+def test_the_list_of_commands_is_that_of_their_parsers() -> None:
+    assert main_module.build_parser([]).format_help() == main_module.build_parser().format_help()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["wach"], []])
+def test_help_and_version_load_no_command(arguments: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "from tailrace.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit:\n    pass\n"
+        "slow = {'numpy', 'pymongo', 'bson', 'numba', 'tailrace.watch', 'tailrace.core.plan'}\n"
+        "sys.exit(repr(slow & set(sys.modules)) if slow & set(sys.modules) else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_command_that_is_nearly_right_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["wach", "mongodb://host"])
+    assert done.value.code == 2
+    assert "Did you mean watch?" in capsys.readouterr().err
+
+
 def test_only_what_was_said_goes_into_the_stage() -> None:
     assert stage_of(parsed()) == {}
     said = parsed(

@@ -6,13 +6,8 @@ saw it, since all of them waited for that thread before they looked.
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import bson
 import pytest
@@ -35,13 +30,13 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     threads: list[threading.Thread] = []
     monkeypatch.setattr(kernel_loader, "import_module", lambda name: threads.append(threading.current_thread()))
     monkeypatch.setattr(kernel_loader.kernel, "available", lambda: True)
+    monkeypatch.setattr(kernel_loader.kernel, "comes_compiled", lambda: True)
     return threads
 
 
 def test_compiled_code_is_loaded_by_the_thread_that_reads_after_the_first_reply(
-    imported: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+    imported: list[threading.Thread],
 ) -> None:
-    monkeypatch.setattr(kernel_loader, "_is_compiled", lambda stamp: True)
     loader = kernel_loader._KernelLoader()
     loader.read(ENOUGH)
     assert not loader.ready  # a stream's first event waits for nothing
@@ -55,7 +50,6 @@ def test_a_large_first_reply_goes_to_the_plain_stages_with_its_beginning_alone(
 ) -> None:
     """It went there whole, two thousand entries of it: a program of 20,000 events waited 70 ms more. Tests looked only
     at whether the first event has to wait."""
-    monkeypatch.setattr(kernel_loader, "_is_compiled", lambda stamp: True)
     monkeypatch.setattr(kernel_loader, "_loader", kernel_loader._KernelLoader())
     entries = [bson.encode({"ts": bson.Timestamp(1, number), "text": "x" * 1000}) for number in range(1, 501)]
     batch = OplogBatch(b"".join(entries), ClusterTime.of(1, 600))
@@ -110,55 +104,29 @@ def test_a_merge_is_done_in_compiled_code_once_it_is_loaded(
     assert merges == [2]
 
 
-def test_what_is_not_compiled_is_compiled_elsewhere_and_loaded_by_the_next_batch(
+def test_what_is_not_compiled_is_compiled_beside_the_stream(
     imported: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = threading.Event()
-    monkeypatch.setattr(kernel_loader, "_is_compiled", lambda stamp: False)
-    monkeypatch.setattr(kernel_loader._KernelLoader, "_compile", lambda self, stamp: compiled.wait(300))
+    may = threading.Event()
+    monkeypatch.setattr(kernel_loader.kernel, "comes_compiled", lambda: False)
+    monkeypatch.setattr(kernel_loader, "import_module", lambda name: may.wait(300))
     loader = kernel_loader._KernelLoader()
-    loader.read(ENOUGH)
-    loader.read(1)
-    loader.read(1)
+    for _ in range(3):
+        loader.read(ENOUGH)
     assert not loader.ready
-    compiled.set()
+    may.set()
     loader.join()
-    assert not loader.ready
-    loader.read(1)
     assert loader.ready
-    assert set(imported) == {threading.current_thread()}
 
 
-def test_the_compiling_ends_with_the_process_that_wanted_it(tmp_path: Path) -> None:
-    """A service that was killed and started in a loop had eighteen of them; tests only ended in good order."""
-    command = [sys.executable, "-c", kernel_loader._COMPILE, *sys.path]
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    compiling = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)
-    assert compiling.stdin is not None
-    compiling.stdin.close()  # what the system does for a process that is killed
-    assert compiling.wait(300) == 1
-
-
-@pytest.mark.parametrize("content", ["", "\0", "no such directory"])
-def test_a_stamp_whose_cache_is_gone_says_nothing(tmp_path: Path, content: str) -> None:
-    stamp = tmp_path / "stamp"
-    assert not kernel_loader._is_compiled(stamp)
-    stamp.write_text(content)
-    assert not kernel_loader._is_compiled(stamp)
-    stamp.write_text(f"{tmp_path}\n")
-    assert not kernel_loader._is_compiled(stamp)
-    (tmp_path / "transform.it.nbi").write_bytes(pickle.dumps("index"))
-    assert kernel_loader._is_compiled(stamp)
-
-
-@pytest.mark.parametrize("name", ["transform.it.nbi", "transform.it.1.nbc", "columns.it.nbi"])
-@pytest.mark.parametrize("size", [0, 100])
-def test_a_cache_with_a_file_cut_short_is_compiled_elsewhere(tmp_path: Path, name: str, size: int) -> None:
-    """The thread that reads would have met the damage. Tests had undamaged caches, or none."""
-    stamp = tmp_path / "stamp"
-    stamp.write_text(f"{tmp_path}\n")
-    for each in ("transform.it.nbi", "transform.it.1.nbc", "columns.it.nbi"):
-        (tmp_path / each).write_bytes(pickle.dumps("x" * 200))
-    assert kernel_loader._is_compiled(stamp)
-    os.truncate(tmp_path / name, size)
-    assert not kernel_loader._is_compiled(stamp)
+def test_where_nothing_can_be_compiled_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel_loader.kernel, "available", lambda: False)
+    loader = kernel_loader._KernelLoader()
+    for _ in range(3):
+        loader.read(ENOUGH)
+    assert loader.missing
+    assert not loader.ready
+    [record] = caplog.records
+    assert "pip install 'tailrace[jit]'" in record.getMessage()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _ctypes
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -11,18 +13,16 @@ from pathlib import Path
 import pytest
 
 import tailrace
+from tailrace.core.kernel import native, transform
 from tailrace.watch.client import kernel_loader
 
-HITS = (
-    "from tailrace.core.kernel import transform, columns, variant;"
-    "points = transform.frame, transform.transform, columns.locate, columns.gather, columns.is_utf8, variant.encode;"
-    "print(sum(sum(point.stats.cache_hits.values()) for point in points))"
-)
 EVENT = (
     "from tailrace.core.kernel import transform_batch, KernelSettings;"
     "from tailrace.core.oplog.namespace import Scope;"
     "print(transform_batch(b'x', KernelSettings(Scope.cluster())).kind.tolist())"
 )
+#: From there on numba compiles.
+NONE = "from tailrace.core.kernel import native; native.use(None);"
 
 
 def python(code: str, **environment: str) -> str:
@@ -40,10 +40,51 @@ def test_importing_the_package_loads_neither_numba_nor_numpy() -> None:
     )
 
 
-def test_without_numba_the_kernel_says_that_it_is_not_available() -> None:
-    hidden = "import sys; sys.modules['numba'] = None; import tailrace.core.kernel as k; print(k.available())"
-    assert python(hidden) == "False"
-    assert python("import tailrace.core.kernel as k; print(k.available())") == "True"
+def test_with_the_library_numba_is_not_needed() -> None:
+    hidden = "import sys; sys.modules['numba'] = None; import tailrace.core.kernel as k;"
+    assert python(f"{hidden} k.warm_up(); print(k.available(), k.comes_compiled());{EVENT}") == "True True\n[2]"
+    assert python(f"{hidden}{NONE} print(k.available(), k.comes_compiled())") == "False False"
+    assert python(f"import tailrace.core.kernel as k;{NONE} print(k.available(), k.comes_compiled())") == "True False"
+
+
+def test_what_is_changed_is_compiled_anew(tmp_path: Path) -> None:
+    """The library says from which source it was made: whoever changes the kernel does not run what it was."""
+    package = Path(shutil.copytree(Path(tailrace.__file__).parent, tmp_path / "tailrace"))
+    look = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import tailrace.core.kernel as k;"
+    assert python(f"{look} print(k.__file__, k.comes_compiled())") == f"{package}/core/kernel/__init__.py True"
+    with (package / "core/kernel/scan.py").open("a") as source:
+        source.write("\n# changed\n")
+    assert python(f"{look} print(k.comes_compiled())") == "False"
+
+
+@pytest.mark.parametrize("harm", ["cut", "altered", "empty", "text", "other", "gone"])
+def test_a_library_that_cannot_be_loaded_counts_as_none(tmp_path: Path, harm: str) -> None:
+    """The system ends a process that loads one that was cut short."""
+    package = Path(shutil.copytree(Path(tailrace.__file__).parent, tmp_path / "tailrace"))
+    library = package / "core/kernel" / native.FILE
+    if harm == "gone":
+        library.unlink()
+    elif harm == "other":
+        shutil.copy(_ctypes.__file__, library)
+    else:
+        content = library.read_bytes()
+        altered = content[:9000] + bytes([content[9000] ^ 1]) + content[9001:]
+        library.write_bytes({"cut": content[:3000], "altered": altered, "empty": b"", "text": b"no library\n"}[harm])
+    look = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import tailrace.core.kernel as k;"
+    assert python(f"{look} print(k.comes_compiled())") == "False"
+
+
+def test_what_python_would_have_raised_is_an_error() -> None:
+    """An entry point gives a number; that of a failure is no address and no length."""
+    with pytest.raises(ArithmeticError, match="tailrace_transform_transform failed in compiled code"):
+        native._checked(native.FAILED, native.library().entry_point(transform.__name__, "transform"), ())
+
+
+def test_the_library_needs_nothing_but_memcpy_and_memmove() -> None:
+    """A wheel for every Linux of an architecture: with SSE2 alone it would have asked for ``floor`` of another one."""
+    listed = subprocess.run(["nm", "--dynamic", native.library().path], check=True, capture_output=True, text=True)
+    wanted = {line.split()[-1].partition("@")[0] for line in listed.stdout.splitlines() if " U " in line}
+    assert wanted == {"memcpy", "memmove"}
 
 
 def test_a_name_that_the_package_does_not_have_is_an_attribute_error() -> None:
@@ -71,19 +112,18 @@ def test_nobody_waits_for_compiled_code_of_columns_that_he_does_not_ask_for(code
     assert python("import sys" + code + WRITERS) == writers
 
 
-@pytest.mark.slow
-def test_the_second_process_finds_all_compiled_code_in_the_cache(tmp_path: Path) -> None:
-    assert python(HITS, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
-    assert python(HITS, NUMBA_CACHE_DIR=str(tmp_path)) == "6"
+RUNS = f"{NONE}from tailrace.core.kernel.runs import copy_runs; print(sum(copy_runs.stats.cache_hits.values()))"
+
+
+def test_the_second_process_finds_what_numba_compiled_in_the_cache(tmp_path: Path) -> None:
+    assert python(RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
+    assert python(RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "1"
 
 
 @pytest.mark.slow
 def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> None:
     nowhere = "import numba.core.caching as c; c.CacheImpl._locator_classes = [];"
-    assert python(nowhere + EVENT) == "[2]"
-
-
-RUNS = "from tailrace.core.kernel.runs import copy_runs; print(sum(copy_runs.stats.cache_hits.values()))"
+    assert python(NONE + nowhere + EVENT) == "[2]"
 
 
 def test_a_damaged_cache_counts_as_empty(tmp_path: Path) -> None:
@@ -101,23 +141,16 @@ def test_a_damaged_cache_that_cannot_be_mended_does_not_stop_a_process(tmp_path:
     assert python(fails + RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
 
 
-def test_a_package_in_a_zip_file_is_compiled_once_wherever_the_file_lies(tmp_path: Path) -> None:
-    """Spark puts --py-files into another directory for each application, and all was compiled anew: the tests of it had
-    one run each, and called what took three minutes a slow machine."""
+def test_a_package_in_a_zip_file_takes_the_library_from_there(tmp_path: Path) -> None:
+    """Spark puts --py-files into another directory for each application, and all was compiled anew."""
     source = Path(tailrace.__file__).parent
-    hits = (
-        "from tailrace.core.kernel import zip_cache; zip_cache.keep_by_source();"
-        "from tailrace.core.kernel import runs;"
-        "points = [each for each in vars(runs).values() if hasattr(each, 'stats')];"
-        "print(runs.__file__, len(points), sum(sum(point.stats.cache_hits.values()) for point in points))"
+    target = tmp_path / "tailrace.zip"
+    with zipfile.ZipFile(target, "w") as archive:
+        for path in (*source.rglob("*.py"), *source.rglob(native.FILE)):
+            archive.write(path, path.relative_to(source.parent))
+    look = f"import sys; sys.path.insert(0, {str(target)!r}); import tailrace.core.kernel as k;"
+    assert python(f"{look} print(k.comes_compiled())") == "False", "no system loads a library from a zip file"
+    worker = "import tailrace.lake.spark.reading;"
+    assert python(f"{look}{worker} print(k.comes_compiled(), k.__file__.startswith({str(target)!r}));{EVENT}") == (
+        "True True\n[2]"
     )
-    for run, expected in enumerate((0, 1)):
-        target = tmp_path / str(run) / "tailrace.zip"
-        target.parent.mkdir()
-        with zipfile.ZipFile(target, "w") as archive:
-            for path in source.rglob("*.py"):
-                archive.write(path, path.relative_to(source.parent))
-        found = python(
-            f"import sys; sys.path.insert(0, {str(target)!r}); {hits}", NUMBA_CACHE_DIR=str(tmp_path / "cache")
-        )
-        assert found == f"{target}/tailrace/core/kernel/runs.py 1 {expected}"

@@ -6,14 +6,14 @@ import argparse
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, NoReturn
@@ -25,33 +25,35 @@ from tailrace.core.printable import in_a_line
 from tailrace.core.user_text import nearest
 from tailrace.errors import InternalError, TailraceError
 from tailrace.read.source.uri import URI_VARIABLE, is_uri_argument, redact_uri
+from tailrace.version import version
 
-#: The commands in the order of the help, and the modules that hold them: each has ``add_parser`` and ``run``.
-COMMANDS: Final = (
-    "demo",
-    "watch",
-    "run",
-    "lake",
-    "archive",
-    "tables",
-    "sync",
-    "replay",
-    "token",
-    "listen",
-    "leases",
-    "dead-letters",
-    "view",
-    "gateway",
-    "streams",
-    "doctor",
-    "compare",
-)
+#: The commands in the order of the help, with their lines in it. The module of each has ``add_parser`` and ``run``, and
+#: is loaded where the command is named: those of all commands take a second.
+COMMANDS: Final = {
+    "demo": "everything on this machine: MongoDB, Spark, a crash, a comparison",
+    "watch": "print change events as they come",
+    "run": "change events into a lake of Parquet files, on Spark",
+    "lake": "show, check and maintain a lake",
+    "archive": "keep the oplog for longer than the deployment does",
+    "tables": "Delta tables that equal their collections, also as of a time",
+    "sync": "keep one MongoDB equal to another, and prove it",
+    "replay": "print the change events of an oplog dump or an archive",
+    "token": "decode and encode resume tokens",
+    "listen": "call a handler with every change, in one process at a time",
+    "leases": "list the leases of listeners; pause, move, hand over or delete one",
+    "dead-letters": "list, show, replay or discard the changes that listeners gave up",
+    "view": "verify, rebuild or keep a denormalised view",
+    "gateway": "serve change streams to drivers of any language",
+    "streams": "list the change streams that a gateway serves",
+    "doctor": "check a deployment: oplog, rights, version, images",
+    "compare": "compare the server's own change stream with ours, on your deployment",
+}
 
 #: The extra that brings a package which a command may miss.
 _EXTRAS: Final = {
     "pyspark": "spark",
     "pyarrow": "spark",
-    "numba": "spark",
+    "numba": "jit",
     "numpy": "spark",
     "yaml": "spark",
     "google": "spark",
@@ -252,7 +254,10 @@ class _Parser(argparse.ArgumentParser):
             tell(message.rstrip("\n"), lines=True)
 
     def _meant(self, message: str) -> str:
-        """The option that an unknown one comes close to."""
+        """The option or the command that an unknown one comes close to."""
+        if unknown := re.match(r"argument COMMAND: invalid choice: '(.*?)'", message):
+            meant = nearest(unknown[1], COMMANDS, cutoff=0.6)
+            return f". Did you mean {meant}?" if meant else ""
         head, _, rest = message.partition("unrecognized arguments: ")
         if head or not rest:
             return ""
@@ -288,13 +293,17 @@ class _Sentence(logging.Formatter):
         return in_a_line(redact_uri(text))
 
 
-def build_parser(names: Sequence[str] = COMMANDS) -> _Parser:
-    """The parser of the whole command line, or of the commands ``names`` alone."""
+def build_parser(loaded: Collection[str] = COMMANDS.keys()) -> _Parser:
+    """The parser of the whole command line. It knows the arguments of the commands ``loaded``, and of the others their
+    lines in the help."""
     parser = _Parser(prog="tailrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", action="version", version=f"tailrace {version('tailrace')}")
+    parser.add_argument("--version", action="version", version=f"tailrace {version()}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in names:
-        import_module(f"tailrace.cli.{name.replace('-', '_')}").add_parser(subparsers)
+    for name, line in COMMANDS.items():
+        if name in loaded:
+            import_module(f"tailrace.cli.{name.replace('-', '_')}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=line, add_help=False)
     return parser
 
 
@@ -302,8 +311,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The arguments. argparse takes an optional positional only right after the one before it; here it may come after
     flags too: a command names all it has in ``positionals``."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # A command loads only its own modules: with those of all others, each start takes twice as long.
-    parser = build_parser([arguments[0]] if arguments and arguments[0] in COMMANDS else COMMANDS)
+    # The options before a command are --help and --version, which need no command loaded.
+    parser = build_parser([word for word in arguments if not word.startswith("-")][:1])
     args, rest = parser.parse_known_args(arguments)
     names: tuple[str, ...] = getattr(args, "positionals", ())
     given = [getattr(args, name) for name in names if getattr(args, name) is not None]

@@ -25,6 +25,7 @@ async function serve(uri, gateway, packages) {
     databaseOptions: { enableSchemaHooks: true },
     allowClientClassCreation: true,
     silent: true,
+    logsFolder: null, // it would write one where it was started
   });
   await server.start();
   app.use("/parse", server.app);

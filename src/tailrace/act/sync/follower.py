@@ -183,6 +183,7 @@ class Follower:
         indexes.build_waiting(self._state, self._ownership)
         self._ownership.run(lambda session: None, sets={"phase": "follow"}, what="note that the target is equal")
         self.blocking, self.phase = None, "follow"
+        self._uncommitted, self._flushed = Committed(self.time, self._ownership.committed_at), time.monotonic()
 
     # -- definitions ------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ MAJORITY: Final = WriteConcern("majority")
 TRANSIENT: Final = "TransientTransactionError"
 UNKNOWN_COMMIT: Final = "UnknownTransactionCommitResult"
 _UNAUTHORIZED: Final = 13
+#: A name with a dollar where none may be (an ``_id`` that ``applyOps`` has made), and binary data that is none of its kind.
+_NOT_STORABLE: Final = (52, 378)
 _RETRYABLE: Final = "RetryableWriteError"
 _NO_TRANSACTION: Final = 251
 
@@ -38,6 +40,8 @@ def sink_error(what: str, error: PyMongoError | BSONError) -> SinkError:
         hint = (
             "The user needs readWrite on the target's databases and on that of the sync, and for UUIDs the role restore"
         )
+    elif code in _NOT_STORABLE:
+        hint = "A server takes such a document from no client. Change it on the source, or leave its collection out"
     return SinkError(f"the target cannot {what}: {said}", code=code, hint=hint)
 
 

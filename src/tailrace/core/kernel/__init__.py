@@ -45,11 +45,10 @@ From events to columns
     data are ``events`` themselves, its offsets ``offsets``.
 
 Compiling
-    Everything needs numba and numpy (the extra ``spark``); ``available`` says whether they are there. Importing this
-    package costs nothing: the compiled code is loaded on first use, from numba's cache where it is there. Compiling all
-    of it takes some thirty seconds of CPU once; ``warm_up`` does it at a chosen moment. The cache lies in
-    ``NUMBA_CACHE_DIR`` where a layer above set that before numba is imported, else beside the source or in the user's
-    own cache.
+    The compiled code comes with the installation, as one library (``native``); it needs numpy beside it. Where there is
+    none for this machine or for this source, numba compiles, if it can be imported (``jit``): some thirty seconds of
+    CPU once, which ``warm_up`` takes at a chosen moment. ``available`` says whether one of the two is there. Importing
+    this package costs nothing: all is loaded on first use.
 """
 
 from __future__ import annotations
@@ -75,6 +74,7 @@ __all__ = [
     "Part",
     "VariantColumn",
     "available",
+    "comes_compiled",
     "encode_json",
     "encode_variants",
     "gather",
@@ -100,13 +100,19 @@ _MODULES = ("reply", "entry_index", "look_up", *_HOMES)
 
 
 def available() -> bool:
-    """Whether numba and numpy can be imported, so that the rest of this package works."""
+    """Whether there is compiled code or numba to make it, and numpy, so that the rest of this package works."""
     try:
-        importlib.import_module("numba")
         importlib.import_module("numpy")
+        if not comes_compiled():
+            importlib.import_module("numba")
     except ImportError:  # numba also says so when it does not know this version of numpy
         return False
     return True
+
+
+def comes_compiled() -> bool:
+    """Whether the compiled code came with the installation, so that nothing is to be compiled."""
+    return importlib.import_module("tailrace.core.kernel.native").library() is not None
 
 
 def warm_up() -> None:

@@ -1,127 +1,32 @@
-"""Compiles the kernel's functions with numba and caches the result. No other module asks numba to compile.
+"""Entry points and inner functions: what a function of the kernel is marked as, whatever compiles it.
 
-There are two kinds of functions. ``entry_point`` marks those that Python calls; ``inner`` marks those that only
-compiled code calls. Inner functions are compiled into the entry points that use them, so only entry points are cached:
-one file holds an entry point whole, and a process that finds it compiles nothing.
-
-numba takes a cached entry point for current as long as the source file of that entry point has not changed. It does not
-look at the modules of the inner functions. So each entry point contains ``fingerprint`` of its module as a constant: a
-change in any kernel module that it imports changes the constant, and the entry point is compiled anew.
-
-Where the cache lies is numba's choice: in ``NUMBA_CACHE_DIR`` if the process that starts us sets it (this package does
-no I/O of its own), else beside the source, else in the user's cache directory. For source in a zip file see
-``tailrace.core.kernel.zip_cache``. Where no directory can be written, each process compiles for itself. A cache that is
-damaged counts as empty.
+``entry_point`` marks the functions that Python calls; ``inner`` marks those that only compiled code calls. They are in
+the library that came with the installation (``native``). Where there is none, or it was made from another source,
+numba compiles them (``jit``): an installation from source without a C compiler, and whoever works on the kernel.
 """
 
 from __future__ import annotations
 
-import gc
-import re
-import zlib
 from collections.abc import Callable
-from importlib.resources import files
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
-import numba
-from numba.core.errors import NumbaError
+from tailrace.core.kernel.native import CompiledLibrary, library
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: ``from tailrace.core.kernel.scan import ...`` and ``from tailrace.core.kernel import delta, fragments``.
-_IMPORT = re.compile(r"^from tailrace\.core\.kernel(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
+#: The library of this process; ``None``: numba compiles.
+LIBRARY: Final[CompiledLibrary | None] = library()
+
+if LIBRARY is None:
+    from tailrace.core.kernel import jit
 
 
 def fingerprint(module: str) -> int:
     """A checksum over the source of a kernel module and of every kernel module that it imports, directly or not.
 
-    Never 0. An entry point compares it with 0; the comparison has no other use than to make the checksum a part of the
-    entry point.
+    Never 0. An entry point compares it with 0, so that it is a part of what numba compiles, and caches.
     """
-    package = files("tailrace.core.kernel")
-    sources: dict[str, bytes] = {}
-    waiting = [module.rpartition(".")[2]]
-    while waiting:
-        name = waiting.pop()
-        path = package / f"{name}.py"
-        if name in sources or not path.is_file():
-            continue
-        sources[name] = path.read_bytes()
-        for one, several in _IMPORT.findall(sources[name].decode()):
-            waiting += [one] if one else re.findall(r"\w+", several)
-    checksum = zlib.crc32(numba.__version__.encode())
-    for name in sorted(sources):
-        checksum = zlib.crc32(sources[name], checksum)
-    return checksum or 1
-
-
-#: Python never calls inner functions, so the wrappers for such calls are left out: a quarter of the time to compile.
-_INNER: dict[str, Any] = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-
-
-def _once() -> dict[str, Any]:
-    """Options by which numba optimises an inner function once, as a part of its entry point.
-
-    Without them numba optimises each function together with everything that it calls, and makes machine code of the
-    result: once for every level of calls. This takes a third of the time to compile, and half of it where calls are ten
-    levels deep. The hooks are private to numba. In a version that lacks one of them these options are empty, and numba
-    compiles in its usual way.
-    """
-    try:
-        from numba.core.codegen import JITCodeLibrary  # noqa: PLC0415
-        from numba.core.compiler import Compiler  # noqa: PLC0415
-    except ImportError:
-        return {}
-    if not all(hasattr(JITCodeLibrary, name) for name in _HOOKS):
-        return {}
-
-    class Codegen:
-        """A code generator that makes no slots for Python objects: functions of integers need none."""
-
-        def __init__(self, codegen: Any) -> None:
-            self._codegen = codegen
-
-        def set_env(self, name: str, env: Any) -> None:
-            pass
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._codegen, name)
-
-    class Library(JITCodeLibrary):
-        @property
-        def codegen(self) -> Any:
-            return Codegen(self._codegen)
-
-        def _optimize_final_module(self) -> None:
-            pass
-
-        def _finalize_final_module(self: Any) -> None:
-            self._finalize_dynamic_globals()
-            self._finalized = True
-
-        def get_pointer_to_function(self: Any, name: str) -> int:
-            self._ensure_finalized()
-            return 0  # what numba gives for a function without a wrapper
-
-    class Pipeline(Compiler):
-        def define_pipelines(self) -> Any:
-            create: Any = Library
-            self.state.library = create(self.state.targetctx.codegen(), "inner")
-            self.state.library.enable_object_caching()
-            return cast(Any, super()).define_pipelines()
-
-    return {"pipeline_class": Pipeline}
-
-
-_HOOKS = (
-    "codegen",
-    "get_pointer_to_function",
-    "_optimize_final_module",
-    "_finalize_final_module",
-    "_finalize_dynamic_globals",
-    "_ensure_finalized",
-)
-_INNER |= _once()
+    return jit.fingerprint(module) if LIBRARY is None else 1
 
 
 def inner(function: F) -> F:
@@ -129,45 +34,17 @@ def inner(function: F) -> F:
 
     Compiled code knows no keyword-only parameters, so a few of these take more than five parameters.
     """
-    return cast(F, numba.njit(**_INNER)(function))
-
-
-def _empty_cache(function: Callable[..., Any]) -> None:
-    """Write an empty index for the function, so that no process reads the damaged one again. Raises where there is no
-    cache, or where it cannot be written."""
-    dispatcher: Any = numba.njit(nogil=True, cache=True)(function)
-    dispatcher._cache.flush()
+    return jit.inner(function) if LIBRARY is None else function
 
 
 def entry_point(signature: str) -> Callable[[F], F]:
-    """A function that Python calls, with one signature. It is compiled, or loaded from the cache, when its module is
-    imported."""
+    """A function that Python calls, with one signature, of int64 alone: ``"int64(int64, int64)"``. It comes from the
+    library; or numba compiles it, or loads it from its cache, when its module is imported."""
+    if LIBRARY is None:
+        return jit.entry_point(signature)
+    compiled = LIBRARY
 
-    uncached = numba.njit(signature, nogil=True)
-    cached = numba.njit(signature, nogil=True, cache=True)
+    def find(function: F) -> F:
+        return cast(F, compiled.entry_point(function.__module__, function.__name__))
 
-    def compile_(function: F) -> F:
-        try:
-            return cast(F, cached(function))
-        except NumbaError:
-            raise  # the function cannot be compiled
-        except Exception:  # noqa: BLE001  no cache can be written, or it cannot be read: a damaged pickle raises anything
-            pass
-        try:
-            _empty_cache(function)
-            return cast(F, cached(function))
-        except Exception:  # noqa: BLE001
-            return cast(F, uncached(function))
-
-    def without_collecting(function: F) -> F:
-        """Compile with the garbage collector off. numba keeps most of its objects until a function is done, and
-        searching them again and again takes a tenth of the time to compile."""
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            return compile_(function)
-        finally:
-            if was_on:
-                gc.enable()
-
-    return without_collecting
+    return find

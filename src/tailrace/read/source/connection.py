@@ -23,7 +23,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SourceError, UsageError
 from tailrace.read.source.failure import Backoff, describe_members, is_transient, seed_names, source_error
 from tailrace.read.source.time_limit import check_time_limit, remaining_s
-from tailrace.read.source.uri import URI_EXAMPLE, ClientOptions, ConnectionString, hide, parse_complaint, redact_repr
+from tailrace.read.source.uri import ClientOptions, ConnectionString, hide, parse_complaint, redact_repr, without_scheme
 
 APP_NAME: Final = "tailrace"
 SERVER_SELECTION_TIMEOUT_MS: Final = 10_000
@@ -160,7 +160,8 @@ def open_client(uri: str | ConnectionString, **options: Any) -> MongoClient[dict
         raise UsageError(f"the connection URI must be a string, not {type(uri).__name__}")
     uri, options = hide(uri), ClientOptions(options)  # what a traceback shows of this frame holds no secret
     if not re.match(r"mongodb(\+srv)?://", uri.reveal()):
-        raise UsageError("the connection URI does not begin with mongodb:// or mongodb+srv://", hint=URI_EXAMPLE)
+        message, hint = without_scheme(uri.reveal())
+        raise UsageError(message, hint=hint)
     if re.search(r"\s", uri.reveal().partition("://")[2].rpartition("@")[2].partition("/")[0]):
         raise unusable(None)  # PyMongo would take the half of a password for a host
     chosen = _defaults(uri, options)

@@ -15,6 +15,8 @@ REDACTED: Final = "***"
 #: The environment variable that a command takes the connection URI from where its arguments name none.
 URI_VARIABLE: Final = "TAILRACE_URI"
 URI_EXAMPLE: Final = "Example: mongodb://host:27017/?replicaSet=rs0"
+#: A database, or a namespace: what stands where a URI was left out.
+_NAMESPACE: Final = re.compile(r"\w[\w-]*(\.[\w*][\w.*-]*)?", re.ASCII)
 
 _SCHEME = re.compile(r"(mongodb(?:\+srv)?://)", re.IGNORECASE)
 #: User and password: everything up to the last ``@`` of the line. Greedy on purpose: a password that should have been
@@ -82,6 +84,16 @@ class ClientOptions(dict[str, Any]):
 def hide(uri: str | ConnectionString) -> ConnectionString:
     """``uri`` in a form that does not show its secrets."""
     return ConnectionString(uri) if isinstance(uri, str) else uri
+
+
+def without_scheme(text: str) -> tuple[str, str]:
+    """The complaint about a connection URI that does not begin as one, and its hint. Neither quotes the text."""
+    if _NAMESPACE.fullmatch(text) and not re.fullmatch(r"\d+|localhost", text):
+        return (
+            "the connection URI is missing: what stands in its place looks like a database or a collection",
+            f"Give the URI before it, or set {URI_VARIABLE}. {URI_EXAMPLE}",
+        )
+    return "the connection URI does not begin with mongodb:// or mongodb+srv://", URI_EXAMPLE
 
 
 def is_uri_argument(text: str) -> bool:

@@ -16,12 +16,12 @@ from tailrace.read.source.connection import unusable
 from tailrace.read.source.driver_error import as_driver_error
 from tailrace.read.source.uri import (
     REDACTED,
-    URI_EXAMPLE,
     ClientOptions,
     ConnectionString,
     hide,
     parse_complaint,
     redact_uri,
+    without_scheme,
 )
 
 _SCHEME: Final = re.compile(r"mongodb(\+srv)?://", re.IGNORECASE)
@@ -129,9 +129,8 @@ class Arguments:
 def _hidden(text: Any) -> Any:
     if isinstance(text, ConnectionString):  # of a command: a URI, and nothing else that PyMongo takes
         if _SCHEME.match(text.reveal()) is None:
-            raise refused(
-                "the connection URI does not begin with mongodb:// or mongodb+srv://", InvalidURI, URI_EXAMPLE
-            )
+            message, hint = without_scheme(text.reveal())
+            raise refused(message, InvalidURI, hint)
         text = text.reveal()
     return _SecretText(text) if isinstance(text, str) and "/" in text else text
 

@@ -1,5 +1,5 @@
 """A worker's work on a slice: oplog batches to events, and events to Arrow columns."""
 
-from tailrace.core.kernel import zip_cache
+from tailrace.lake.spark.reading.zipped import use_kernel_of_zip_file
 
-zip_cache.keep_by_source()
+use_kernel_of_zip_file()

@@ -1,0 +1,137 @@
+"""The compiled code that came with the installation: one shared library, made from this package when it was built.
+
+Every entry point takes int64 and gives int64, so the library needs no headers, knows nothing of Python and serves all
+versions of it; ``ctypes`` calls it, without the interpreter's lock. ``build_kernel.py``, at the root of the repository,
+makes it. Nothing is compiled on a machine that has it, and nothing is written.
+
+The library says from which source it was made. Where that has changed, as while somebody works on it, the library is
+left alone, and numba compiles what is needed (``compiled``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import struct
+import zlib
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+#: The library's name beside this module, and its symbol that says what it holds: a JSON object, the checksum of its
+#: source and the number of arguments by entry point.
+FILE: Final = "libkernel.so.1"
+MANIFEST: Final = "tailrace_manifest"
+#: What an entry point gives whose Python would have raised an error: no address, length or count is that.
+FAILED: Final = -(1 << 63)
+
+_SEAL: Final = struct.Struct("<I8s")
+_MARK: Final = b"tailrace"
+#: Modules on which no machine code depends.
+_NO_MACHINE_CODE: Final = ("compiled", "native")
+_PACKAGE: Final = "tailrace.core.kernel"
+#: ``from tailrace.core.kernel.scan import ...`` and ``from tailrace.core.kernel import delta, fragments``.
+_IMPORT: Final = re.compile(r"^from tailrace\.core\.kernel(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
+
+
+def checksum_of(module: str) -> int:
+    """A checksum over the source of a kernel module, of every kernel module that it imports, directly or not, and of
+    how numba is asked."""
+    sources = dict.fromkeys(_NO_MACHINE_CODE, b"")
+    waiting = [module.rpartition(".")[2], "jit"]
+    while waiting:
+        name = waiting.pop()
+        source = None if name in sources else _source(name)
+        if source is None:
+            continue
+        sources[name] = source
+        for one, several in _IMPORT.findall(source.decode()):
+            waiting += [one] if one else re.findall(r"\w+", several)
+    checksum = 0
+    for name in sorted(sources):
+        checksum = zlib.crc32(sources[name], checksum)
+    return checksum
+
+
+@cache
+def _source(name: str) -> bytes | None:
+    path = files(_PACKAGE) / f"{name}.py"
+    return path.read_bytes() if path.is_file() else None
+
+
+def symbol_of(module: str, function: str) -> str:
+    """The name of an entry point in the library."""
+    return f"tailrace_{module.rpartition('.')[2]}_{function}"
+
+
+def sealed(library: bytes) -> bytes:
+    """A library's file: the library, and a checksum of it at the end, where no loader looks. The system ends a process
+    that loads a library whose file was cut short."""
+    return library + _SEAL.pack(zlib.crc32(library), _MARK)
+
+
+class CompiledLibrary:
+    """A shared library of entry points, by its path. Raises OSError where it cannot be loaded."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with open(path, "rb") as file:
+            content = file.read()
+        if sealed(content[: -_SEAL.size]) != content:
+            raise OSError(f"{path} is damaged, or no library of compiled code")
+        self._loaded = ctypes.CDLL(path)
+        manifest = ctypes.cast(getattr(self._loaded, MANIFEST), ctypes.c_char_p).value or b"{}"
+        self._manifest: dict[str, dict[str, int]] = json.loads(manifest)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it was made from the source that is here."""
+        return all(checksum_of(name.partition(":")[0]) == one["checksum"] for name, one in self._manifest.items())
+
+    def entry_point(self, module: str, function: str) -> Callable[..., int]:
+        """What the library has for an entry point: a function of int64 that gives int64."""
+        arguments = self._manifest[f"{module.rpartition('.')[2]}:{function}"]["arguments"]
+        compiled = getattr(self._loaded, symbol_of(module, function))
+        compiled.argtypes = [ctypes.c_int64] * arguments
+        compiled.restype = ctypes.c_int64
+        compiled.errcheck = _checked
+        found: Callable[..., int] = compiled
+        return found
+
+
+def _checked(result: int, function: Any, arguments: Any) -> int:
+    if result == FAILED:
+        raise ArithmeticError(f"{function.__name__} failed in compiled code")
+    return result
+
+
+class _Choice:
+    """Which library this process uses: the one beside this module, unless another one or none was named."""
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self.none = False
+
+
+_choice: Final = _Choice()
+
+
+def use(path: str | None) -> None:
+    """From now on use the library at ``path``, or none (``None``): for a package inside a zip file, from which no
+    library can be loaded, and for tests. To be called before any entry point is imported."""
+    _choice.path, _choice.none = path, path is None
+    library.cache_clear()
+
+
+@cache
+def library() -> CompiledLibrary | None:
+    """The library, if there is one that this machine can load and that is of this source."""
+    if _choice.none:
+        return None
+    try:
+        found = CompiledLibrary(_choice.path or str(files(_PACKAGE) / FILE))
+    except (OSError, AttributeError, ValueError):
+        return None  # there is none, or it is another machine's
+    return found if found.is_current else None
