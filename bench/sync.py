@@ -49,6 +49,8 @@ def main() -> None:
             seconds = loop(client, target.uri, before, share, bulk)
             rate = told(f"steady, the loop in bulks of {bulk:,}", share, seconds, "changes")
             print(f"  tailrace sync is {ours / rate:.1f} times as fast")
+        with MongoClient[Any](target.uri) as there:
+            there.drop_database("loop")
         with Sync(source.uri, target.uri) as sync:
             begun = time.monotonic()
             found = sync.verify()

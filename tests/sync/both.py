@@ -132,8 +132,9 @@ class ClusterSource:
 
 
 def is_users(namespace: str) -> bool:
-    """Whether a collection is none of the server's own, which a sync leaves where they are."""
-    return not namespace.partition(".")[2].startswith("system.")
+    """Whether a collection is none of the server's own, nor one whose name is not UTF-8: a sync leaves these where they
+    are."""
+    return not namespace.partition(".")[2].startswith("system.") and "\ufffd" not in namespace
 
 
 class Both:

@@ -20,7 +20,7 @@ from tailrace.act.sync import standing
 from tailrace.act.sync.cutover import CutOver, allow_writes, refused_writes_told
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
-from tailrace.act.sync.owner import LOOK_S, Owner, Told
+from tailrace.act.sync.owner import LOOK_S, SyncOwner, Told
 from tailrace.act.sync.ownership import SyncOwnership, own
 from tailrace.act.sync.plan import SyncPlan, make_plan
 from tailrace.act.sync.progress import Counted, SyncProgress
@@ -124,7 +124,7 @@ class Sync:
         another process owns the sync, this one waits until it may go on. Raises TailraceError."""
         self._begin_if_new()
         goal = self.ends.now() if to_present else until
-        owner = Owner(self.ends, self.settings, self._counted, self._stopped, look=self.status, told=told)
+        owner = SyncOwner(self.ends, self.settings, self._counted, self._stopped, look=self.status, told=told)
         while not self._stopped.is_set():
             if self._document().phase == standing.CUT_OVER:
                 break

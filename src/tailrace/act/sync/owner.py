@@ -25,7 +25,7 @@ _COPY_LANES: Final = 4
 Told = Callable[[SyncProgress], None]
 
 
-class Owner:
+class SyncOwner:
     """``look`` says how far the sync is, and ``told`` is told of it."""
 
     def __init__(
