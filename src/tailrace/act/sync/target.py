@@ -17,8 +17,7 @@ MAJORITY: Final = WriteConcern("majority")
 TRANSIENT: Final = "TransientTransactionError"
 UNKNOWN_COMMIT: Final = "UnknownTransactionCommitResult"
 _UNAUTHORIZED: Final = 13
-#: A name with a dollar where none may be (an ``_id`` that ``applyOps`` has made), and binary data that is none of its
-#: kind.
+#: A name with a dollar where none may be (an ``_id`` that ``applyOps`` has made), and binary data not of its kind.
 _NOT_STORABLE: Final = (52, 378)
 _RETRYABLE: Final = "RetryableWriteError"
 _NO_TRANSACTION: Final = 251

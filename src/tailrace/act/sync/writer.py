@@ -11,6 +11,7 @@ out before it puts any in: what remains is a part of a state that the source had
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -45,6 +46,8 @@ _REPLACED_MAX: Final = (16 << 20) - (64 << 10)
 _READ_FIRST, _READ_MOST, _READ_BYTES = 64, 4_000, 16 << 20
 _DELTA: Final = b"\x10$v\0\x02\0\0\0\x03diff\0"
 _EMPTY_TIMESTAMP: Final = bytes(8)
+#: Bytes without which no document has an empty timestamp or a name that begins with a dollar.
+_SUSPECT: Final = re.compile(rb"\x11[^\x00]*\x00{9}|[\x01-\x13\x7f\xff]\$")
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     document_class=RawBSONDocument, unicode_decode_error_handler="surrogateescape"
 )
@@ -238,7 +241,7 @@ class _Table:
             query = raw_bson.encode_document(
                 raw_bson.encode_element(raw_bson.OBJECT, b"_id", raw_bson.encode_document(among))
             )
-            batches = there.find_raw_batches(RawBSONDocument(query), hint={"_id": 1}, session=self._session)
+            batches = there.find_raw_batches(RawBSONDocument(query), session=self._session)
             for raw in (document for batch in batches for document in raw_bson.split(batch)):
                 element = _identifier(raw)
                 key = sortable_key(element[0], element[ID_HEAD:])
@@ -315,7 +318,7 @@ _UPSERT: Final = raw_bson.encode_element(raw_bson.BOOL, b"upsert", b"\x01")
 def needs_literal(document: bytes) -> bool:
     """Whether an insert or a replacement would not store these bytes: the server puts its time in the place of an empty
     timestamp on top level, and takes names with a dollar there for operators."""
-    if b"$" not in document and (_EMPTY_TIMESTAMP not in document or b"\x11" not in document):
+    if _SUSPECT.search(document) is None:
         return False
     return any(one.name.startswith(b"$") or _is_empty_time(document, one) for one in raw_bson.elements(document))
 
