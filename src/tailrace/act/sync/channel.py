@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -49,7 +48,6 @@ class Sync:
     ``state_db``               the database on the target that keeps the state
     ``lanes``                  transactions in parallel. With one, the source's transactions stay whole
     ``documents_per_second``   the copy's limit
-    ``archive``                a directory in which the oplog is kept, so that the copy may take longer than it reaches
     ``lease_s``                after so many seconds of silence another process may go on
     """
 
@@ -65,7 +63,6 @@ class Sync:
         state_db: str = STATE_DB,
         lanes: int = 1,
         documents_per_second: float | None = None,
-        archive: str | Path | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
         chosen, left_out = tuple(only), tuple(excluded)
@@ -77,7 +74,6 @@ class Sync:
             state_db=state_db,
             lanes=lanes,
             documents_per_second=documents_per_second,
-            archive=None if archive is None else Path(archive),
             lease_s=lease_s,
         )
         self._source, self._target = source, target
