@@ -107,7 +107,7 @@ def indexes(client: Client, name: str) -> None:
     d.a.create_index([("at", "2d")], bits=20)
     d.a.create_index([("n", "hashed")])
     d.a.create_index("when", expireAfterSeconds=100)
-    d.a.create_index("n", name="partial", partialFilterExpression={"n": {"$gt": 3}})
+    d.a.create_index([("n", 1), ("t", 1)], name="partial", partialFilterExpression={"n": {"$gt": 3}})
     d.a.create_index("t", name="collated", collation={"locale": "fr"})
     d.a.drop_index("descending")
     d.a.drop_index("collated")

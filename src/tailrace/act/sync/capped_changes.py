@@ -34,6 +34,10 @@ _BYTES: Final = 4 << 20
 _SINCE: Final = (6, 0)
 
 
+#: Before, the server makes no room between the inserts of one command.
+_TOGETHER_SINCE: Final = (5, 0)
+
+
 class CappedWriter:
     """Writes capped collections by ``commands``."""
 
@@ -52,7 +56,8 @@ class CappedWriter:
         inserted: list[CappedChange] = []
         size = 0
         for one in left:
-            if operations and (one.operation != INSERT or size + len(one.body) > _BYTES):
+            full = size + len(one.body) > _BYTES or self._commands.version < _TOGETHER_SINCE
+            if operations and (one.operation != INSERT or full):
                 self._apply(operations, inserted, collections)
                 operations, inserted, size = [], [], 0
             operation = self._operation(one, collections[one.uuid])

@@ -241,7 +241,7 @@ class _Table:
             query = raw_bson.encode_document(
                 raw_bson.encode_element(raw_bson.OBJECT, b"_id", raw_bson.encode_document(among))
             )
-            batches = there.find_raw_batches(RawBSONDocument(query), hint={"_id": 1}, session=self._session)
+            batches = there.find_raw_batches(RawBSONDocument(query), session=self._session)
             for raw in (document for batch in batches for document in raw_bson.split(batch)):
                 element = _identifier(raw)
                 key = sortable_key(element[0], element[ID_HEAD:])
