@@ -136,6 +136,7 @@ def _until_equal(uri: str, at: Any = None) -> None:
 
 def lag(source: ReplicaSet, target: ReplicaSet, seconds: float) -> None:
     """How long a write takes to the target, at 1,000 writes a second."""
+    _timed_run(source, target)  # what was written since
     written: dict[int, float] = {}
     seen: dict[int, float] = {}
     stop = threading.Event()
