@@ -39,7 +39,8 @@ class ReplicaSetSource:
 
     def __init__(self, deployment: ReplicaSet, chosen: Any) -> None:
         self.uri, self.version = deployment.uri, deployment.version
-        kinds = Kinds(series=chosen.series, capped=chosen.capped)
+        # A transaction of 24 MB stands still in a mongod 4.4.2 whose cache is as small as an embedded one's.
+        kinds = Kinds(series=chosen.series, capped=chosen.capped, large=not self.version.startswith("4."))
         self._writes = Writes(deployment.uri, chosen.seed, deployment.version, kinds=kinds)
         self.databases = self._writes.databases
         self._writes.clear()
