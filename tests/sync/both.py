@@ -171,14 +171,18 @@ def _held(uri: str) -> dict[str, Held]:
 
 
 def normal(version: str, to_version: str, *, ages: bool) -> Any:
-    """What is compared of options and indexes: all of it, but limits of age that are held."""
+    """What is compared of options and indexes: all of it, but limits of age that are held, and but the order in which
+    a 4.4 shows an index's options, which a newer server sorts when it makes the index."""
+    is_sorted = version.startswith("4.") and not to_version.startswith("4.")
 
-    def without_ages(kind: str, raw: bytes) -> bytes:
-        if not raw or ages:
+    def normalised(kind: str, raw: bytes) -> bytes:
+        if not raw:
             return raw
-        whole = RawBSONDocument(raw, RAW)
-        if "expireAfterSeconds" not in whole:
-            return raw
-        return bson.encode({name: value for name, value in whole.items() if name != "expireAfterSeconds"})
+        fields = list(RawBSONDocument(raw, RAW).items())
+        if not ages:
+            fields = [(name, value) for name, value in fields if name != "expireAfterSeconds"]
+        if kind == "index" and is_sorted:
+            fields.sort(key=lambda field: field[0])
+        return bson.encode(dict(fields))
 
-    return without_ages
+    return normalised

@@ -18,6 +18,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry
 from tailrace.errors import SourceError, TailraceError, UsageError
+from tailrace.read.source.listing import shown_name
 from tailrace.read.window.oplogs import Oplogs
 
 #: Servers know the mode from this version on.
@@ -142,7 +143,7 @@ def changed(entry: OplogEntry, has: Callable[[str], bool]) -> set[str]:
     """What an entry changes of what is synced: a collection, or a database for a command."""
     if entry.operation == "n" or entry.from_migrate:
         return set()
-    namespace = entry.namespace.decode(errors="replace")
+    namespace = entry.namespace.decode("utf-8", "surrogateescape")
     database, _, name = namespace.partition(".")
     if database in _SERVERS_OWN:
         return set()
@@ -154,7 +155,7 @@ def changed(entry: OplogEntry, has: Callable[[str], bool]) -> set[str]:
 
 def refuse_written(names: Iterable[str], doing: str) -> None:
     """Raise UsageError if somebody still writes to the source."""
-    named = ", ".join(sorted(names)[:_NAMED_MAX])
+    named = ", ".join(map(shown_name, sorted(names)[:_NAMED_MAX]))
     if named:
         raise UsageError(
             f"{doing}: somebody has written to the source after its writers were to stop ({named})",

@@ -10,6 +10,7 @@ from typing import Final
 
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
+from tailrace.read.source.listing import is_utf8
 
 STATE_DB: Final = "tailrace_sync"
 LEASE_S: Final = 30.0
@@ -62,8 +63,8 @@ class SyncSettings:
 
     def has(self, namespace: str) -> bool:
         """Whether a collection or a view of the source is synced. The state of a sync never is: a way back comes from
-        where that of the sync before is."""
-        if namespace.partition(".")[0] == self.state_db:
+        where that of the sync before is. Nor is one whose name is not UTF-8: no driver can name it."""
+        if namespace.partition(".")[0] == self.state_db or not is_utf8(namespace):
             return False
         return self.selection.has(namespace) and not (self.excluded is not None and self.excluded.covers(namespace))
 
