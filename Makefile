@@ -30,7 +30,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products compare-honest gateway-siege kills simulate-consumers mutants record bench lock clean
+.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ fuzz-gateway: $(INSTALLED) ## damaged frames of the wire protocol; SEED=n, ARGS=
 
 fuzz-products: $(INSTALLED) ## all that stands on the stream beside the server, and a hand that harms it; SEED=n or SEEDS=a-b, ARGS="--version 5.0.4 --products tables,archive"
 	$(BIN)/python -m tests.products $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)
+
+fuzz-sync: $(INSTALLED) ## random workloads on a source that is copied and followed, both ends compared; SEED=n or SEEDS=a-b, ARGS="--version 5.0.4 --to-version 6.0.27"
+	$(BIN)/python -m tests.sync.fuzz $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)
 
 compare-honest: $(INSTALLED) ## random honest writes, in which tailrace compare has to find nothing; ARGS="--seconds 3600 --version 7.0.28"
 	$(BIN)/python -m tests.compare.honest $(ARGS)

@@ -32,7 +32,10 @@ _ADMIN_COMMAND = re.compile(r"db\.adminCommand\((.*?)\)\s*(?:;|$)", re.DOTALL | 
 _INSTRUCTIONS: Final = frozenset({"FROM", "RUN", "COPY", "USER", "ENV", "ENTRYPOINT", "CMD", "WORKDIR", "ARG"})
 _ENDLESS_S: Final = 1.0
 #: Commands that go on until they are interrupted, but for the options that have them end.
-_ENDLESS: Final = re.compile(r"tailrace (watch|run|listen|gateway|view run|archive (?!status|verify))|python ")
+_ENDLESS: Final = re.compile(
+    r"tailrace (watch|run|listen|gateway|view run|archive (?!status|verify)"
+    r"|sync (?!plan|status|verify|pause|resume|cutover))|python "
+)
 _ENDS: Final = re.compile(r"--(until|available-now|once|compact|verify|help)")
 _LIMIT_S: Final = 400.0
 #: Spark in the pages' examples uses Java's compiler C1 alone: it runs too briefly for the other one to pay off.

@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pymongo
@@ -20,7 +21,7 @@ from tailrace.cli.main import build_parser
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tests.docs import fork_server
 from tests.docs.runner import Interpreter, PageRunner
-from tests.docs.shop import open_sharded_shop, open_shop
+from tests.docs.shop import open_sharded_shop, open_shop, order
 from tests.docs.snippets import ROOT, Snippet, indented_code, inline_commands, name_of, pages, snippets
 from tests.gateway.running import GatewayProcess
 
@@ -79,11 +80,32 @@ def shop_gateway(shop: ReplicaSet, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
+def moved() -> Iterator[Callable[[str], str]]:
+    """The replica sets that a page moves from and to, by their names: its own, since one of them ends as another's
+    copy."""
+    with ExitStack() as stack:
+        started: dict[str, ReplicaSet] = {}
+
+        def find(name: str) -> str:
+            if name not in started:
+                started[name] = stack.enter_context(ReplicaSet(1))
+                if name == "old":
+                    with pymongo.MongoClient(started[name].uri) as client:
+                        client["shop"]["orders"].insert_many([order(number) for number in range(100)])
+            return str(started[name].uri)
+
+        yield find
+
+
+@pytest.fixture
 def uri_for(request: pytest.FixtureRequest) -> Callable[[str], str]:
     """What stands in for a page's connection string: a user's for the server with users, one that names ``cfg`` for the
-    cluster, one that names a gateway for one, any other for the shop."""
+    cluster, one that names a gateway for one, ``replicaSet=old`` and ``new`` for two of its own, any other for the
+    shop."""
 
     def find(uri: str) -> str:
+        if named := re.search(r"replicaSet=(old|new2?)$", uri):
+            return str(request.getfixturevalue("moved")(named[1]))
         if "gateway" in uri:
             return str(request.getfixturevalue("shop_gateway").uri)
         if "cfg" in uri:

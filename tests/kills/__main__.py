@@ -1,13 +1,14 @@
 """SIGKILL at random moments of everything that reads a deployment, while it is written to: nothing lost, nothing twice.
 
     python -m tests.kills --seed 7 --kills 50                 all parts side by side, the kills divided among them
-    python -m tests.kills --seed 7 --kills 10 --parts lake    some: archive, tables, images, snapshot, lake, sink,
+    python -m tests.kills --seed 7 --kills 10 --parts lake    some: archive, tables, images, snapshot, lake, sink, sync,
                                                               consumers
     python -m tests.kills --seed 7 --kills 0 --step-downs 5   of three members the primary steps down so often
 
 The seed decides what is written and when each part is killed. Each kill is told on standard error. Exit code 1 where a
-part has lost something or has it twice; the last line gives the totals. The consumers come after the others, on three
-members of their own that are harmed as well (``tests.kills.chaos``), for ``--consumers-seconds``.
+part has lost something or has it twice; the last line gives the totals. The sync comes after the others, between two
+deployments of its own, and is killed as often as all of them together (``tests.kills.syncing``); then the consumers, on
+three members of their own that are harmed as well (``tests.kills.chaos``), for ``--consumers-seconds``.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from typing import Any
 from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
-from tests.kills import chaos
+from tests.kills import chaos, syncing
 from tests.kills.parts import PARTS, Part
 from tests.kills.work import Work, prepare
 from tests.seeds import end_in_order
 from tests.spark.streams import newest
 
 CONSUMERS = "consumers"
+SYNC = "sync"
 
 
 def run(
@@ -122,9 +124,13 @@ def main() -> int:
     end_in_order()
     # Exact images begin with a copy at one cluster time, which servers before 5.0 cannot give outside a transaction.
     possible = [name for name in names if name != "images" or int(options.version.split(".")[0]) >= 5]
-    wanted = options.parts.split(",") if options.parts else [*possible, CONSUMERS]
-    chosen = [names[name] for name in wanted if name != CONSUMERS]
+    wanted = options.parts.split(",") if options.parts else [*possible, SYNC, CONSUMERS]
+    chosen = [names[name] for name in wanted if name not in (SYNC, CONSUMERS)]
     holds = run_parts(chosen, options) if chosen else True
+    if SYNC in wanted:
+        with tempfile.TemporaryDirectory(prefix="tailrace-killed-syncs-") as folder:
+            harm = (options.kills, options.step_downs)
+            holds = syncing.run(options.seed, *harm, options.version, Path(folder)) and holds
     if CONSUMERS in wanted:
         seconds = options.consumers_seconds
         least = {"changes_min": int(seconds), "hits_min": max(1, int(seconds / 120))}

@@ -20,7 +20,7 @@ _ELSEWHERE: Final = (
     "test_full_disks", "test_gateway", "test_group_commit", "test_health_of_commands", "test_image", "test_kernel",
     "test_lake", "test_lmdb", "test_local_path", "test_metrics", "test_pipeline_file", "test_power", "test_private",
     "test_process_group", "test_server_in_use", "test_service", "test_sinks", "test_source_uri", "test_spark",
-    "test_tables", "test_threads", "test_typed_columns", "test_waits_for_wine", "test_worker_memory",
+    "test_sync", "test_tables", "test_threads", "test_typed_columns", "test_waits_for_wine", "test_worker_memory",
 )  # fmt: skip
 _OTHERS: Final = (
     "golden/test_captures.py",

@@ -102,7 +102,7 @@ def _altered_log() -> list[Undo]:
 def _other_history() -> list[Undo]:
     """Tables follow whatever deployment they are pointed at."""
     from tailrace.lake.tables.open_tables import OpenTables
-    from tailrace.lake.tables.oplogs import Oplogs
+    from tailrace.read.window.oplogs import Oplogs
 
     return [_set(Oplogs, "check", _nothing), _set(OpenTables, "check_deployment", _nothing)]
 

@@ -14,8 +14,8 @@ import tailrace
 from tailrace.core import raw_bson
 from tailrace.core.event.keystring import encode
 from tailrace.core.oplog.namespace import Scope
-from tailrace.lake.tables.apply import has_document_key
 from tailrace.read.snapshot import SnapshotReader, SnapshotState
+from tailrace.read.window.apply import has_document_key
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
 #: Names of collections may be no text.

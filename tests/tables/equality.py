@@ -11,9 +11,10 @@ from bson.raw_bson import RawBSONDocument
 from deltalake import DeltaTable
 
 from tailrace.core import raw_bson
-from tailrace.lake.tables.names import folder_of, sortable_key
+from tailrace.lake.tables.names import folder_of
 from tailrace.read.source.connection import Connection, collection_of
 from tailrace.read.source.listing import is_utf8, list_collections
+from tailrace.read.window.sortable_key import sortable_key
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
 

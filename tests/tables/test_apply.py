@@ -8,8 +8,10 @@ from typing import Any
 import bson
 import pytest
 
-from tailrace.lake.tables import apply
-from tailrace.lake.tables.apply import (
+from tailrace.lake.tables.state import TabledCollection
+from tailrace.read.images.delta import ImageMismatchError, UnknownDocumentError, apply_operation
+from tailrace.read.window import apply
+from tailrace.read.window.apply import (
     DELETE,
     INSERT,
     LETTERS,
@@ -19,8 +21,6 @@ from tailrace.lake.tables.apply import (
     StateMismatchError,
     apply_all,
 )
-from tailrace.lake.tables.state import TabledCollection
-from tailrace.read.images.delta import ImageMismatchError, UnknownDocumentError, apply_operation
 
 COLLECTION = TabledCollection("00" * 16, 1, "shop.orders", copied=5)
 
@@ -63,7 +63,7 @@ def change(number: int, chosen: random.Random, time: int) -> Change:
 def test_compiled_code_and_the_reference_agree(seed: int, hold: int) -> None:
     """Before and after the time up to which changes may be in the copy already."""
     chosen = random.Random(seed)
-    works: list[DocumentWork] = []
+    works: list[DocumentWork[TabledCollection]] = []
     expected: list[bytes | None] = []
     for number in range(200):
         held = now = document(number, chosen) if chosen.random() < 0.9 else None

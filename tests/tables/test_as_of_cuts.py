@@ -21,9 +21,9 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
 from tailrace.lake.tables.as_of import as_of
-from tailrace.lake.tables.oplogs import Oplogs
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
+from tailrace.read.window.oplogs import Oplogs
 from tests.differential.execute import note
 from tests.differential.wire import Wire
 from tests.tables.equality import in_collection, in_table

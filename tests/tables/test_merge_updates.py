@@ -6,8 +6,8 @@ import bson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.lake.tables.merge_updates import merged, updated_fields
 from tailrace.read.images.delta import apply_operation
+from tailrace.read.window.merge_updates import merged, updated_fields
 
 _NAMES = ("a", "b", "$v", "diff", "u", "")
 _VALUES = st.one_of(st.integers(-5, 2**40), st.text(max_size=5), st.none(), st.lists(st.integers(0, 9), max_size=2))

@@ -16,10 +16,10 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import SourceError
 from tailrace.lake.tables.as_of import as_of
-from tailrace.lake.tables.oplogs import same_replica_set
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.state import TableState
 from tailrace.lake.tables.writer import TablesWriter
+from tailrace.read.window.oplogs import same_replica_set
 from tests.server_in_use import IN_BETWEEN
 from tests.tables.equality import in_table
 from tests.tables.test_as_of import rows_of

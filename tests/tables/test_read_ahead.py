@@ -19,15 +19,16 @@ from tailrace.base import durable
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SourceError
-from tailrace.lake.tables import oplogs, writer
+from tailrace.lake.tables import writer
 from tailrace.lake.tables.as_of import as_of
 from tailrace.lake.tables.delta_commit import stated
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.names import folder_of
-from tailrace.lake.tables.oplogs import OplogMember
-from tailrace.lake.tables.read_ahead import ReadAhead
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
+from tailrace.read.window import oplogs
+from tailrace.read.window.oplogs import OplogMember
+from tailrace.read.window.read_ahead import ReadAhead
 from tests.patience import PATIENCE_S
 from tests.tables.equality import in_collection, in_table
 
@@ -325,7 +326,8 @@ def test_a_crash_behind_any_step_is_made_good(
 _CHILD = """
 import sys
 from pathlib import Path
-from tailrace.lake.tables import oplogs, writer
+from tailrace.lake.tables import writer
+from tailrace.read.window import oplogs
 from tailrace.lake.tables.settings import TableRule, TableSettings
 oplogs.WINDOW_BYTES, writer._BATCH_BYTES, writer._BEHIND_S = 1, 40_000, 0.2
 settings = TableSettings(Path(sys.argv[2]), (TableRule(sys.argv[3]),), every_s=0.0)

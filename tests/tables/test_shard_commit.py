@@ -16,12 +16,12 @@ import pytest
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ShardedCluster
 from tailrace.embedded.sharding import Transaction
-from tailrace.lake.tables.apply import DELETE_OF, INSERT, DocumentWork, has_document_key
 from tailrace.lake.tables.as_of import as_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
-from tailrace.lake.tables.shard_commit import net_operations
 from tailrace.lake.tables.state import TabledCollection
 from tailrace.lake.tables.writer import TablesWriter
+from tailrace.read.window.apply import DELETE_OF, INSERT, DocumentWork, has_document_key
+from tailrace.read.window.shard_commit import net_operations
 from tests.snapshot.test_snapshot_sharded import REGIONS, spread_over
 from tests.tables.equality import in_table
 from tests.tables.test_as_of import rows_of
@@ -91,7 +91,7 @@ def test_tables_hold_what_moved_between_shards_whichever_commits_first(
         router.drop_database("shard_commits")
 
 
-def work(held: dict[str, Any] | None, *changes: tuple[int, dict[str, Any]]) -> DocumentWork:
+def work(held: dict[str, Any] | None, *changes: tuple[int, dict[str, Any]]) -> DocumentWork[TabledCollection]:
     collection = TabledCollection("0" * 32, 1, "shop.orders")
     known = None if held is None else bson.encode(held)
     done = DocumentWork(

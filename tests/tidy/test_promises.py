@@ -1,4 +1,4 @@
-"""Each promise to a listener, and of the gateway, has a proof beside it, and the proof is a test that exists."""
+"""Each promise to a listener, of the gateway and of a sync has a proof beside it, which is a test that exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.tidy.parsing import parse
 
 ROOT = Path(__file__).parents[2]
-PAGES = tuple(ROOT / "docs" / "design" / name for name in ("consumer.md", "gateway.md"))
+PAGES = tuple(ROOT / "docs" / "design" / name for name in ("consumer.md", "gateway.md", "sync.md"))
 
 
 def promises(page: Path) -> list[tuple[str, list[str]]]:

@@ -29,10 +29,10 @@ from tailrace.core.plan.profile import profile_for
 from tailrace.core.plan.request import OplogBatch
 from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.errors import RESUMABLE_LABEL, LaterEntryError
-from tailrace.lake.tables.oplogs import OplogMember
 from tailrace.read.images.fold import ImageFolder
 from tailrace.read.images.state import ImageState
 from tailrace.read.source.base import OplogSource
+from tailrace.read.window.oplogs import OplogMember
 from tests.golden import recording
 from tests.golden.replay import as_written_by, entry_filter
 

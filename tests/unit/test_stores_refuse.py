@@ -25,11 +25,11 @@ from tailrace.core.plan.profile import profile_for
 from tailrace.core.plan.request import OplogBatch
 from tailrace.errors import UnknownEntryError
 from tailrace.lake.tables.fold import Fold, FoldOfOne
-from tailrace.lake.tables.oplogs import EntryRun, OplogMember, OplogWindow
 from tailrace.lake.tables.state import TabledCollection
 from tailrace.read.images.fold import ImageFolder
 from tailrace.read.images.state import ImageState
 from tailrace.read.source.base import OplogSource
+from tailrace.read.window.oplogs import EntryRun, OplogMember, OplogWindow
 
 UUID = Binary(bytes(range(16)), 4)
 OTHER = Binary(bytes(16), 4)

@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "lake": "show, check and maintain a lake",
     "archive": "keep the oplog for longer than the deployment does",
     "tables": "Delta tables that equal their collections, also as of a time",
+    "sync": "keep one MongoDB equal to another, and prove it",
     "replay": "print the change events of an oplog dump or an archive",
     "token": "decode and encode resume tokens",
     "listen": "call a handler with every change, in one process at a time",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from tailrace.core import raw_bson
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake.tables.names import sortable_key
+from tailrace.read.window.sortable_key import sortable_key
 
 if TYPE_CHECKING:
     import pyarrow as pa

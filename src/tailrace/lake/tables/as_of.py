@@ -29,8 +29,7 @@ from tailrace.lake.tables import delta_commit, versions
 from tailrace.lake.tables.delta_commit import Stated, columns_of
 from tailrace.lake.tables.fold import Fold, FoldOfOne, StateMismatchError
 from tailrace.lake.tables.holding import STATE
-from tailrace.lake.tables.names import BSON, CHANGED, KEY, folder_of
-from tailrace.lake.tables.oplogs import WINDOW_BYTES, OplogMember, Oplogs, read_window
+from tailrace.lake.tables.names import BEGIN_ANEW, BSON, CHANGED, KEY, folder_of
 from tailrace.lake.tables.rows import chunks, make_rows
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.standing import check_log, harm_of
@@ -39,6 +38,7 @@ from tailrace.read.archive.layout import existing
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.source.connection import open_client
 from tailrace.read.source.topology import Cluster
+from tailrace.read.window.oplogs import WINDOW_BYTES, OplogMember, Oplogs, read_window
 
 _NUMBER: Final = 1
 _LAST_INCREMENT: Final = 2**32 - 1
@@ -195,7 +195,7 @@ def _members(
     cluster = Cluster.discover(client, uri, {})
     what = f"the versions of the table of {namespace}"
     try:
-        oplogs = Oplogs(client, cluster, {}, witness=witness, what=what)
+        oplogs = Oplogs(client, cluster, {}, witness=witness, what=what, anew=BEGIN_ANEW)
         oplogs.add_removed(following.after)
         return oplogs.live, client.close
     except BaseException:

@@ -17,13 +17,13 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.history import reaches_back
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import SinkError
-from tailrace.lake.tables.names import sortable_key
-from tailrace.lake.tables.oplogs import Oplogs
 from tailrace.lake.tables.state import CopyBegun, CopyingCollection, TabledCollection, TableState
 from tailrace.read.snapshot.reader import SnapshotChunk, places_of, range_reader
 from tailrace.read.snapshot.state import LOWEST, KeyRange
 from tailrace.read.source.connection import RETRY_SECONDS
 from tailrace.read.source.listing import UnreadableNameError
+from tailrace.read.window.oplogs import Oplogs
+from tailrace.read.window.sortable_key import sortable_key
 
 #: Progress is noted after so many bytes or seconds, since the user's own limit may make a copy slow.
 _NOTED_BYTES: Final = 32 << 20

@@ -16,40 +16,34 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
-import numpy as np
-
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry, first_elements
-from tailrace.core.oplog.entry_kinds import FOLLOWED_COMMANDS, KNOWN_OPERATIONS, command_name, refusal
+from tailrace.core.oplog.entry_kinds import FOLLOWED_COMMANDS, command_name, refusal
 from tailrace.core.oplog.selection import Selection
-from tailrace.lake.tables.apply import (
+from tailrace.lake.tables.state import TabledCollection
+from tailrace.read.source.listing import is_utf8
+from tailrace.read.window.apply import (
     DELETE,
     DELETE_OF,
     INSERT,
-    LETTERS,
     UPDATE,
     Change,
     DocumentWork,
     StateMismatchError,
     apply_all,
 )
-from tailrace.lake.tables.names import sortable_key
-from tailrace.lake.tables.oplogs import EntryRun, OplogWindow
-from tailrace.lake.tables.shard_commit import is_shard_commit, net_operations
-from tailrace.lake.tables.state import TabledCollection
-from tailrace.read.source.listing import is_utf8
+from tailrace.read.window.oplogs import EntryRun, OplogWindow
+from tailrace.read.window.rows import COMMAND, ID_HEAD, entries_of_interest, uuid_of
+from tailrace.read.window.shard_commit import is_shard_commit, net_operations
+from tailrace.read.window.sortable_key import sortable_key
 
 __all__ = ["Documents", "Fold", "FoldOfOne", "Folded", "StateMismatchError", "uuid_of"]
 
-_COMMAND: Final = ord("c")
 #: So many documents, or so many bytes of them, are in memory while their changes are applied.
 _WORKS_MAX: Final = 16_384
 _WORK_BYTES: Final = 64 << 20
-#: What an element ``_id`` has before its value: its type and its name.
-_ID_HEAD: Final = 5
 _CRUD: Final = {"i": INSERT, "u": UPDATE, "d": DELETE}
-_KNOWN: Final = [ord(letter) for letter in sorted(KNOWN_OPERATIONS)]
 _HINT: Final = (
     "Or leave the collection out of the tables, or remove the directory: then the next run copies the collections "
     "as they are now"
@@ -125,9 +119,9 @@ class Fold:
         groups: dict[bytes, dict[bytes, list[Change]] | None] = {}
         filling: dict[bytes, dict[bytes, list[Change]] | None] = {}
         for row, op, migrated, first, last, name, id_end, o, o_end, time in zip(
-            *_of_interest(run, indexes), strict=True
+            *entries_of_interest(run, indexes), strict=True
         ):
-            if op == _COMMAND:
+            if op == COMMAND:
                 self._commands(run, raw[first:last], number)
                 filling.clear()
                 continue
@@ -371,7 +365,7 @@ class Fold:
     def apply(self, state: Documents) -> Folded:
         """Bring the state up to the end of the windows that were read. Raises StateMismatchError."""
         touched: dict[int, list[bytes]] = {}
-        works: list[DocumentWork] = []
+        works: list[DocumentWork[TabledCollection]] = []
         size = 0
         for (uuid, key), changes in self.grouped().items():
             collection = self.collections[uuid]
@@ -445,38 +439,12 @@ class FoldOfOne(Fold):
             super()._rename(uuid, namespace, number)
 
 
-def _of_interest(run: EntryRun, indexes: range | list[int]) -> list[list[int]]:
-    """The entries of a run that may matter, in order, as columns: row, operation, whether it is of a migration, a
-    range, where the element ``_id`` is, where ``o`` is, time. The range is the whole of a command, and of others the
-    namespace and the UUID. What is of an unknown kind stands as a command."""
-    rows = run.rows
-    picked = np.asarray(indexes)
-    operation = rows.operation[picked]
-    changes = np.isin(operation, list(LETTERS))
-    changes &= (rows.uuid[picked] != 0) & (rows.id_type[picked] != 0)
-    whole = (operation == _COMMAND) | ~np.isin(operation, _KNOWN)
-    wanted = changes | whole
-    picked, whole = picked[wanted], whole[wanted]
-    uuid, names = rows.uuid[picked], rows.namespace_start[picked]
-    first = np.where(whole, rows.start[picked], np.minimum(names, uuid))
-    last = np.where(whole, rows.start[picked + 1], np.maximum(rows.namespace_end[picked], uuid + 16))
-    element = rows.id_start[picked] - _ID_HEAD
-    columns = (element, rows.id_end[picked], rows.change_start[picked], rows.change_end[picked], rows.time[picked])
-    kinds = (picked, np.where(whole, _COMMAND, rows.operation[picked]), rows.migrated[picked])
-    return [one.tolist() for one in (*kinds, first, last, *columns)]
-
-
-def uuid_of(run: EntryRun, row: int) -> bytes:
-    """The UUID of an entry's collection."""
-    return run.raw[run.rows.uuid[row] : run.rows.uuid[row] + 16]
-
-
 def _key(identifier: bytes) -> bytes:
     """The sortable key of an element ``_id``."""
-    return sortable_key(identifier[0], identifier[_ID_HEAD:])
+    return sortable_key(identifier[0], identifier[ID_HEAD:])
 
 
-def _take_over(works: list[DocumentWork], state: Documents, touched: dict[int, list[bytes]]) -> None:
+def _take_over(works: list[DocumentWork[TabledCollection]], state: Documents, touched: dict[int, list[bytes]]) -> None:
     """Apply the changes of some documents, and write what became of them."""
     apply_all(works)
     for work in works:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Final
 
-from tailrace.core import raw_bson
-from tailrace.core.event import keystring, keystring_number
-
 #: Our own columns. A field of a document with such a name gets another column name.
 KEY, BSON, JSON, CHANGED = "_key", "_bson", "_json", "_changed"
 OURS: Final = (KEY, BSON, JSON, CHANGED)
+
+#: What begins tables anew, at the end of a sentence.
+BEGIN_ANEW: Final = "give another directory, or remove this one: then the next run copies the collections"
 
 _FOLDER_MAX: Final = 200
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-.")
@@ -29,16 +29,6 @@ def folder_of(namespace: str) -> str:
     if len(text) <= _FOLDER_MAX:
         return text
     return f"{text[: _FOLDER_MAX - 33]}-{sha256(namespace.encode()).hexdigest()[:32]}"
-
-
-def sortable_key(type_: int, value: bytes) -> bytes:
-    """A value of ``_id`` as bytes that sort as the server sorts it: the server's own form of index keys. Equal numbers
-    of different types have the same bytes."""
-    if type_ == raw_bson.OBJECT_ID and len(value) == 12:
-        return b"\x64" + value
-    if (type_ == raw_bson.INT32 and len(value) == 4) or (type_ == raw_bson.INT64 and len(value) == 8):
-        return keystring_number.encode_int(int.from_bytes(value, "little", signed=True))
-    return keystring.encode(type_, value)[0]
 
 
 def state_key(key: bytes) -> bytes:

@@ -10,11 +10,11 @@ from tailrace.core.oplog.cluster_time import ZERO
 from tailrace.errors import OtherHistoryError, UsageError
 from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_table import CollectionTable, tables_in
-from tailrace.lake.tables.names import folder_of
-from tailrace.lake.tables.oplogs import OTHER_HISTORY, Oplogs
+from tailrace.lake.tables.names import BEGIN_ANEW, folder_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.standing import Seen, TableFault, check_owner, fault_of, note, seen
 from tailrace.lake.tables.state import TableMark, TablesPosition, TableState, unknown
+from tailrace.read.window.oplogs import OTHER_HISTORY, Oplogs
 
 _log = logging.getLogger("tailrace.tables")
 
@@ -69,7 +69,7 @@ class OpenTables:
         if table.deployment and ours and table.deployment != ours:
             raise OtherHistoryError(
                 f"the table {table.root} is of another deployment: its id was {table.deployment} and is {ours}",
-                hint=OTHER_HISTORY,
+                hint=OTHER_HISTORY + BEGIN_ANEW,
             )
 
     def compare_all(self) -> None:

@@ -24,12 +24,12 @@ from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.lake.tables.copying import TablesCopy, key_of
 from tailrace.lake.tables.fold import FoldOfOne
 from tailrace.lake.tables.holding import STATE
-from tailrace.lake.tables.names import folder_of
-from tailrace.lake.tables.oplogs import Oplogs
+from tailrace.lake.tables.names import BEGIN_ANEW, folder_of
 from tailrace.lake.tables.settings import TableSettings
 from tailrace.lake.tables.state import CopyingCollection, TabledCollection, TablesPosition, TableState, unknown
 from tailrace.read.snapshot.state import LOWEST
 from tailrace.read.source.topology import Cluster
+from tailrace.read.window.oplogs import Oplogs
 
 _REQUESTS: Final = "resync"
 _KEPT_BYTES: Final = 32 << 20
@@ -90,7 +90,7 @@ class Resync:
         #: The state has everything up to this time, once the copy has come so far.
         self.reached = ZERO
         self._state = state
-        self._oplogs = Oplogs(client, cluster, members, self.stopped)
+        self._oplogs = Oplogs(client, cluster, members, self.stopped, what="the tables", anew=BEGIN_ANEW)
         self._copy = TablesCopy(self._oplogs, state, per_second=per_second, stopped=self.stopped)
         self._uuid = bytes.fromhex(collection.uuid)
         self._thread = CheckedThread(self._run, "tailrace-resync", failed=self._failed)

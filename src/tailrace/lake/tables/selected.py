@@ -8,9 +8,9 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.lake.tables.copying import TablesCopy
 from tailrace.lake.tables.delta_table import tables_in
 from tailrace.lake.tables.open_tables import OpenTables, position_of
-from tailrace.lake.tables.oplogs import Oplogs
 from tailrace.lake.tables.settings import TableSettings
 from tailrace.lake.tables.state import StateTransaction, TabledCollection, TablesPosition, TableState, unknown
+from tailrace.read.window.oplogs import Oplogs
 
 
 class SelectedCollections:

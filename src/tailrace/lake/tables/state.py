@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import lmdb
 
@@ -100,6 +100,9 @@ class TabledCollection:
     copied: int = 0
     pending: bool = False
     filled: str = ""
+
+    holder: ClassVar[str] = "the tables' state"
+    anew: ClassVar[str] = "After `tailrace tables resync` the next run copies the collection again"
 
 
 @dataclass(frozen=True, slots=True)

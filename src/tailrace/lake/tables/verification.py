@@ -31,12 +31,10 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, SourceError, UsageError
-from tailrace.lake.tables.apply import Change, DocumentWork, StateMismatchError, apply_all
 from tailrace.lake.tables.copying import key_of
 from tailrace.lake.tables.fold import FoldOfOne
 from tailrace.lake.tables.holding import STATE
-from tailrace.lake.tables.names import BSON, KEY, folder_of
-from tailrace.lake.tables.oplogs import Oplogs
+from tailrace.lake.tables.names import BEGIN_ANEW, BSON, KEY, folder_of
 from tailrace.lake.tables.standing import harm_of
 from tailrace.lake.tables.state import UNKNOWN, TabledCollection, TableMark, TablesPosition, TableState
 from tailrace.read.snapshot.places import Placement
@@ -44,6 +42,8 @@ from tailrace.read.snapshot.reader import places_of, range_reader
 from tailrace.read.snapshot.state import LOWEST, KeyRange
 from tailrace.read.source.connection import RETRY_SECONDS, Connection, open_client
 from tailrace.read.source.topology import Cluster
+from tailrace.read.window.apply import Change, DocumentWork, StateMismatchError, apply_all
+from tailrace.read.window.oplogs import Oplogs
 
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
 #: So many documents are looked at again together.
@@ -164,6 +164,7 @@ class _Verification:
             position.members,
             witness=position.witness,
             what=f"the tables in {self._root}",
+            anew=BEGIN_ANEW,
         )
         try:
             uuid = bytes.fromhex(uuids[mark.collection]) if mark.collection in uuids else None

@@ -31,8 +31,8 @@ from tailrace.lake.tables.copying import TablesCopy, key_of
 from tailrace.lake.tables.delta_commit import Batch
 from tailrace.lake.tables.fold import Fold, Folded
 from tailrace.lake.tables.holding import STATE, lock
+from tailrace.lake.tables.names import BEGIN_ANEW
 from tailrace.lake.tables.open_tables import OpenTables, position_of
-from tailrace.lake.tables.oplogs import Oplogs, OplogWindow
 from tailrace.lake.tables.pace import Pace
 from tailrace.lake.tables.progress import TablesProgress
 from tailrace.lake.tables.quarantine import Quarantine
@@ -55,6 +55,7 @@ from tailrace.lake.tables.upkeep import Upkeep, replaced_bytes
 from tailrace.read.source.connection import open_client
 from tailrace.read.source.listing import UnreadableNameError, shown_name
 from tailrace.read.source.topology import Cluster
+from tailrace.read.window.oplogs import Oplogs, OplogWindow
 
 _POLL_S: Final = 0.1
 #: A micro-batch ends after about so many bytes of entries.
@@ -92,6 +93,7 @@ class TablesWriter:
                 self._stopped,
                 witness=None if begun is None else begun.witness,
                 what=f"the tables in {settings.root}",
+                anew=BEGIN_ANEW,
             )
             opened.pop_all()
         self._copy = TablesCopy(

@@ -125,7 +125,7 @@ class SnapshotReader:
         self._retry_seconds = retry_seconds
         self._parallel = parallel
         self._chunk_documents = chunk_documents
-        self._throttle = _Throttle(documents_per_second)
+        self._throttle = Throttle(documents_per_second)
         self._stopped = stopped
         self._lock = threading.Lock()
         self._begun = time.monotonic()
@@ -262,7 +262,7 @@ def range_reader(
         places_of(client, retry_seconds),
         ChunkReader(retry_seconds=retry_seconds),
         start=start,
-        throttle=_Throttle(None),
+        throttle=Throttle(None),
         chunk_documents=CHUNK_DOCUMENTS,
         stopped=lambda: False,
         retry_seconds=retry_seconds,
@@ -329,7 +329,7 @@ class _Worker:
         reader: ChunkReader,
         *,
         start: ClusterTime,
-        throttle: _Throttle,
+        throttle: Throttle,
         chunk_documents: int,
         stopped: Callable[[], bool],
         retry_seconds: float,
@@ -399,8 +399,8 @@ class _Worker:
         )
 
 
-class _Throttle:
-    """At most so many documents a second, over all threads."""
+class Throttle:
+    """At most so many documents a second, over all threads; ``None``: no limit."""
 
     def __init__(self, per_second: float | None) -> None:
         self._per_second = per_second

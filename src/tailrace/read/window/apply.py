@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from tailrace.core import kernel, raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import TailraceError
-from tailrace.lake.tables.merge_updates import merged
-from tailrace.lake.tables.state import TabledCollection
 from tailrace.read.images.delta import ImageMismatchError, UnknownDocumentError, apply_operation
+from tailrace.read.window.merge_updates import merged
 
 INSERT, UPDATE, DELETE = ord("i"), ord("u"), ord("d")
 LETTERS: Final = {INSERT: b"i", UPDATE: b"u", DELETE: b"d"}
@@ -31,17 +30,39 @@ _MOST, _FEWEST = 8192, 8
 _TIME: Final = 2**64 - 1
 
 
+class HeldCollection(Protocol):
+    """A collection whose documents somebody holds. Changes up to ``copied`` may be in them already.
+
+    ``holder``  who holds them, and ``anew``: what lets them be copied again; both for messages
+    """
+
+    @property
+    def namespace(self) -> str: ...
+
+    @property
+    def copied(self) -> int: ...
+
+    @property
+    def holder(self) -> str: ...
+
+    @property
+    def anew(self) -> str: ...
+
+
+C = TypeVar("C", bound=HeldCollection)
+
+
 class StateMismatchError(TailraceError):
-    """A change does not fit the state: the document is not the one that the server had."""
+    """A change does not fit what is held: the document is not the one that the server had."""
 
 
-class DocumentWork:
+class DocumentWork(Generic[C]):
     """A document that is ``held`` (``None``: there is none), and its changes in order. ``document`` is what it is after
     those that were applied."""
 
     __slots__ = ("changes", "collection", "document", "held", "key")
 
-    def __init__(self, collection: TabledCollection, key: bytes, held: bytes | None, changes: list[Change]) -> None:
+    def __init__(self, collection: C, key: bytes, held: bytes | None, changes: list[Change]) -> None:
         self.collection = collection
         self.key = key
         self.held = self.document = held
@@ -74,17 +95,17 @@ class DocumentWork:
     def _mismatch(self, error: TailraceError, time: int) -> StateMismatchError:
         return StateMismatchError(
             f"{self.collection.namespace}: the change at {ClusterTime(time & _TIME)} of the document with the key "
-            f"{self.key.hex()[:80]} does not fit what the tables' state holds: {error.message}",
-            hint="After `tailrace tables resync` the next run copies the collection again",
+            f"{self.key.hex()[:80]} does not fit what {self.collection.holder} holds: {error.message}",
+            hint=self.collection.anew,
         )
 
 
-def apply_all(works: Sequence[DocumentWork]) -> None:
+def apply_all(works: Sequence[DocumentWork[C]]) -> None:
     """Apply all changes: the first one of each document, then the second one of each, ... Raises StateMismatchError."""
     compiled = kernel.available()
     left, number = list(works), 0
     while left:
-        waiting: list[DocumentWork] = []
+        waiting: list[DocumentWork[C]] = []
         for work in left:
             op, body, time = change = work.changes[number]
             is_delta = op == UPDATE and body[4:18] == _DELTA
@@ -98,7 +119,7 @@ def apply_all(works: Sequence[DocumentWork]) -> None:
         left = [work for work in left if len(work.changes) > number]
 
 
-def _apply_deltas(works: Sequence[DocumentWork], number: int) -> None:
+def _apply_deltas(works: Sequence[DocumentWork[C]], number: int) -> None:
     if len(works) < _FEWEST:
         for work in works:
             work.apply(work.changes[number])

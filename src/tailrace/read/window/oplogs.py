@@ -1,4 +1,4 @@
-"""All oplogs of a deployment, read together up to one cluster time, for a micro-batch of the tables.
+"""All oplogs of a deployment, read together up to one cluster time, for whoever follows its collections.
 
 A window takes every member up to one time T that all of them have promised. An idle shard is asked for the promise
 (``tailrace.read.source.promise``), but only if something of interest happened, since its answer is an oplog entry too.
@@ -31,7 +31,6 @@ from tailrace.core.plan.request import OplogBatch
 from tailrace.core.stage.oplog_match import OplogMatch
 from tailrace.core.stage.unwind_transaction import UnwindTransaction, is_commit, operations_of
 from tailrace.errors import OplogFormatError, OtherHistoryError, SourceError, TailraceError, on_shard
-from tailrace.lake.tables.read_ahead import ReadAhead
 from tailrace.read.source.base import OplogSource
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.membership import Removed, changes, removed_shards
@@ -39,6 +38,7 @@ from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.promise import PromiseRequester
 from tailrace.read.source.topology import Cluster, ShardAddress
 from tailrace.read.source.witness import check_witness, identity_of, replica_set_id
+from tailrace.read.window.read_ahead import ReadAhead
 
 #: A window ends after about so many bytes of entries, over all members.
 WINDOW_BYTES: Final = 32 << 20
@@ -49,11 +49,8 @@ _CONFIG: Final = "the config server"
 _UNAUTHORIZED: Final = 13
 #: What follows the name of a removed shard while another one has its name.
 _FORMER: Final = " (removed)"
-#: What is to be done with tables of another history.
-OTHER_HISTORY: Final = (
-    "Name the deployment that they were read from. Or give another directory, or remove this one: then the next run "
-    "copies the collections"
-)
+#: What is to be done with a store of another history. Then comes what begins it anew.
+OTHER_HISTORY: Final = "Name the deployment that they were read from. Or "
 
 
 class EntryRun(NamedTuple):
@@ -122,7 +119,7 @@ class OplogMember:
         self._reader = reader or source
         self._interrupted = False
         options = StreamOptions(Scope.cluster(), show_expanded_events=True, show_system_events=True)
-        # A table holds what was written, whatever events it gives: entries of every version are read as what they are,
+        # Collections hold what was written, whatever events it gives. Entries of every version are read as they are,
         # those of a later one too, which a member writes that was upgraded meanwhile.
         profile = replace(profile_for(version), unwinds_apply_ops_without_session=True, multi_op_is_no_transaction=True)
         self._match = OplogMatch(options, profile, passes_unknown=True)
@@ -178,8 +175,9 @@ class OplogMember:
 class LiveOplog(OplogMember):
     """An oplog that grows: its server can be asked for a promise."""
 
-    def __init__(self, name: str, client: MongoClient[Any], version: str) -> None:
+    def __init__(self, name: str, client: MongoClient[Any], version: str, *, anew: str) -> None:
         self.client = client
+        self._anew = anew
         self._ahead, self.live = MongodSource(client), MongodSource(client)
         #: The last entry that was read: the oplog must hold it still when reading goes on.
         self._last: tuple[ClusterTime, bytes] | None = None
@@ -205,7 +203,7 @@ class LiveOplog(OplogMember):
         try:
             return super().read(after, until, bytes_max)
         except OtherHistoryError as error:
-            raise OtherHistoryError(error.message, hint=OTHER_HISTORY) from None
+            raise OtherHistoryError(error.message, hint=OTHER_HISTORY + self._anew) from None
 
     def goes_on_from(self, mark: EntryMark) -> None:
         """The next read is to find the entry of ``mark`` where it was, if the oplog still has it."""
@@ -261,7 +259,8 @@ class Oplogs:
 
     ``members``  name -> host of the shards that were read before this process
     ``witness``  of what was read before: raises OtherHistoryError if this is another history
-    ``what``     whose witness it is, in the plural: "the tables in DIR"
+    ``what``     who reads them, in the plural: "the tables in DIR"
+    ``anew``     what lets these begin anew, at the end of a sentence: "remove the directory"
     ``stopped``  when it is set, a read that is under way is no longer waited for
     """
 
@@ -273,10 +272,11 @@ class Oplogs:
         stopped: threading.Event | None = None,
         *,
         witness: Witness | None = None,
-        what: str = "the tables",
+        what: str,
+        anew: str,
     ) -> None:
         self._stopped = stopped
-        self._what = what
+        self._what, self._anew = what, anew
         #: Shards that were added since the last look, with whatever they held before.
         self.joined: set[str] = set()
         self._cluster = cluster
@@ -291,10 +291,10 @@ class Oplogs:
         if cluster is None:
             source = MongodSource(client)
             self.version = source.server_version
-            self._members[source.name] = LiveOplog(source.name, client, source.server_version)
+            self._members[source.name] = LiveOplog(source.name, client, source.server_version, anew=anew)
         else:
             self.version = cluster.server_version()
-            self._config = LiveOplog(_CONFIG, cluster.config_client(), self.version)
+            self._config = LiveOplog(_CONFIG, cluster.config_client(), self.version, anew=anew)
             for name, host in self._hosts.items():
                 self._add(ShardAddress(name, host))
         self.identity = self._identity()
@@ -329,7 +329,7 @@ class Oplogs:
         """Raise OtherHistoryError unless what ``witness`` is of was read from this deployment's history."""
         self._witness = witness
         sources = {name: member.live for name, member in self._known().items()}
-        check_witness(witness, self.identity, sources, what=self._what, hint=OTHER_HISTORY)
+        check_witness(witness, self.identity, sources, what=self._what, hint=OTHER_HISTORY + self._anew)
         for name, mark in witness.entries.items():
             if name in self._members:
                 self._members[name].goes_on_from(mark)
@@ -477,10 +477,7 @@ class Oplogs:
         what = (
             f"the shard {shard.name} was removed from the cluster at {shard.until}, and {self._what} have not read it"
         )
-        hint = (
-            f"Start its servers again until {shard.until} is passed. If they are gone for good, give another "
-            "directory, or remove this one: then the next run copies the collections"
-        )
+        hint = f"Start its servers again until {shard.until} is passed. If they are gone for good, {self._anew}"
         if shard.host is None:
             raise SourceError(f"{what}; config.changelog does not say where it was", hint=hint)
         try:
@@ -495,7 +492,7 @@ class Oplogs:
         assert self._cluster is not None
         client = self._cluster.client_at(shard) if shard.host else self._cluster.client(shard.name)
         self._hosts[shard.name] = shard.host
-        self._members[shard.name] = LiveOplog(shard.name, client, self.version)
+        self._members[shard.name] = LiveOplog(shard.name, client, self.version, anew=self._anew)
 
     def _move(self, name: str, host: str) -> None:
         """A shard has other servers now. If they are another replica set, which was given the name of a removed shard,

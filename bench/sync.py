@@ -1,0 +1,210 @@
+"""How fast does one MongoDB become equal to another, and stay so?
+
+Source and target are replica sets on this machine. Documents of about 500 bytes are copied; then the source takes
+changes (a tenth inserts, eight tenths updates, a tenth deletes) that the target has to take over. On one side
+``tailrace.sync``; on the other the loop that one writes without it: PyMongo's change stream with ``updateLookup``, in
+bulks of 1,000, and one by one. Then both ends are verified, the lag is measured at 1,000 writes a second, and a sync of
+100 collections is cut over.
+
+    python bench/sync.py --documents 500000 --changes 300000 --members 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pymongo import DeleteOne, MongoClient, ReplaceOne
+
+from tables import changes, document, fill
+from tailrace.embedded import ReplicaSet
+from tailrace.sync import Sync
+
+_BULK = 1_000
+
+
+def main() -> None:
+    options = _arguments()
+    with ExitStack() as stack:
+        given = {"version": options.version, "oplog_size_mb": 4000}
+        source = stack.enter_context(ReplicaSet(options.members, **given))
+        target = stack.enter_context(ReplicaSet(options.members, **given))
+        client = stack.enter_context(MongoClient[Any](source.uri))
+        collection = client.bench.orders
+        fill(collection, options.documents)
+        size = client.bench.command("collStats", "orders")["avgObjSize"]
+        told("copy", options.documents, _timed_run(source, target), f"documents of {size} bytes")
+        before = client.admin.command("ping")["operationTime"]
+        changes(collection, options.changes, options.documents, 7)
+        seconds = _timed_run(source, target)
+        ours = told("steady, tailrace sync", options.changes, seconds, "changes")
+        for bulk, share in ((_BULK, options.loop), (1, options.loop // 20)):
+            seconds = loop(client, target.uri, before, share, bulk)
+            rate = told(f"steady, the loop in bulks of {bulk:,}", share, seconds, "changes")
+            print(f"  tailrace sync is {ours / rate:.1f} times as fast")
+        with MongoClient[Any](target.uri) as there:
+            there.drop_database("loop")
+        with Sync(source.uri, target.uri) as sync:
+            begun = time.monotonic()
+            found = sync.verify()
+            told("verification", found.documents, time.monotonic() - begun, "documents")
+            print(f"  differences: {len(found.differences)}")
+        print(f"memory of the process that copied: {peak(source, options.version):,.0f} MB")
+        lag(source, target, options.seconds)
+        cut_over(options.version)
+
+
+def told(what: str, count: int, seconds: float, of: str) -> float:
+    """Print a rate, and return it."""
+    rate = count / seconds
+    print(f"{what}: {rate:,.0f} {of} a second ({count:,} in {seconds:.1f} s)", flush=True)
+    return rate
+
+
+def _timed_run(source: ReplicaSet, target: ReplicaSet, **options: Any) -> float:
+    with Sync(source.uri, target.uri, **options) as sync:
+        begun = time.monotonic()
+        sync.run(to_present=True)
+        return time.monotonic() - begun
+
+
+def loop(client: MongoClient[Any], uri: str, start: Any, count: int, bulk: int) -> float:
+    """Seconds for so many changes by the loop that one writes by hand, into a collection of its own."""
+    with MongoClient[Any](uri) as there:
+        into = there.loop[f"orders{bulk}"]
+        waiting: list[Any] = []
+        begun = time.monotonic()
+        done = 0
+        watched = client.bench.orders.watch(
+            full_document="updateLookup", start_at_operation_time=start, batch_size=bulk
+        )
+        with watched as stream:
+            while done < count:
+                event = stream.try_next()
+                if event is None:
+                    break
+                key, whole = event["documentKey"], event.get("fullDocument")
+                waiting.append(DeleteOne(key) if whole is None else ReplaceOne(key, whole, upsert=True))
+                done += 1
+                if len(waiting) == bulk:
+                    into.bulk_write(waiting, ordered=True)
+                    waiting = []
+        if waiting:
+            into.bulk_write(waiting, ordered=True)
+        return time.monotonic() - begun
+
+
+def peak(source: ReplicaSet, version: str) -> float:
+    """The most memory that a process has while it copies and follows, with documents of 16 MB among them."""
+    with MongoClient[Any](source.uri) as client, ReplicaSet(version=version, oplog_size_mb=4000) as target:
+        large = client.bench.large
+        large.insert_many([{"_id": n, "pad": b"x" * (16_000_000)} for n in range(8)])
+        command = [sys.executable, "-m", "tailrace", "sync", source.uri, target.uri]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                _until_equal(target.uri)
+                for number in range(8):
+                    large.update_one({"_id": number}, {"$set": {"pad": b"y" * 16_000_000}})
+                    large.update_one({"_id": number}, {"$set": {"n": number}})
+                last = client.admin.command("ping")["operationTime"]
+                _until_equal(target.uri, last)
+                return _high_water(process.pid)
+            finally:
+                process.terminate()
+
+
+def _high_water(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def _until_equal(uri: str, at: Any = None) -> None:
+    with MongoClient[Any](uri) as client:
+        while True:
+            found = client.tailrace_sync.syncs.find_one({"_id": "sync"}) or {}
+            if found.get("phase") == "follow" and (at is None or found["time"] >= at):
+                return
+            time.sleep(0.1)
+
+
+def lag(source: ReplicaSet, target: ReplicaSet, seconds: float) -> None:
+    """How long a write takes to the target, at 1,000 writes a second."""
+    _timed_run(source, target)  # what was written since
+    written: dict[int, float] = {}
+    seen: dict[int, float] = {}
+    stop = threading.Event()
+    with (
+        Sync(source.uri, target.uri) as sync,
+        MongoClient[Any](source.uri) as writer,
+        MongoClient[Any](target.uri) as reader,
+    ):
+        running = threading.Thread(target=sync.run, daemon=True)
+        running.start()
+        rest = document(0, random.Random(1))
+
+        def look() -> None:
+            while not stop.is_set():
+                found = reader.bench.lag.find_one(sort=[("_id", -1)], projection=["_id"])
+                if found is not None:
+                    seen.setdefault(found["_id"], time.monotonic())
+                time.sleep(0.01)
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        begun = time.monotonic()
+        number = 0
+        while time.monotonic() - begun < seconds:
+            batch = [{**rest, "_id": number + place} for place in range(20)]
+            writer.bench.lag.insert_many(batch)
+            number += 20
+            written[number - 1] = time.monotonic()
+            time.sleep(max(0.0, begun + number / 1_000 - time.monotonic()))
+        time.sleep(3)
+        stop.set()
+        looking.join()
+        sync.stop()
+        running.join()
+    known = sorted(seen.items())
+    lags = sorted(next((at for one, at in known if one >= last), float("inf")) - when for last, when in written.items())
+    print(f"lag at 1,000 writes a second: median {lags[len(lags) // 2]:.2f} s, ", end="")
+    print(f"99th percentile {lags[int(len(lags) * 0.99)]:.2f} s ({number / seconds:,.0f} a second)", flush=True)
+
+
+def cut_over(version: str) -> None:
+    """A sync of 100 collections is cut over."""
+    with ReplicaSet(version=version) as source, ReplicaSet(version=version) as target:
+        with MongoClient[Any](source.uri) as client:
+            for number in range(100):
+                client.bench[f"c{number}"].insert_many([{"n": n} for n in range(100)])
+                client.bench[f"c{number}"].create_index("n", expireAfterSeconds=10**6)
+        with Sync(source.uri, target.uri) as sync:
+            running = threading.Thread(target=sync.run, daemon=True)
+            running.start()
+            with Sync(source.uri, target.uri) as other:
+                _until_equal(target.uri)
+                done = other.cutover(block=False)
+            sync.stop()
+            running.join()
+        print(f"cut-over of 100 collections: {done.seconds:.1f} s, {done.verified:,} documents compared", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--documents", type=int, default=300_000)
+    parser.add_argument("--changes", type=int, default=200_000)
+    parser.add_argument("--loop", type=int, default=40_000, help="changes that the loop takes over (40,000)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of the measurement of the lag (20)")
+    parser.add_argument("--members", type=int, default=1, help="of each end (1)")
+    parser.add_argument("--version", default="6.0.27")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""One sync as a whole: who owns it copies, follows, pauses and hands over; anybody may look at it.
+
+What is asked of the owner from outside (pause, a cut-over) is noted in the sync's document on the target, which the
+owner reads about once a second. Such notes are plain updates: they concern nobody's epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Final, Self
+
+from tailrace.act.consumer.rules.errors import LeaseLost
+from tailrace.act.sync import standing
+from tailrace.act.sync.cutover import CutOver, allow_writes, refused_writes_told
+from tailrace.act.sync.ends import Ends
+from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
+from tailrace.act.sync.owner import LOOK_S, SyncOwner, Told
+from tailrace.act.sync.ownership import SyncOwnership, own
+from tailrace.act.sync.plan import SyncPlan, make_plan
+from tailrace.act.sync.progress import Counted, SyncProgress
+from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
+from tailrace.act.sync.state import SyncDocument
+from tailrace.act.sync.verification import Verification, verify
+from tailrace.base.threads import CheckedThread
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.selection import Selection
+from tailrace.errors import UsageError
+
+#: What another process asks, by which the owner gives the lease away, is forgotten if nobody takes it in that many
+#: leases.
+_HANDED_LEASES: Final = 3
+#: Of each collection so many documents are compared at a cut-over, if nothing else is said.
+CUT_OVER_SAMPLE: Final = 1_000
+_log = logging.getLogger("tailrace.sync")
+
+
+class Sync:
+    """Keeps ``target`` equal to ``source``: both are connection strings.
+
+    ``only``, ``excluded``     patterns of collections: ``shop.*``
+    ``rename``                 new names: ``{"shop": "store", "shop.a": "store.b"}``
+    ``name``                   tells syncs to one target apart
+    ``state_db``               the database on the target that keeps the state
+    ``lanes``                  transactions in parallel. With one, the source's transactions stay whole
+    ``documents_per_second``   the copy's limit
+    ``lease_s``                after so many seconds of silence another process may go on
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        target: Any,
+        *,
+        only: Iterable[str] = (),
+        excluded: Iterable[str] = (),
+        rename: Mapping[str, str] | None = None,
+        name: str = "sync",
+        state_db: str = STATE_DB,
+        lanes: int = 1,
+        documents_per_second: float | None = None,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        chosen, left_out = tuple(only), tuple(excluded)
+        self.settings = SyncSettings(
+            selection=Selection.of(chosen, "only") if chosen else Selection(("*.*",)),
+            excluded=Selection.of(left_out, "excluded") if left_out else None,
+            renames=dict(rename or {}),
+            name=name,
+            state_db=state_db,
+            lanes=lanes,
+            documents_per_second=documents_per_second,
+            lease_s=lease_s,
+        )
+        self._source, self._target = source, target
+        self._stopped = threading.Event()
+        self._counted = Counted()
+        self._seen = SyncProgress(name)
+        self._opened = ExitStack()
+        self._ends: Ends | None = None
+
+    # -- its life ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._opened.close()
+        self._ends = None
+
+    def stop(self) -> None:
+        """End what is under way soon, from any thread: the position stays, and another run goes on there."""
+        self._stopped.set()
+
+    @property
+    def ends(self) -> Ends:
+        """Source and target, opened when they are first needed."""
+        if self._ends is None:
+            self._ends = self._opened.enter_context(Ends(self._source, self._target, self.settings, self._stopped))
+        return self._ends
+
+    # -- what may be asked of it ------------------------------------------------------------------------------------
+
+    def plan(self) -> SyncPlan:
+        """What would be done and what would be refused. Nothing is written."""
+        return make_plan(self.ends.deployment, self.ends.target, self.settings)
+
+    def run(
+        self, told: Told | None = None, *, until: ClusterTime | None = None, to_present: bool = False
+    ) -> SyncProgress:
+        """Copy, then follow, until ``stop``, or a cut-over; or up to a time of the source, or its present. Where
+        another process owns the sync, this one waits until it may go on. Raises TailraceError."""
+        self._begin_if_new()
+        goal = self.ends.now() if to_present else until
+        owner = SyncOwner(self.ends, self.settings, self._counted, self._stopped, look=self.status, told=told)
+        while not self._stopped.is_set():
+            if self._document().phase == standing.CUT_OVER:
+                break
+            if self._waits_for_another():
+                self._stopped.wait(LOOK_S)
+                continue
+            try:
+                done = owner.work(goal)
+            except LeaseLost as error:
+                _log.warning("%s", error)
+                self._stopped.wait(LOOK_S)
+                continue
+            if done:
+                break
+        return self.status()
+
+    def status(self) -> SyncProgress:
+        """How far the sync is, whoever owns it."""
+        self._seen = standing.look(self.ends, self.settings)
+        counted = {key: value for key, value in self._counted.fields().items() if value}
+        return standing.with_fields(self._seen, counted)
+
+    def verify(
+        self,
+        *,
+        sample: int | None = None,
+        names: Sequence[str] = (),
+        resume: bool = False,
+        on_progress: Callable[[Any], None] | None = None,
+    ) -> Verification:
+        """Compare both ends byte for byte at one position, while writes go on. ``sample``: so many documents of each
+        collection. ``names``: these alone, by their names on the source. ``resume``: go on where a verification was
+        stopped."""
+        with self._followed():
+            found = verify(
+                self.ends.deployment,
+                self.ends.state,
+                self.settings,
+                sample=sample,
+                names=names,
+                resume=resume,
+                on_progress=on_progress,
+                stop=self._stopped,
+            )
+        if found.complete:
+            differences = len(found.differences) + found.more
+            noted = {"time": f"{found.time.seconds},{found.time.increment}", "documents": found.documents}
+            self._note({"verified": {**noted, "differences": differences, "whole": sample is None and not names}})
+        return found
+
+    @contextmanager
+    def _followed(self) -> Iterator[None]:
+        """Somebody follows while the body compares: if nobody else does, another sync in a thread."""
+        document = self._document()
+        if document.phase == standing.CUT_OVER or standing.is_owned(document, self.ends.state):
+            yield
+            return
+        with Sync.of(self._source, self._target, self.settings) as beside:
+            thread = CheckedThread(beside.run, "tailrace-sync-beside", failed=lambda _: self.stop())
+            thread.start()
+            try:
+                yield
+            finally:
+                beside.stop()
+                thread.join()
+            thread.check()
+
+    def pause(self) -> None:
+        """Let the owner write nothing until ``resume``, whatever is started anew meanwhile."""
+        self._document()
+        self._note({"paused": True})
+
+    def resume(self) -> None:
+        """Let the owner go on."""
+        self._document()
+        self._note({"paused": False})
+
+    def cutover(
+        self,
+        *,
+        block: bool = True,
+        sample: int | None = CUT_OVER_SAMPLE,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> CutOver:
+        """Let the target take the source's place: wait for the last write, prove that it is the last, compare, restore
+        what was held, and end the sync. ``block``: let a source from 6.0 refuse its users' writes; otherwise the caller
+        has stopped whoever writes. ``sample``: of each collection so many documents are compared; ``None``: all. Raises
+        TailraceError, and then the sync goes on as before."""
+        document = self._document()
+        if document.phase != standing.FOLLOW:
+            raise UsageError(
+                f"a sync in its phase {document.phase!r} cannot be cut over",
+                hint="Its copy must be done; `tailrace sync status` shows how far it is",
+            )
+        return HandOver(self.ends, self.settings, self._handed_over, self.verify, told)(block=block, sample=sample)
+
+    def reverse(self, *, unblock: bool = False) -> Sync:
+        """After a cut-over: a sync from what was the target to what was the source, which begins where the cut-over was
+        and copies nothing. Raises UsageError where somebody has written to the former source since. ``unblock``: let it
+        take its users' writes again, which a user without the right to bypass that needs."""
+        time_, at = cut_over_of(self._document())
+        refuse_foreign_writes(self.ends, self.settings, time_)
+        there = list(self.ends.state.collections().values())
+        back = Sync.of(self._target, self._source, settings_back(self.settings, there))
+        try:
+            with refused_writes_told():
+                if unblock:
+                    allow_writes(self.ends.source, str(self.ends.source.server_info()["version"]))
+                begin_back(back.ends, back.settings, there, at)
+        except BaseException:
+            back.close()
+            raise
+        return back
+
+    @classmethod
+    def of(cls, source: Any, target: Any, settings: SyncSettings) -> Sync:
+        """The same with settings as they are."""
+        made = cls(source, target)
+        made.settings = settings
+        return made
+
+    # -- owning -----------------------------------------------------------------------------------------------------
+
+    def _document(self) -> SyncDocument:
+        return standing.document_of(self.ends.state)
+
+    def _note(self, fields: Mapping[str, Any]) -> None:
+        standing.note(self.ends.state, fields)
+
+    def _begin_if_new(self) -> None:
+        state = self.ends.state
+        if state.read() is None:
+            plan = self.plan()
+            if plan.refusals:
+                raise UsageError(
+                    "; ".join(str(one) for one in plan.refusals), hint="`tailrace sync plan` shows all that it needs"
+                )
+            now = self.ends.now()
+            extra = {"settings": standing.said_of(self.settings)}
+            members, witness = self.ends.oplogs.members, self.ends.oplogs.witness()
+            try:
+                state.begin(now, members=members, witness=witness, extra=extra)
+            except UsageError:
+                if state.read() is None:
+                    raise  # otherwise another process has begun it just now
+        else:
+            standing.check_settings(self._document(), self.settings)
+
+    def _waits_for_another(self) -> bool:
+        """Whether another process owns the sync, or has asked for it."""
+        document = self._document()
+        request = document.extra.get("request")
+        if request is not None:
+            if time.time() - float(request["at"]) < _HANDED_LEASES * self.settings.lease_s:
+                return True
+            self._note({"request": None})  # whoever asked has died
+        return standing.is_owned(document, self.ends.state)
+
+    def counted(self) -> SyncProgress:
+        """What was known at the last look, without asking anybody."""
+        return standing.with_fields(self._seen, self._counted.fields())
+
+    def _handed_over(self, kind: str, ownership_wait_s: float) -> SyncOwnership:
+        """Ask the owner for the lease, and take it."""
+        self._note({"request": {"kind": kind, "at": time.time()}})
+        try:
+            return own(self.ends.state, lanes=self.settings.lanes + 1, wait_s=ownership_wait_s)
+        except BaseException:
+            self._note({"request": None})
+            raise

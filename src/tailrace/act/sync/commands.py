@@ -1,0 +1,93 @@
+"""Commands that define something on the target: behind a fence, by UUID, and again after an election."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import bson
+from bson.binary import Binary
+from bson.raw_bson import RawBSONDocument
+from pymongo import MongoClient
+from pymongo.errors import NetworkTimeout, PyMongoError
+
+from tailrace.act.sync.catalog import version_of
+from tailrace.act.sync.ownership import SyncOwnership
+from tailrace.act.sync.target import MAJORITY, is_worth_again, sink_error
+from tailrace.act.sync.writer import TargetMismatchError
+from tailrace.errors import SinkError
+from tailrace.read.source.failure import Backoff
+
+RETRY_SECONDS: Final = 120.0
+_UNAUTHORIZED: Final = 13
+#: There is no such collection or index: it was done before.
+DONE_BEFORE: Final = (26, 27)
+
+
+class TargetCommands:
+    """Commands of ``ownership`` to its target, of a ``version``."""
+
+    def __init__(self, ownership: SyncOwnership) -> None:
+        self.client: MongoClient[Any] = ownership.state.client
+        self.ownership = ownership
+        self.version = version_of(self.client)
+        #: Whether this user may give operations by UUID.
+        self._by_uuid = True
+
+    def operate(
+        self,
+        database: str,
+        uuid: bytes,
+        command: bytes,
+        what: str,
+        *,
+        plain: bytes | None = None,
+        at: str | None = None,
+    ) -> None:
+        """A command by the UUID of its collection; ``plain``: what a user gives who may not do that."""
+        if self._by_uuid:
+            operation = {
+                "op": "c",
+                "ns": f"{database}.$cmd",
+                "ui": Binary(uuid, 4),
+                "o": RawBSONDocument(command),
+            }
+            try:
+                self.apply([operation], what)
+            except SinkError as error:
+                if error.code in DONE_BEFORE:
+                    return
+                if error.code != _UNAUTHORIZED:
+                    raise
+                self._by_uuid = False
+            else:
+                return
+        try:
+            self.command(at or database, dict(bson.decode(plain or command)), what)
+        except SinkError as error:
+            if error.code not in DONE_BEFORE:
+                raise
+
+    def apply(self, operations: Sequence[Mapping[str, Any]], what: str) -> None:
+        """Operations as ``applyOps``, behind the fence."""
+        reply = self.command("admin", {"applyOps": [self.ownership.fence_operation(), *operations]}, what)
+        if not all(reply["results"]):
+            raise TargetMismatchError(f"the target did not {what}: {reply['results']}")
+
+    def command(self, database: str, command: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+        backoff = Backoff(give_up_s=RETRY_SECONDS)
+        while True:
+            self.ownership.check()
+            try:
+                reply: Mapping[str, Any] = self.client.get_database(database, write_concern=MAJORITY).command(
+                    {**command, "writeConcern": MAJORITY.document}
+                )
+            except NetworkTimeout:
+                continue
+            except PyMongoError as error:
+                self.ownership.judge(error)
+                if not is_worth_again(error) or backoff.exhausted:
+                    raise sink_error(what, error) from error
+                backoff.wait()
+            else:
+                return reply

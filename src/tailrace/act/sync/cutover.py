@@ -1,0 +1,162 @@
+"""The moment at which the target takes the source's place: no write comes to the source any more, and that is proven.
+
+Nobody can be told apart from outside who still writes. So the proof is the source's own oplog: after a no-op of ours
+there is no entry of a synced collection. From 6.0 ``setUserWriteBlockMode`` refuses the writers before; on older
+servers whoever cuts over stops them, and a write that comes anyway shows, and the cut-over is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure, PyMongoError
+
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.entry import OplogEntry
+from tailrace.errors import SourceError, TailraceError, UsageError
+from tailrace.read.window.oplogs import Oplogs
+
+#: Servers know the mode from this version on.
+BLOCKS_SINCE: Final = (6, 0)
+_UNAUTHORIZED: Final = 13
+_NO_COMMAND: Final = 59
+_BLOCKED: Final = 371
+#: What is written there is no change of a synced collection.
+_SERVERS_OWN: Final = ("admin", "config", "local")
+#: Commands that change nothing.
+_HARMLESS: Final = frozenset((b"abortTransaction", b"startIndexBuild", b"abortIndexBuild"))
+_NAMED_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CutOver:
+    """What a cut-over came to.
+
+    ``time``      the source's last moment: the target equals it
+    ``at``        the target's time at which it became so: where ``reverse`` begins
+    ``blocked``   whether the source refuses writes now
+    ``seconds``   from the moment at which the source took no more writes to the one at which the target does
+    ``verified``  documents that were compared at the end
+    """
+
+    time: ClusterTime
+    at: ClusterTime
+    blocked: bool
+    seconds: float
+    verified: int
+    restored: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "time": f"{self.time.seconds},{self.time.increment}",
+            "at": f"{self.at.seconds},{self.at.increment}",
+            "sourceBlocked": self.blocked,
+            "seconds": round(self.seconds, 2),
+            "documentsVerified": self.verified,
+            "indexesRestored": self.restored,
+        }
+
+
+def block_writes(client: MongoClient[Any], version: str) -> bool:
+    """Let the source refuse its users' writes. Whether it does: not before 6.0, nor where the user may not say so."""
+    return _set_mode(client, version, blocked=True)
+
+
+def allow_writes(client: MongoClient[Any], version: str) -> None:
+    """Let a deployment take its users' writes again."""
+    _set_mode(client, version, blocked=False)
+
+
+def _set_mode(client: MongoClient[Any], version: str, *, blocked: bool) -> bool:
+    if _numbers(version) < BLOCKS_SINCE:
+        return False
+    try:
+        client.admin.command({"setUserWriteBlockMode": 1, "global": blocked})
+    except OperationFailure as error:
+        if error.code in (_UNAUTHORIZED, _NO_COMMAND):
+            return False
+        raise SourceError(f"the source's writes cannot be blocked: {_said(error)}", code=error.code) from error
+    except PyMongoError as error:
+        raise SourceError(f"the source's writes cannot be blocked: {_said(error)}") from error
+    return True
+
+
+@contextmanager
+def blocked_writes(client: MongoClient[Any], version: str, *, wanted: bool) -> Iterator[bool]:
+    """Block the source's writes; where the block ends with an error, allow them again. Whether they are blocked."""
+    blocked = wanted and block_writes(client, version)
+    try:
+        yield blocked
+    except BaseException:
+        if blocked:
+            allow_writes(client, version)
+        raise
+
+
+@contextmanager
+def refused_writes_told() -> Iterator[None]:
+    """Say what to do where a deployment refuses our own writes too."""
+    try:
+        yield
+    except TailraceError as error:
+        if error.code != _BLOCKED:
+            raise
+        raise UsageError(
+            "the former source refuses its users' writes, and this user's too",
+            hint="Grant the role restore, whose bypassWriteBlockingMode lets it write, or say --unblock (unblock=True)",
+        ) from error
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _said(error: PyMongoError) -> str:
+    if isinstance(error, OperationFailure):
+        return str((error.details or {}).get("errmsg", error))
+    return str(error)
+
+
+def written(oplogs: Oplogs, after: ClusterTime, until: ClusterTime, has: Callable[[str], bool]) -> set[str]:
+    """The synced collections that the oplogs have changes of, after a time: their names; a command by its database."""
+    found: set[str] = set()
+    position = after
+    while position < until:
+        window = oplogs.window(position, at_once=True, at_least=until)
+        if window is None:
+            break
+        for run, places in window.in_order():
+            start = run.rows.start
+            for place in places:
+                for entry in run.member.operations(run.raw[int(start[place]) : int(start[place + 1])]):
+                    found |= changed(entry, has)
+        position = window.until
+    return found
+
+
+def changed(entry: OplogEntry, has: Callable[[str], bool]) -> set[str]:
+    """What an entry changes of what is synced: a collection, or a database for a command."""
+    if entry.operation == "n" or entry.from_migrate:
+        return set()
+    namespace = entry.namespace.decode(errors="replace")
+    database, _, name = namespace.partition(".")
+    if database in _SERVERS_OWN:
+        return set()
+    if entry.operation == "c":
+        harmless = not _HARMLESS.isdisjoint(entry.command_fields())
+        return set() if harmless else {database}
+    return {namespace} if has(namespace) or name == "system.views" else set()
+
+
+def refuse_written(names: Iterable[str], doing: str) -> None:
+    """Raise UsageError if somebody still writes to the source."""
+    named = ", ".join(sorted(names)[:_NAMED_MAX])
+    if named:
+        raise UsageError(
+            f"{doing}: somebody has written to the source after its writers were to stop ({named})",
+            hint="Stop what writes there, and try again: the sync goes on meanwhile",
+        )

@@ -1,0 +1,204 @@
+"""Definitions of the source carried out on the target, in order.
+
+They go as ``applyOps``, by UUID where the server knows one: then each can be carried out twice, whatever has happened
+between, and a fence stands before it (``fence_operation``). A user who may not do that gives plain commands.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+from tailrace.act.sync import indexes
+from tailrace.act.sync.capped_changes import CappedWriter
+from tailrace.act.sync.catalog import edited, replaced
+from tailrace.act.sync.commands import TargetCommands
+from tailrace.act.sync.folded_catalog import Definition, target_of
+from tailrace.act.sync.index_definitions import IndexDefinitions, Note, body_of, string_of
+from tailrace.act.sync.ownership import SyncOwnership
+from tailrace.act.sync.state import SyncedCollection, SyncState
+from tailrace.act.sync.target import sink_error
+from tailrace.core import raw_bson
+from tailrace.core.oplog.entry import OplogEntry
+from tailrace.core.printable import in_a_line
+from tailrace.errors import UsageError
+from tailrace.read.images.delta import apply_operation
+
+_RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
+    document_class=RawBSONDocument, unicode_decode_error_handler="surrogateescape"
+)
+_DROPS: Final = frozenset((b"dropIndexes", b"deleteIndexes", b"dropIndex", b"deleteIndex"))
+
+
+class TargetDefinitions:
+    """Carries out definitions on the target of ``state``."""
+
+    def __init__(self, state: SyncState, ownership: SyncOwnership) -> None:
+        self._state = state
+        self._target: MongoClient[Any] = state.client
+        self._commands = TargetCommands(ownership)
+        self._indexes = IndexDefinitions(state, self._commands)
+        self.capped = CappedWriter(self._commands)
+        self.version = self._commands.version
+
+    def carry_out(self, definition: Definition, *, consistent: bool) -> list[Note]:
+        """Carry out a definition, which may have been done before. ``consistent``: the target equals the source just
+        before it. Returns what is to be noted with the position after it. Raises SinkError, LeaseLost."""
+        name = definition.name
+        if name == b"view":
+            self._view(definition)
+            return []
+        if name == b"views":
+            self._drop_views(definition)
+            return []
+        if name == b"create":
+            return self._create(definition)
+        if name == b"spread":  # its documents are on several shards from now on
+            assert definition.after is not None
+            return [self._note(definition.after)]
+        if name in (b"renameCollection", b"arrive"):
+            return self._rename(definition)
+        if name == b"drop":
+            assert definition.before is not None
+            return [self._drop(definition.before)]
+        if name in (b"createIndexes", b"commitIndexBuild"):
+            return self._indexes.build(definition, consistent=consistent)
+        if name in _DROPS:
+            return self._indexes.drop(definition)
+        if name == b"collMod":
+            return self._indexes.modify(definition, consistent=consistent)
+        return []
+
+    # -- collections ------------------------------------------------------------------------------------------------
+
+    def _create(self, definition: Definition) -> list[Note]:
+        made, body = definition.after, body_of(definition.entry)
+        assert made is not None
+        database, _, name = made.target.partition(".")
+        notes: list[Note] = [self._note(made)]
+        without = [b"create"]
+        if (limit := indexes.clustered_limit(body)) is not None:
+            without.append(b"expireAfterSeconds")
+            notes.append(self._indexes.note(made.uuid, limit, there=True))
+        if self._commands.version >= (7, 0):
+            without.append(b"recordPreImages")
+        command = raw_bson.encode_document(string_of(b"create", name), edited(body, without)[4:-1])
+        self._commands.operate(
+            database, made.target_uuid, command, f"create {made.target}", plain=edited(command, [b"temp"])
+        )
+        return notes
+
+    def _drop(self, collection: SyncedCollection) -> Note:
+        database, _, name = collection.target.partition(".")
+        command = raw_bson.encode_document(string_of(b"drop", name))
+        self._commands.operate(database, collection.target_uuid, command, f"drop {collection.target}")
+        state, uuid = self._state, collection.uuid
+        return lambda session: state.forget_collection(uuid, session)
+
+    def _rename(self, definition: Definition) -> list[Note]:
+        before, after = definition.before, definition.after
+        notes = [self._drop(one) for one in definition.gone]
+        if before is None:
+            return notes
+        if after is None:
+            return [*notes, self._drop(before)]
+        if before.target != after.target:
+            database, new = before.target.partition(".")[0], after.target.partition(".")[0]
+            if database != new:
+                raise UsageError(
+                    f"{in_a_line(before.target)} cannot be renamed to {in_a_line(after.target)} on the target: the new "
+                    "names of this sync put them into two databases",
+                    hint="Rename whole databases (shop=store) rather than single collections",
+                )
+            command = raw_bson.encode_document(
+                string_of(b"renameCollection", before.target),
+                string_of(b"to", after.target),
+                raw_bson.encode_element(raw_bson.BOOL, b"stayTemp", b"\0"),
+            )
+            plain = raw_bson.encode_document(
+                string_of(b"renameCollection", before.target), string_of(b"to", after.target)
+            )
+            what = f"rename {before.target} to {after.target}"
+            self._commands.operate(database, before.target_uuid, command, what, plain=plain, at="admin")
+        return [*notes, self._note(after)]
+
+    def _note(self, collection: SyncedCollection) -> Note:
+        state = self._state
+        return lambda session: state.set_collection(collection, session)
+
+    # -- views ------------------------------------------------------------------------------------------------------
+
+    def _view(self, definition: Definition) -> None:
+        """The server keeps views as documents: they are written as such."""
+        entry = definition.entry
+        document = entry.o2 if entry.operation == "u" and entry.o2 is not None else body_of(entry)
+        named = raw_bson.find(document, b"_id")
+        if named is None or named.type != raw_bson.STRING:
+            return
+        source = raw_bson.read_string(document, named.value_start).decode("utf-8", "surrogateescape")
+        settings = self._state.settings
+        if not settings.has(source):
+            return
+        target = target_of(settings, source)
+        database = target.partition(".")[0]
+        operation: dict[str, Any] = {"op": entry.operation, "ns": f"{database}.system.views"}
+        key = raw_bson.encode_document(string_of(b"_id", target))
+        if entry.operation == "d":
+            operation["o"] = RawBSONDocument(key)
+        else:
+            operation["o"] = RawBSONDocument(self._view_body(entry, source, target, key))
+            operation["op"] = "i" if self._read_view(database, key) is None else "u"
+            if operation["op"] == "u":
+                operation["o2"] = RawBSONDocument(key)
+            self._make_views(database)
+        if entry.operation != "d" or self._read_view(database, key) is not None:
+            self._commands.apply([operation], f"define the view {target}")
+
+    def _make_views(self, database: str) -> None:
+        """The server makes the collection of views with the first one."""
+        if self._listed_views(database) is None:
+            made = {"op": "c", "ns": f"{database}.$cmd", "o": {"create": "system.views"}}
+            self._commands.apply([made], f"create {database}.system.views")
+
+    def _listed_views(self, database: str) -> bytes | None:
+        """The UUID of the collection of views; ``None``: there is none."""
+        try:
+            found = list(self._target[database].list_collections(filter={"name": "system.views"}))
+        except PyMongoError as error:
+            raise sink_error("list the views", error) from error
+        return bytes(found[0]["info"]["uuid"]) if found else None
+
+    def _drop_views(self, definition: Definition) -> None:
+        """The views of a database go with it. Those that are not of this sync stay."""
+        settings = self._state.settings
+        database = settings.target_of(f"{definition.entry.namespace.decode().partition('.')[0]}.x").partition(".")[0]
+        uuid = self._listed_views(database)
+        if uuid is None:
+            return
+        command = raw_bson.encode_document(string_of(b"drop", "system.views"))
+        self._commands.operate(database, uuid, command, f"drop the views of {database}")
+
+    def _view_body(self, entry: OplogEntry, source: str, target: str, key: bytes) -> bytes:
+        body = body_of(entry)
+        if entry.operation == "u":
+            found = apply_operation(self._read_view(target.partition(".")[0], key), b"u", body, again=True)
+            body = found or body
+        on = raw_bson.find(body, b"viewOn")
+        if on is not None and on.type == raw_bson.STRING:
+            below = raw_bson.read_string(body, on.value_start).decode("utf-8", "surrogateescape")
+            renamed = target_of(self._state.settings, f"{source.partition('.')[0]}.{below}").partition(".")[2]
+            body = replaced(body, b"viewOn", string_of(b"viewOn", renamed))
+        return replaced(body, b"_id", string_of(b"_id", target))
+
+    def _read_view(self, database: str, key: bytes) -> bytes | None:
+        try:
+            found = self._target.get_database(database, codec_options=_RAW)["system.views"].find_one(
+                RawBSONDocument(key)
+            )
+        except PyMongoError as error:
+            raise sink_error("read the views", error) from error
+        return None if found is None else raw_bson.bytes_of(found)

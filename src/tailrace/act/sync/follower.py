@@ -1,0 +1,331 @@
+"""The target follows the source: windows of its oplogs, segment after segment, each a transaction with its position.
+
+At each committed position without a barrier the target equals the source at that time, once the position has reached
+``hold``: until then the copy may be newer in places, and changes are applied as ones that may be there already.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Final
+
+from bson.int64 import Int64
+from pymongo import MongoClient
+from pymongo.client_session import ClientSession
+
+from tailrace.act.sync import indexes
+from tailrace.act.sync.definitions import TargetDefinitions
+from tailrace.act.sync.fold import ChangeSegment, DocumentChanges, SyncFold
+from tailrace.act.sync.folded_catalog import Definition
+from tailrace.act.sync.index_definitions import Note
+from tailrace.act.sync.ownership import SyncOwnership
+from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.state import COMMITS_KEPT, Committed, SyncDocument, SyncState
+from tailrace.act.sync.writer import ANEW, ChangesWriter, UniqueInTheWayError
+from tailrace.base.threads import CheckedThread
+from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.errors import UsageError
+from tailrace.read.source.topology import Cluster
+from tailrace.read.window.oplogs import Oplogs, OplogWindow
+
+_POLL_S: Final = 0.05
+#: Seconds after which the last position is noted with the target's time, if nothing else is written.
+_FLUSH_S: Final = 1.0
+#: Changes of a segment: at first, at least, at most; it grows while a segment's documents are so small, and shrinks
+#: when they are so large or the transaction took so long. The server ends one after a minute.
+_FIRST, _LEAST, _MOST = 256, 8, 2_000
+_SMALL_BYTES, _LARGE_BYTES = 8 << 20, 48 << 20
+_SLOW_S: Final = 15.0
+_CAPPED: Final = ("write", "capped collections")
+WHAT: Final = "the collections of the sync"
+
+_log = logging.getLogger("tailrace.sync")
+
+
+def open_oplogs(
+    client: MongoClient[Any], cluster: Cluster | None, document: SyncDocument | None, stopped: threading.Event
+) -> Oplogs:
+    """The source's oplogs. Raises OtherHistoryError if they are not those that the sync was read from."""
+    members = {} if document is None else document.members
+    witness = None if document is None else document.witness
+    return Oplogs(client, cluster, members, stopped, witness=witness, what=WHAT, anew=ANEW)
+
+
+class Follower:
+    """Brings the target on. Not for several threads at a time; ``stop`` from any.
+
+    ``changes``      how many were written by this process; ``definitions`` carried out
+    ``time``         the position
+    """
+
+    def __init__(
+        self,
+        oplogs: Oplogs,
+        state: SyncState,
+        ownership: SyncOwnership,
+        settings: SyncSettings,
+        *,
+        stopped: threading.Event | None = None,
+    ) -> None:
+        self._oplogs = oplogs
+        self._state = state
+        self._settings = settings
+        self._ownership = ownership
+        self._stopped = stopped or threading.Event()
+        self._definitions = TargetDefinitions(state, ownership)
+        self._most = _FIRST
+        self._uncommitted: Committed | None = None
+        self._flushed = time.monotonic()
+        self.changes = self.definitions = 0
+        #: What is being carried out now, for who shows progress.
+        self.blocking: str | None = None
+        self._load()
+
+    def _load(self) -> None:
+        """Go on from what the target says."""
+        document = self._state.read()
+        if document is None:
+            raise UsageError(f"there is no sync {self._state.name!r} on the target")
+        self.collections = self._state.collections()
+        self.time, self.hold, self.phase = document.time, document.hold, document.phase
+        self._batch, self._witness = document.batch, document.witness
+        self._barrier = document.barrier is not None
+        #: Whether changes of capped collections may have been written after the position.
+        self._capped_begun = (
+            document.barrier is not None and (document.barrier["command"], document.barrier["namespace"]) == _CAPPED
+        )
+        self._loaded = True
+
+    def stop(self) -> None:
+        """End after the segment that is being written."""
+        self._stopped.set()
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Note the last position with the target's time, so that whoever compares both ends finds it."""
+        if kind is None:
+            self._flush(at_once=True)
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the target equals the source at ``time``."""
+        return self.phase == "follow" and not self._barrier and self.time >= self.hold
+
+    # -- following --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Follow until ``stop``. Raises TailraceError."""
+        while not self._stopped.is_set():
+            if not self.step():
+                self._stopped.wait(_POLL_S)
+
+    def run_until(self, until: ClusterTime) -> ClusterTime:
+        """Bring the target to ``until`` at least. Returns the position, which is earlier only after ``stop``."""
+        while not self._stopped.is_set() and self.time < max(until, self.hold):
+            if not self.step(at_once=True, at_least=max(until, self.hold)):
+                self._stopped.wait(_POLL_S)
+        return self.time
+
+    def step(self, *, at_once: bool = False, at_least: ClusterTime = ZERO, max_wait_s: float = 0.0) -> bool:
+        """Write one window, if there is anything in one; waits for it so long. ``at_once``, ``at_least``: as of
+        ``Oplogs.window``."""
+        end = time.monotonic() + max_wait_s
+        while not (did := self._step(at_once=at_once, at_least=at_least)):
+            if self._stopped.is_set() or time.monotonic() >= end:
+                break
+            self._stopped.wait(_POLL_S)
+        return did
+
+    def _step(self, *, at_once: bool, at_least: ClusterTime) -> bool:
+        if not self._loaded:
+            self._load()
+        self._ownership.check()
+        self._look_at_hold()
+        hold = self.hold if self.time < self.hold else ZERO
+        window = self._oplogs.window(self.time, at_once=at_once, at_least=max(at_least, hold))
+        if window is None:
+            self._flush()
+            return False
+        self._loaded = False
+        self._write(window)
+        self._loaded = True
+        return True
+
+    def _write(self, window: OplogWindow) -> None:
+        fold = SyncFold(self._settings, self.collections, self.hold, self._most)
+        notes: list[Note] = []
+        for step in fold.steps(window):
+            if isinstance(step, Definition):
+                notes += self._define(step)
+                continue
+            if step.until > self.time or step.changes or notes or self._barrier:
+                self._segment(step, fold, notes, window)
+            notes = []
+            fold.most = self._most
+            if self._stopped.is_set():
+                self._oplogs.close()
+                break
+        self.collections = fold.collections
+
+    def _look_at_hold(self) -> None:
+        """Once the target equals the source for the first time, unique indexes can be built; they are never left out
+        again."""
+        if self.phase == "follow" or self._barrier or self.time < self.hold:
+            return
+        self.blocking = "indexes"
+        indexes.build_waiting(self._state, self._ownership)
+        self._ownership.run(lambda session: None, sets={"phase": "follow"}, what="note that the target is equal")
+        self.blocking, self.phase = None, "follow"
+        self._uncommitted, self._flushed = Committed(self.time, self._ownership.committed_at), time.monotonic()
+
+    # -- definitions ------------------------------------------------------------------------------------------------
+
+    def _define(self, definition: Definition) -> list[Note]:
+        name = definition.name.decode("latin-1")
+        collection = definition.before or definition.after
+        self._block(definition.time, name, "" if collection is None else collection.namespace)
+        notes = self._definitions.carry_out(definition, consistent=self.phase == "follow")
+        self.definitions += 1
+        return notes
+
+    def _block(self, at: ClusterTime, command: str, namespace: str) -> None:
+        """Note that the target is between two positions. The next position takes that back."""
+        self.blocking = f"{command} {namespace}".strip()
+        barrier = {"time": at.to_timestamp(), "command": command, "namespace": namespace}
+        self._ownership.run(lambda session: None, sets={"barrier": barrier}, what="note a definition")
+        self._barrier = True
+
+    # -- segments ---------------------------------------------------------------------------------------------------
+
+    def _segment(self, segment: ChangeSegment, fold: SyncFold, notes: list[Note], window: OplogWindow) -> None:
+        begun = time.monotonic()
+        if segment.capped:
+            again = self._capped_begun
+            self._block(segment.until, *_CAPPED)
+            self._capped_begun = True
+            self._definitions.capped.write(segment.capped, fold.collections, again=again)
+        tolerant = self.time < self.hold
+        if len(segment.documents) > 1 and self._ownership.lanes > 2:
+            documents, tolerant = self._in_lanes(segment, fold, tolerant=tolerant), True
+        else:
+            documents = segment.documents
+        writer = ChangesWriter(self._state.client, self.hold, self._definitions.version)
+        rewritten: set[bytes] = set()
+        sets = self._position(segment, window)
+
+        def body(session: ClientSession) -> None:
+            for note in notes:
+                note(session)
+            writer.write(session, documents, fold.collections, tolerant=tolerant, rewritten=rewritten)
+
+        while True:
+            try:
+                self._ownership.run(body, sets=sets, what="write changes")
+                break
+            except UniqueInTheWayError as error:
+                _log.debug("written another way: %s", error)
+                rewritten.add(error.uuid)
+        self._committed(segment)
+        self._look_at_hold()
+        self._adapt(segment.changes, writer.written_bytes, time.monotonic() - begun)
+
+    def _position(self, segment: ChangeSegment, window: OplogWindow) -> dict[str, Any]:
+        """What the sync's document says with the segment."""
+        sets: dict[str, Any] = {
+            "time": segment.until.to_timestamp(),
+            "batch": Int64(self._batch + 1),
+            "barrier": None,
+            **self._commits(),
+        }
+        if segment.until == window.until:
+            self._witness = self._oplogs.witness(self._witness, window.marks)
+            sets["witness"] = self._witness.to_document()
+            sets["members"] = [{"name": name, "host": host} for name, host in self._oplogs.members.items()]
+        return sets
+
+    def _commits(self) -> dict[str, Any]:
+        """The position before, with the target's time right after it."""
+        if self._uncommitted is None:
+            return {}
+        one = {"time": self._uncommitted.time.to_timestamp(), "at": self._uncommitted.at.to_timestamp()}
+        return {"$push": {"commits": {"$each": [one], "$slice": -COMMITS_KEPT}}}
+
+    def _committed(self, segment: ChangeSegment) -> None:
+        self.time, self._barrier, self.blocking = segment.until, False, None
+        self._capped_begun = False
+        self._batch += 1
+        self.changes += segment.changes
+        self._uncommitted, self._flushed = Committed(segment.until, self._ownership.committed_at), time.monotonic()
+
+    def _flush(self, *, at_once: bool = False) -> None:
+        """Note the last position's time on the target, if nothing is written that could take it along."""
+        if self._uncommitted is not None and (at_once or time.monotonic() - self._flushed > _FLUSH_S):
+            self._ownership.run(lambda session: None, sets=self._commits(), what="note a position")
+            self._uncommitted = None
+
+    def _adapt(self, changes: int, size: int, seconds: float) -> None:
+        if size > _LARGE_BYTES or seconds > _SLOW_S:
+            self._most = max(_LEAST, self._most // 2)
+        elif changes >= self._most and size < _SMALL_BYTES:
+            self._most = min(_MOST, self._most * 2)
+
+    # -- lanes ------------------------------------------------------------------------------------------------------
+
+    def _in_lanes(self, segment: ChangeSegment, fold: SyncFold, *, tolerant: bool) -> list[DocumentChanges]:
+        """Write a segment by several transactions at once. Before, ``hold`` goes to its end: until the position is
+        there, the target may be newer in places. Returns what is left for the last transaction."""
+        self._ownership.run(
+            lambda session: None, sets={"hold": segment.until.to_timestamp()}, what="note the lanes' goal"
+        ) if segment.until > self.hold else None
+        count = self._ownership.lanes - 1
+        parts: list[list[DocumentChanges]] = [[] for _ in range(count)]
+        for one in segment.documents:
+            parts[_lane(one, count)].append(one)
+        failed: list[DocumentChanges] = []
+        threads = [
+            CheckedThread(
+                partial(self._write_lane, lane, part, fold.collections, failed, tolerant=tolerant),
+                "tailrace-sync-lane",
+                failed=lambda error: None,
+            )
+            for lane, part in enumerate(parts, 1)
+            if part
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for thread in threads:
+            thread.check()
+        self.hold = max(self.hold, segment.until)
+        return segment.documents if failed else []
+
+    def _write_lane(
+        self,
+        lane: int,
+        documents: list[DocumentChanges],
+        collections: Mapping[bytes, Any],
+        failed: list[DocumentChanges],
+        *,
+        tolerant: bool,
+    ) -> None:
+        writer = ChangesWriter(self._state.client, self.hold, self._definitions.version)
+
+        def body(session: ClientSession) -> None:
+            writer.write(session, documents, dict(collections), tolerant=tolerant, rewritten=set())
+
+        try:
+            self._ownership.run(body, lane=lane, what="write changes")
+        except UniqueInTheWayError:
+            failed += documents  # another lane has to be first: all is written in one transaction instead
+
+
+def _lane(one: DocumentChanges, count: int) -> int:
+    return int.from_bytes(blake2b(one.uuid + one.key, digest_size=4).digest()) % count

@@ -1,0 +1,190 @@
+"""The cut-over, step by step, and the way back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from pymongo.client_session import ClientSession
+
+from tailrace.act.sync import standing
+from tailrace.act.sync.catalog import TTL_MAX, OnTarget, name_of, read_catalog
+from tailrace.act.sync.cutover import CutOver, blocked_writes, refuse_written, written
+from tailrace.act.sync.ends import Ends
+from tailrace.act.sync.follower import Follower
+from tailrace.act.sync.indexes import expires, noted, restore_held, set_expiry
+from tailrace.act.sync.ownership import SyncOwnership, own
+from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.state import SyncDocument, SyncedCollection
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.selection import Selection
+from tailrace.errors import SinkError, UsageError
+
+if TYPE_CHECKING:
+    from tailrace.act.sync.verification import Verification
+
+#: The owner has so long to finish what it is at.
+_HAND_OVER_LEASES: Final = 2
+_NAMED_MAX: Final = 5
+_BACK: Final = "-back"
+
+
+class HandOver:
+    """A cut-over. ``take`` asks the owner for the lease; ``compare`` is a sync's ``verify``."""
+
+    def __init__(
+        self,
+        ends: Ends,
+        settings: SyncSettings,
+        take: Callable[[str, float], SyncOwnership],
+        compare: Callable[..., Verification],
+        told: Callable[[str], None],
+    ) -> None:
+        self._ends, self._settings = ends, settings
+        self._take, self._compare, self._told = take, compare, told
+
+    def __call__(self, *, block: bool, sample: int | None) -> CutOver:
+        """Carry it out. Raises TailraceError: the source takes writes again then."""
+        ends, state = self._ends, self._ends.state
+        version = str(ends.source.server_info()["version"])
+        try:
+            with self._take("cutover", _HAND_OVER_LEASES * self._settings.lease_s) as ownership:
+                self._step(ownership, ends.now())  # nearly all, while writers still write
+                with blocked_writes(ends.source, version, wanted=block) as blocked:
+                    begun = time.monotonic()
+                    self._told("the source refuses writes" if blocked else "the source's writers are to have stopped")
+                    last = ends.now()
+                    self._step(ownership, last)
+                    proof = ends.now()
+                    self._prove(last, proof)
+                    self._step(ownership, proof)
+                    self._told(f"the target equals the source at {proof.seconds},{proof.increment}")
+                    compared = self._equal(sample)
+                    self._prove(proof, ends.now())
+                    at = ownership.now()  # before anything expires on the target by itself
+                    found = {"compared": compared, "restored": len(restore_held(state, ownership))}
+                    return self._ended(ownership, proof, at, blocked=blocked, begun=begun, **found)
+        finally:
+            standing.note(state, {"request": None})
+
+    def _step(self, ownership: SyncOwnership, until: ClusterTime) -> None:
+        with Follower(self._ends.oplogs, self._ends.state, ownership, self._settings) as follower:
+            follower.run_until(until)
+
+    def _prove(self, after: ClusterTime, until: ClusterTime) -> None:
+        oplogs = self._ends.new_oplogs()
+        try:
+            refuse_written(written(oplogs, after, until, self._settings.has), "the cut-over is given up")
+        finally:
+            oplogs.close()
+
+    def _equal(self, sample: int | None) -> int:
+        found = self._compare(sample=sample)
+        if not found.good:
+            if not found.differences:
+                raise SinkError("the cut-over is given up: its verification was stopped")
+            raise SinkError(
+                f"the cut-over is given up: the target differs from the source, first in {found.differences[0]}",
+                hint="`tailrace sync verify` names all differences",
+            )
+        return int(found.documents)
+
+    def _ended(
+        self,
+        ownership: SyncOwnership,
+        last: ClusterTime,
+        at: ClusterTime,
+        *,
+        blocked: bool,
+        begun: float,
+        compared: int,
+        restored: int,
+    ) -> CutOver:
+        done = CutOver(last, at, blocked, time.monotonic() - begun, compared, restored)
+        noted = {"time": last.to_timestamp(), "at": at.to_timestamp(), "blocked": blocked}
+        ownership.run(_nothing, sets={"phase": standing.CUT_OVER, "cutOver": noted}, what="end the sync")
+        return done
+
+
+def _nothing(_: ClientSession) -> None:
+    return None
+
+
+def cut_over_of(document: SyncDocument) -> tuple[ClusterTime, ClusterTime]:
+    """The source's time at which a sync was cut over, and the target's. Raises UsageError where it was not."""
+    cut = document.extra.get("cutOver")
+    if document.phase != standing.CUT_OVER or cut is None:
+        raise UsageError(
+            "only a sync that was cut over can be reversed", hint="`tailrace sync cutover SOURCE TARGET` does that"
+        )
+    return ClusterTime.from_timestamp(cut["time"]), ClusterTime.from_timestamp(cut["at"])
+
+
+def settings_back(settings: SyncSettings, there: Iterable[SyncedCollection]) -> SyncSettings:
+    """The settings of the way back. ``there``: the collections on the target. With patterns left out, these alone can
+    be chosen by name, and what is made after them by the same patterns."""
+    patterns = [settings.target_of(one) for one in settings.selection.patterns]
+    excluded = None
+    if settings.excluded is not None:
+        excluded = Selection(tuple(settings.target_of(one) for one in settings.excluded.patterns))
+    return replace(
+        settings,
+        selection=Selection(tuple(dict.fromkeys([*patterns, *(one.target for one in there)]))),
+        excluded=excluded,
+        renames={after: before for before, after in settings.renames.items()},
+        name=f"{settings.name}{_BACK}",
+    )
+
+
+def refuse_foreign_writes(ends: Ends, settings: SyncSettings, after: ClusterTime) -> None:
+    """Raise UsageError where the former source has changes of its own."""
+    oplogs = ends.new_oplogs()
+    try:
+        found = written(oplogs, after, ends.now(), settings.has)
+    finally:
+        oplogs.close()
+    if found:
+        raise UsageError(
+            f"the former source was written to after the cut-over ({', '.join(sorted(found)[:_NAMED_MAX])}): both ends "
+            "have changes of their own now",
+            hint="Begin a sync with a copy instead, into another deployment or after dropping what is there",
+        )
+
+
+def begin_back(back: Ends, settings: SyncSettings, there: Sequence[SyncedCollection], at: ClusterTime) -> None:
+    """Make the state of a sync that has copied all, at a time of its source: the former target. ``there``: the
+    collections as the sync before knew them."""
+    state = back.state
+    if state.read() is not None:
+        return  # it has begun before
+    extra = {"settings": standing.said_of(settings)}
+    members, witness = back.oplogs.members, back.oplogs.witness()
+    state.begin(at, members=members, witness=witness, phase=standing.BEGUN, hold=at, extra=extra)
+    _go_on_beginning(back, settings, there)
+
+
+def _go_on_beginning(back: Ends, settings: SyncSettings, there: Sequence[SyncedCollection]) -> None:
+    state = back.state
+    expiring = _expiring(back, settings)
+    with own(state) as ownership:
+
+        def note(session: ClientSession) -> None:
+            for one in there:
+                turned = SyncedCollection(one.target_uuid, one.target, one.namespace, one.uuid, capped=one.capped)
+                state.set_collection(turned, session)
+            by_target = {one.namespace: one.target_uuid for one in there}
+            for namespace, spec in expiring:
+                if namespace in by_target:
+                    state.note_index(by_target[namespace], name_of(spec), noted(spec, there=True), session)
+
+        ownership.run(note, sets={"phase": standing.FOLLOW}, what="note the collections")
+        for namespace, spec in expiring:
+            set_expiry(back.target, namespace, name_of(spec), TTL_MAX, check=ownership.check)
+
+
+def _expiring(back: Ends, settings: SyncSettings) -> list[tuple[str, bytes]]:
+    """The indexes of the former source by which documents expire: they are held while it follows."""
+    found = read_catalog(back.target, OnTarget(settings)).collections.values()
+    return [(one.namespace, spec) for one in found for spec in one.indexes if expires(spec)]

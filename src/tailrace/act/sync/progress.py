@@ -1,0 +1,139 @@
+"""How far a sync is: in numbers that its owner counts, and for who asks the target from outside."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from tailrace.core.oplog.cluster_time import ClusterTime
+
+#: A rate is that of so many seconds.
+_RATE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SyncProgress:
+    """One look at a sync.
+
+    ``phase``         copy, follow, cutOver; new: nothing has begun
+    ``time``          what the target is a copy of: it equals the source at it, once ``is_consistent``
+    ``documents``     copied so far, ``of`` about so many; ``seconds_left``: of the copy
+    ``changes``       of documents, carried out since the process began
+    ``lag_s``         by how much the target is behind the source
+    ``reach_s``       for how long the oplog, or the archive, still has what comes next
+    ``blocked_by``    the definition that is being carried out
+    ``verified``      the last verification: its time, and what it found
+    """
+
+    name: str
+    phase: str = "new"
+    is_consistent: bool = False
+    paused: bool = False
+    owner: str | None = None
+    time: ClusterTime | None = None
+    documents: int = 0
+    of: int = 0
+    bytes: int = 0
+    seconds_left: float | None = None
+    changes: int = 0
+    changes_per_second: float = 0.0
+    lag_s: float | None = None
+    reach_s: float | None = None
+    blocked_by: str | None = None
+    verified: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """By the names that programs know."""
+        found = asdict(self)
+        del found["time"]
+        return {
+            "name": found.pop("name"),
+            "phase": found.pop("phase"),
+            "isConsistent": found.pop("is_consistent"),
+            "time": None if self.time is None else f"{self.time.seconds},{self.time.increment}",
+            "changesPerSecond": round(found.pop("changes_per_second"), 1),
+            "secondsLeft": _rounded(found.pop("seconds_left")),
+            "lagSeconds": _rounded(found.pop("lag_s")),
+            "reachSeconds": _rounded(found.pop("reach_s")),
+            "blockedBy": found.pop("blocked_by"),
+            "verified": None if (verified := found.pop("verified")) is None else dict(verified),
+            **found,
+        }
+
+    def __str__(self) -> str:
+        parts = [f"{self.name}: {'paused' if self.paused else self.phase}"]
+        if self.phase == "copy":
+            left = "" if self.seconds_left is None else f", about {self.seconds_left:,.0f} s left"
+            parts.append(f"{self.documents:,} of about {self.of:,} documents, {self.bytes / 1e6:,.0f} MB{left}")
+        elif self.time is not None:
+            equal = "equal to the source at" if self.is_consistent else "on the way, at"
+            parts.append(f"{equal} {self.time.seconds},{self.time.increment}")
+        if self.phase != "copy" and self.changes:
+            parts.append(f"{self.changes:,} changes, {self.changes_per_second:,.0f} a second")
+        if self.lag_s is not None:
+            parts.append(f"{self.lag_s:,.0f} s behind")
+        if self.reach_s is not None:
+            parts.append(f"the oplog reaches for {self.reach_s:,.0f} s more")
+        if self.blocked_by:
+            parts.append(f"at work on {self.blocked_by}")
+        if self.verified:
+            parts.append(f"verified at {self.verified['time']}: {self.verified['differences']:,} differences")
+        return "; ".join(parts)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+class Counted:
+    """What an owner counts. From any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._changes = self._documents = self._of = self._bytes = 0
+        self._looks: deque[tuple[float, int]] = deque([(clock(), 0)])
+        self._copy_begun: tuple[float, int] | None = None
+
+    def changed(self, changes: int) -> None:
+        """So many changes were carried out."""
+        with self._lock:
+            self._changes += changes
+            now = self._clock()
+            self._looks.append((now, self._changes))
+            while len(self._looks) > 2 and self._looks[1][0] < now - _RATE_S:
+                self._looks.popleft()
+
+    def copied(self, documents: int, of: int, size: int) -> None:
+        """The copy has come so far in all."""
+        with self._lock:
+            if self._copy_begun is None:
+                self._copy_begun = self._clock(), documents
+            self._documents, self._of, self._bytes = documents, max(of, documents), size
+
+    def fields(self) -> dict[str, Any]:
+        """What ``SyncProgress`` has of it."""
+        with self._lock:
+            return {
+                "documents": self._documents,
+                "of": self._of,
+                "bytes": self._bytes,
+                "seconds_left": self._seconds_left(),
+                "changes": self._changes,
+                "changes_per_second": self._rate(),
+            }
+
+    def _rate(self) -> float:
+        (then, before), now = self._looks[0], self._clock()
+        return (self._changes - before) / (now - then) if now > then else 0.0
+
+    def _seconds_left(self) -> float | None:
+        if self._copy_begun is None:
+            return None
+        begun, before = self._copy_begun
+        done = self._documents - before
+        return (self._clock() - begun) / done * (self._of - self._documents) if done > 0 else None

@@ -1,0 +1,54 @@
+"""The target's answers: which errors are worth another try, and one sentence for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from bson.errors import BSONError
+from pymongo import WriteConcern
+from pymongo.errors import OperationFailure, PyMongoError, WTimeoutError
+
+from tailrace.errors import SinkError
+from tailrace.read.source.failure import is_transient
+
+MAJORITY: Final = WriteConcern("majority")
+TRANSIENT: Final = "TransientTransactionError"
+UNKNOWN_COMMIT: Final = "UnknownTransactionCommitResult"
+_UNAUTHORIZED: Final = 13
+#: A name with a dollar where none may be (an ``_id`` that ``applyOps`` has made), and binary data not of its kind.
+_NOT_STORABLE: Final = (52, 378)
+_RETRYABLE: Final = "RetryableWriteError"
+_NO_TRANSACTION: Final = 251
+
+
+def is_worth_again(error: PyMongoError) -> bool:
+    """Whether the same transaction or command may be done later: an election, a cut connection, a conflict."""
+    labels = (TRANSIENT, _RETRYABLE, UNKNOWN_COMMIT)
+    if any(error.has_error_label(label) for label in labels) or is_transient(error):
+        return True
+    return isinstance(error, WTimeoutError) or (isinstance(error, OperationFailure) and error.code == _NO_TRANSACTION)
+
+
+def sink_error(what: str, error: PyMongoError | BSONError) -> SinkError:
+    """The one sentence for an error of the target; the server's code is kept."""
+    code = error.code if isinstance(error, OperationFailure) else None
+    said = str((error.details or {}).get("errmsg", error)) if isinstance(error, OperationFailure) else str(error)
+    hint = None
+    if code == _UNAUTHORIZED:
+        hint = (
+            "The user needs readWrite on the target's databases and on that of the sync, and for UUIDs the role restore"
+        )
+    elif code in _NOT_STORABLE:
+        hint = "A server takes such a document from no client. Change it on the source, or leave its collection out"
+    return SinkError(f"the target cannot {what}: {said}", code=code, hint=hint)
+
+
+@contextmanager
+def answering(what: str) -> Iterator[None]:
+    """Raise SinkError for what the driver raises."""
+    try:
+        yield
+    except (PyMongoError, BSONError) as error:
+        raise sink_error(what, error) from error

@@ -1,0 +1,167 @@
+"""An old owner, stopped past its lease and woken up again, changes nothing: wherever it was stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+from pymongo import MongoClient
+from pymongo.errors import DuplicateKeyError
+
+from tailrace.act.consumer.rules.errors import LeaseLost
+from tailrace.act.sync.ownership import SyncOwnership, own
+from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.state import SyncState
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.embedded import ReplicaSet
+from tests.sync.follow import LOST
+from tests.sync.following import begun, following, now, unequal
+
+pytestmark = pytest.mark.mongod
+ROOT = Path(__file__).parents[2]
+Start = Callable[..., ReplicaSet]
+OLDER = [pytest.param(version, marks=pytest.mark.slow) for version in ("5.0.4", "4.4.2")]
+VERSIONS = ["6.0.27", *OLDER, pytest.param("7.0.28", marks=[pytest.mark.slow, pytest.mark.wine])]
+
+
+def held(client: MongoClient[Any], **options: Any) -> tuple[SyncState, SyncOwnership]:
+    state = SyncState(client, SyncSettings(lease_s=1, **options))
+    state.begin(ClusterTime.of(5, 1), members={}, witness=None)
+    return state, own(state)
+
+
+def outlived(ownership: SyncOwnership) -> None:
+    """The lease runs out while its process does nothing, and the process does not notice."""
+    ownership._closed.set()
+    time.sleep(1.3)
+    ownership._deadline = float("inf")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_old_owner_writes_nothing_in_any_lane_and_defines_nothing(version: str, start_replica_set: Start) -> None:
+    with MongoClient[Any](start_replica_set(version=version).uri) as client:
+        client.shop.create_collection("orders")
+        state, old = held(client, lanes=2)
+        outlived(old)
+        with own(state, wait_s=10) as new:
+            for lane in range(old.lanes):
+                old._lost = None
+                with pytest.raises(LeaseLost):
+                    old.run(
+                        lambda session: client.shop.orders.insert_one({}, session=session),
+                        lane=lane,
+                        sets={"time": Timestamp(9, 9)},
+                    )
+            drop = {"op": "c", "ns": "shop.$cmd", "o": {"drop": "orders"}}
+            with pytest.raises(DuplicateKeyError):
+                client.admin.command({"applyOps": [old.fence_operation(), drop]})
+            assert client.shop.orders.count_documents({}) == 0
+            assert client.shop.list_collection_names() == ["orders"]
+            found = state.read()
+            assert found is not None
+            assert (found.time, found.epoch) == (ClusterTime.of(5, 1), 2)
+            new.run(lambda session: client.shop.orders.insert_one({}, session=session), lane=1)
+            client.admin.command({"applyOps": [new.fence_operation(), drop]})
+            assert client.shop.list_collection_names() == []
+
+
+def test_the_lease_is_not_given_while_it_is_held_and_is_free_after_close(start_replica_set: Start) -> None:
+    with MongoClient[Any](start_replica_set().uri) as client:
+        state, first = held(client)
+        time.sleep(2)
+        with pytest.raises(LeaseLost, match="another owner"):
+            own(state)
+        first.check()
+        first.close()
+        own(state).close()
+
+
+def test_a_transaction_of_a_process_that_died_holds_nobody_up(start_replica_set: Start) -> None:
+    """The server would keep it for a minute."""
+    with MongoClient[Any](start_replica_set().uri) as client:
+        client.shop.create_collection("orders")
+        state, old = held(client)
+
+        def died(session: Any) -> None:
+            client.shop.orders.insert_one({}, session=session)
+            raise KeyboardInterrupt
+
+        session = old._sessions[0]
+        session.abort_transaction = lambda: None  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            old.run(died)
+        old._closed.set()
+        with own(state, wait_s=50) as new:
+            new.run(lambda session: None)
+        assert client.shop.orders.count_documents({}) == 0
+
+
+def test_a_commit_whose_answer_was_lost_is_not_done_twice(start_replica_set: Start) -> None:
+    with MongoClient[Any](start_replica_set().uri) as client:
+        client.shop.create_collection("orders")
+        _, ownership = held(client)
+        session = ownership._sessions[0]
+        commit = session.commit_transaction
+        answers = iter([False])
+
+        def lost() -> None:
+            commit()
+            if not next(answers, True):
+                from pymongo.errors import AutoReconnect
+
+                raise AutoReconnect("the answer was lost")
+
+        session.commit_transaction = lost  # type: ignore[method-assign]
+        done = ownership.run(lambda session: client.shop.orders.insert_one({"n": 1}, session=session).inserted_id)
+        assert [one["_id"] for one in client.shop.orders.find()] == [done]
+        ownership.run(lambda session: client.shop.orders.insert_one({"n": 2}, session=session))
+        assert client.shop.orders.count_documents({}) == 2
+        ownership.close()
+
+
+def asleep(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has stopped itself."""
+    end = time.monotonic() + 60
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("place", ["commit", "transaction", "definition"])
+def test_one_that_slept_past_its_lease_changes_nothing_when_it_wakes(place: str, start_replica_set: Start) -> None:
+    source, target = start_replica_set(), start_replica_set()
+    settings = SyncSettings(lease_s=1)
+    begun(source.uri, target.uri, settings)
+    with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
+        command = [sys.executable, "-m", "tests.sync.follow", source.uri, target.uri, "sync", "1", "1", place]
+        client.shop.orders.insert_many([{"_id": one} for one in range(10)])
+        old = subprocess.Popen(command, cwd=ROOT)
+        try:
+            asleep(old)
+            with following(source.uri, target.uri, settings) as follower:
+                follower.run_until(now(source.uri))
+                client.shop.orders.update_many({}, {"$set": {"n": 1}})
+                client.shop.orders.delete_one({"_id": 3})
+                client.shop.orders.rename("sold")
+                client.shop.orders.insert_one({"_id": "new"})
+                follower.run_until(now(source.uri))
+                before = SyncState(there, settings).read()
+                os.kill(old.pid, signal.SIGCONT)
+                assert old.wait(60) == LOST
+                after = SyncState(there, settings).read()
+                assert before is not None
+                assert after is not None
+                assert (before.time, before.epoch, before.batch) == (after.time, after.epoch, after.batch)
+                assert unequal(source.uri, target.uri, settings) == []
+        finally:
+            old.kill()
+            old.wait()

@@ -1,0 +1,274 @@
+"""A target follows its source: equal at each stop, after kills anywhere, after elections, by lanes."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from bson.binary import Binary
+from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo import MongoClient
+
+from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.state import SyncState
+from tailrace.act.sync.writer import TargetMismatchError
+from tailrace.core.oplog.selection import Selection
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import SinkError
+from tests.sync.following import begun, following, in_any_order, now, unequal
+from tests.sync.workload import Kinds, writing
+
+pytestmark = pytest.mark.mongod
+ROOT = Path(__file__).parents[2]
+Start = Callable[..., ReplicaSet]
+OLDER = [pytest.param(version, marks=pytest.mark.slow) for version in ("5.0.4", "4.4.2")]
+VERSIONS = ["6.0.27", *OLDER, pytest.param("7.0.28", marks=[pytest.mark.slow, pytest.mark.wine])]
+
+
+def equal(source: ReplicaSet, target: ReplicaSet, settings: SyncSettings, **options: Any) -> None:
+    assert unequal(source.uri, target.uri, settings, **options) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_after_writes_of_every_kind_it_is_equal_at_each_stop(version: str, start_replica_set: Start) -> None:
+    source, target = start_replica_set(version=version), start_replica_set(version=version)
+    settings = SyncSettings(name="every kind")
+    begun(source.uri, target.uri, settings)
+    kinds = Kinds(series=False, capped=True)
+    with (
+        writing(source.uri, 7, version, kinds=kinds) as writes,
+        following(source.uri, target.uri, settings) as follower,
+    ):
+        for _ in range(3):
+            writes.run(60)
+            follower.run_until(now(source.uri))
+            assert follower.is_consistent
+            equal(source, target, settings)
+        writes.clear()
+        follower.run_until(now(source.uri))
+        equal(source, target, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.wine
+@pytest.mark.parametrize(("older", "newer"), [("4.4.2", "6.0.27"), ("5.0.4", "6.0.27"), ("6.0.27", "7.0.28")])
+def test_a_newer_target_holds_the_same_documents(older: str, newer: str, start_replica_set: Start) -> None:
+    source, target = start_replica_set(version=older), start_replica_set(version=newer)
+    settings = SyncSettings(name="upgrade")
+    begun(source.uri, target.uri, settings)
+    kinds = Kinds(series=False, capped=False)
+    with writing(source.uri, 3, older, kinds=kinds) as writes, following(source.uri, target.uri, settings) as follower:
+        writes.run(150)
+        follower.run_until(now(source.uri))
+    equal(source, target, settings, known=in_any_order)
+
+
+def killed(source: ReplicaSet, target: ReplicaSet, times: int, seed: int, lanes: int = 1) -> None:
+    """Kill a follower at random moments, while there is writing."""
+    name = "killed"
+    settings = SyncSettings(name=name, lanes=lanes, lease_s=2)
+    begun(source.uri, target.uri, settings)
+    moments = random.Random(seed)
+    kinds = Kinds(series=False, capped=False)
+    command = [sys.executable, "-m", "tests.sync.follow", source.uri, target.uri, name, str(lanes), "2"]
+    with writing(source.uri, seed, "6.0.27", kinds=kinds) as writes:
+        with writes.running(pause_s=0.05):
+            for _ in range(times):
+                process = subprocess.Popen(command, cwd=ROOT)
+                time.sleep(2 + moments.random() * 3)
+                assert process.poll() is None, "it ended by itself"
+                process.kill()
+                process.wait()
+        with following(source.uri, target.uri, settings) as follower:
+            follower.run_until(now(source.uri))
+    equal(source, target, settings)
+
+
+def test_killed_at_random_moments_it_goes_on_and_is_equal(start_replica_set: Start) -> None:
+    killed(start_replica_set(), start_replica_set(), 4, 11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_killed_very_often_it_goes_on_and_is_equal(lanes: int, start_replica_set: Start) -> None:
+    killed(start_replica_set(), start_replica_set(), 40, 12, lanes)
+
+
+def test_while_the_targets_primary_steps_down_again_and_again(start_replica_set: Start) -> None:
+    source, target = start_replica_set(), start_replica_set(members=3)
+    settings = SyncSettings(name="elections", lease_s=60)
+    begun(source.uri, target.uri, settings)
+    kinds = Kinds(series=False, capped=False, large=False)
+    with (
+        writing(source.uri, 5, "6.0.27", kinds=kinds) as writes,
+        following(source.uri, target.uri, settings) as follower,
+    ):
+        with writes.running(pause_s=0.05):
+            for _ in range(3):
+                end = time.monotonic() + 2
+                while time.monotonic() < end:
+                    follower.step(max_wait_s=0.2)
+                target.step_down()
+        follower.run_until(now(source.uri))
+    equal(source, target, settings)
+
+
+def test_lanes_give_the_same_as_one(start_replica_set: Start) -> None:
+    source, target = start_replica_set(), start_replica_set()
+    settings = SyncSettings(name="lanes", lanes=3)
+    begun(source.uri, target.uri, settings)
+    kinds = Kinds(series=False)
+    with (
+        writing(source.uri, 9, "6.0.27", kinds=kinds) as writes,
+        following(source.uri, target.uri, settings) as follower,
+    ):
+        for _ in range(2):
+            writes.run(80)
+            follower.run_until(now(source.uri))
+            assert follower.is_consistent
+            equal(source, target, settings)
+
+
+@pytest.fixture
+def pair(start_replica_set: Start) -> tuple[ReplicaSet, ReplicaSet, SyncSettings]:
+    source, target = start_replica_set(), start_replica_set()
+    settings = SyncSettings()
+    begun(source.uri, target.uri, settings)
+    return source, target, settings
+
+
+def test_bytes_that_a_plain_write_would_change_stay(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:
+    source, target, settings = pair
+    big = Binary(b"x" * ((16 << 20) - 100))
+    raw = (
+        bson.encode({"_id": 9, "a": 1, "b": "text"}).replace(b"text", b"\xff\xfe\xfd!").replace(b"\x02b\0", b"\x02a\0")
+    )
+    with MongoClient[Any](source.uri) as client, following(source.uri, target.uri, settings) as follower:
+        shop = client.shop.orders
+        shop.insert_one({"_id": 1, "n": 1})
+        shop.insert_one({"_id": "$set", "n": 1})
+        shop.insert_one({"_id": None})
+        shop.insert_one({"_id": {"a": 1, "b": [1, 2]}})
+        shop.insert_one({"_id": 7, "big": big})
+        client.shop.command({"insert": "orders", "documents": [RawBSONDocument(raw)]})
+        client.shop.command({"insert": "a..b", "documents": [{"_id": 1}]})
+        client.shop.command({"create": "a..c", "capped": True, "size": 4096})
+        follower.run_until(now(source.uri))
+        equal(source, target, settings)
+        shop.delete_one({"_id": 1})
+        shop.insert_one({"_id": Int64(1), "n": 2})
+        shop.update_one(
+            {"_id": "$set"}, [{"$replaceWith": {"$literal": {"_id": "$set", "$x": 1, "t": Timestamp(0, 0)}}}]
+        )
+        shop.update_one({"_id": None}, {"$set": {"t": Timestamp(0, 0), "u": 1}})
+        shop.update_one({"_id": {"a": 1, "b": [1, 2]}}, {"$set": {"c": 1}})
+        shop.update_one({"_id": 7}, {"$set": {"n": 1}})
+        shop.delete_one({"_id": 9})
+        client.shop.command({"update": "a..b", "updates": [{"q": {"_id": 1}, "u": {"$set": {"n": 2}}}]})
+        client.shop.command({"insert": "a..c", "documents": [{"_id": 7}]})
+        client.shop.command({"update": "a..c", "updates": [{"q": {"_id": 7}, "u": {"$set": {"n": 2}}}]})
+        with client.start_session() as session, session.start_transaction():
+            for number in (2.0, 2, Int64(2)):
+                shop.insert_one({"_id": number, "first": True}, session=session)
+                shop.delete_one({"_id": 2}, session=session)
+            shop.insert_one({"_id": 2.0, "last": True}, session=session)
+            shop.update_one({"_id": 2}, {"$set": {"again": 1}}, session=session)
+        follower.run_until(now(source.uri))
+        equal(source, target, settings)
+
+
+def test_values_of_a_unique_index_go_around(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:
+    source, target, settings = pair
+    with MongoClient[Any](source.uri) as client, following(source.uri, target.uri, settings) as follower:
+        seats = client.shop.seats
+        seats.create_index("number", unique=True)
+        seats.insert_many([{"_id": one, "number": one} for one in range(20)])
+        follower.run_until(now(source.uri))
+        with client.start_session() as session, session.start_transaction():
+            seats.update_many({}, {"$inc": {"number": 100}}, session=session)
+            for one in range(20):
+                seats.update_one({"_id": one}, {"$set": {"number": (one + 1) % 20}}, session=session)
+        seats.delete_one({"_id": 3})
+        seats.insert_one({"_id": 33, "number": 4})
+        follower.run_until(now(source.uri))
+        equal(source, target, settings)
+
+
+def test_a_target_that_somebody_else_wrote_to_is_not_written_on(
+    pair: tuple[ReplicaSet, ReplicaSet, SyncSettings],
+) -> None:
+    source, target, settings = pair
+    with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
+        client.shop.orders.insert_one({"_id": 1})
+        with following(source.uri, target.uri, settings) as follower:
+            before = follower.run_until(now(source.uri))
+            there.shop.orders.delete_one({"_id": 1})
+            client.shop.orders.replace_one({"_id": 1}, {"n": 2})
+            with pytest.raises(TargetMismatchError, match=r"shop\.orders"):
+                follower.run_until(now(source.uri))
+        found = SyncState(there, settings).read()
+        assert found is not None
+        assert found.time >= before
+        assert there.shop.orders.count_documents({}) == 0
+
+
+def test_what_is_renamed_and_what_is_left_out(start_replica_set: Start) -> None:
+    source, target = start_replica_set(), start_replica_set()
+    settings = SyncSettings(
+        selection=Selection(("shop.*", "blog.posts")),
+        excluded=Selection(("shop.private*",)),
+        renames={"shop": "store", "blog.posts": "blog.articles"},
+    )
+    begun(source.uri, target.uri, settings)
+    with MongoClient[Any](source.uri) as client, following(source.uri, target.uri, settings) as follower:
+        client.shop.orders.insert_one({"_id": 1})
+        client.shop.private_notes.insert_one({"_id": 1})
+        client.blog.posts.insert_one({"_id": 1})
+        client.blog.drafts.insert_one({"_id": 1})
+        client.shop.create_collection("open", viewOn="orders", pipeline=[{"$match": {"open": True}}])
+        client.shop.orders.rename("sold")
+        client.shop.sold.create_index("n")
+        client.shop.gone.insert_one({"_id": 1})
+        client.shop.gone.rename("private_gone")
+        follower.run_until(now(source.uri))
+        equal(source, target, settings)
+        with MongoClient[Any](target.uri) as there:
+            assert sorted(there.store.list_collection_names()) == ["open", "sold", "system.views"]
+            assert there.blog.list_collection_names() == ["articles"]
+
+
+def test_each_position_is_known_with_the_targets_time(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:
+    source, target, settings = pair
+    with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
+        with following(source.uri, target.uri, settings) as follower:
+            for number in range(5):
+                client.shop.orders.insert_one({"_id": number})
+                follower.run_until(now(source.uri))
+        found = SyncState(there, settings).read()
+        assert found is not None
+        assert found.commits[-1].time == found.time
+        assert len(found.commits) >= 5
+        last = [one.at for one in found.commits][-1]
+        command = {"find": "orders", "readConcern": {"level": "snapshot", "atClusterTime": last.to_timestamp()}}
+        assert len(there.shop.command(command)["cursor"]["firstBatch"]) == 5
+
+
+def test_a_document_that_no_client_may_write_is_refused(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:
+    """``applyOps`` writes an ``_id`` that an insert must not have."""
+    source, target, settings = pair
+    with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
+        client.shop.orders.insert_one({"_id": 1})
+        odd = {"op": "i", "ns": "shop.orders", "o": {"_id": {"x": {"$a": 1}}}}
+        client.admin.command({"applyOps": [odd]})
+        with following(source.uri, target.uri, settings) as follower, pytest.raises(SinkError, match="from no client"):
+            follower.run_until(now(source.uri))
+        assert there.shop.orders.count_documents({}) <= 1
