@@ -133,6 +133,8 @@ class Killed:
         wanted = rng.choice(("copy", "copy", "catchUp", "catchUp", "follow", "follow", "follow"))
         self._wait(lambda: _PHASES.index(self._document()["phase"]) >= _PHASES.index(wanted))
         time.sleep(rng.choice((rng.uniform(0, 0.3), rng.uniform(0, 4.0))))
+        if wanted == "follow":  # mostly at a position, and not in the middle of a definition
+            self._wait(lambda: self._is_equal(self._document()))
         assert process.poll() is None, self._log()
         self._kill()
         document = self._document()
@@ -199,8 +201,7 @@ class Killed:
 
     def _compare_position(self, document: dict[str, Any]) -> None:
         """While writers go on: the target as it is now against the source as it was at the position."""
-        is_equal = document.get("phase") == "follow" and not document.get("barrier")
-        if not is_equal or document["time"] < document["hold"] or self._source.version.startswith("4."):
+        if not self._is_equal(document) or self._source.version.startswith("4."):
             return
         self.result.positions += 1
         with MongoClient[Any](self._source.uri) as source, MongoClient[Any](self._target.uri) as target:
@@ -216,6 +217,11 @@ class Killed:
                 found = of_documents(before, documents(target, database, name), bool(one["capped"]))
                 self.result.documents += len(before)
                 self.result.wrong += [f"{one['target']} at {document['time']}: {text}" for text in found]
+
+    @staticmethod
+    def _is_equal(document: dict[str, Any]) -> bool:
+        is_at_rest = document.get("phase") == "follow" and not document.get("barrier")
+        return is_at_rest and bool(document["time"] >= document["hold"])
 
     def _clear_target(self) -> None:
         with MongoClient[Any](self._target.uri) as client:
