@@ -17,6 +17,7 @@ from tailrace.act.sync import indexes
 from tailrace.act.sync.catalog import DeploymentCatalog, difference, name_of, read_catalog, version_of
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
+from tests.differential.wire import Wire, raw_insert
 from tests.sync import definitions_zoo as zoo
 
 ALL = Selection.of(["zoo.*"])
@@ -202,3 +203,17 @@ def test_a_namespace_that_is_another_collection_is_refused(start_replica_set: Ca
     one = read_catalog(source, ALL).collections["zoo.c"]
     with pytest.raises(indexes.SinkError, match=r"the target has another zoo.c than the source.*--except"):
         indexes.create(target, one, (6, 0))
+
+
+def test_a_collection_whose_name_is_not_utf8_is_left_out_and_named(
+    replica_set: ReplicaSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was left out without a word: the tests looked only at what is copied."""
+    with MongoClient[Any](replica_set.uri) as client, Wire.to(replica_set.uri) as wire:
+        client["odd_sync"]["plain"].insert_one({"_id": 1})
+        wire.exchange(raw_insert(b"odd_sync", b"odd\xfe", {"_id": 1}))
+        found = read_catalog(client, Selection.of(["odd_sync.*"]))
+        client.drop_database("odd_sync")
+    assert list(found.collections) == ["odd_sync.plain"]
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith("'odd_sync.odd\\xfe': left out of the copy")

@@ -36,7 +36,7 @@ from tailrace.errors import SourceError
 from tailrace.read.snapshot.places import Places
 from tailrace.read.snapshot.reader import places_of
 from tailrace.read.source.connection import RETRY_SECONDS, Connection
-from tailrace.read.source.listing import INTERNAL_DATABASES, check_name, database_names, is_utf8, readable
+from tailrace.read.source.listing import INTERNAL_DATABASES, check_name, database_names, readable
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.topology import Cluster
 from tailrace.read.source.witness import oplogs_of
@@ -288,10 +288,11 @@ def _listed(
     check_name(database)
     command = {"listCollections": 1, "filter": dict(query)}
     listed = connection.retrying(partial(_cursor, connection, database, command))
-    for one in sorted(listed, key=lambda found: _text(found, b"name")):
-        namespace = f"{database}.{_text(one, b'name')}"
-        if not is_utf8(namespace) or not selection.has(namespace):
+    named = {f"{database}.{_text(one, b'name')}": one for one in listed}
+    for namespace in sorted(readable(named, str)):
+        if not selection.has(namespace):
             continue
+        one = named[namespace]
         kind = _text(one, b"type") or "collection"
         options = _document(one, b"options") or raw_bson.EMPTY_DOCUMENT
         if kind == "collection":
