@@ -45,6 +45,25 @@ def outlived(ownership: SyncOwnership) -> None:
     ownership._deadline = float("inf")
 
 
+def test_the_next_owner_leaves_alone_what_the_one_before_does_after_it_has_given_the_lease_back(
+    start_replica_set: Start,
+) -> None:
+    """The driver used an owner's sessions for the next operations of its process, and the next owner killed these: a
+    verification ended with 11601. No test did anything else with the client of an owner."""
+    uri = start_replica_set().uri
+    with MongoClient[Any](uri) as client, MongoClient[Any](uri) as another:
+        client.shop.create_collection("orders")
+        state, first = held(client)
+        ids = [session.session_id for session in first._sessions]
+        first.close()
+        with client.start_session() as session, session.start_transaction():
+            client.shop.orders.insert_one({"_id": 1}, session=session)
+            assert session.session_id in ids, "the driver's pool gives the one that was used last"
+            with own(SyncState(another, state.settings), wait_s=10):
+                client.shop.orders.insert_one({"_id": 2}, session=session)
+        assert client.shop.orders.count_documents({}) == 2
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_old_owner_writes_nothing_in_any_lane_and_defines_nothing(version: str, start_replica_set: Start) -> None:
     with MongoClient[Any](start_replica_set(version=version).uri) as client:

@@ -199,8 +199,9 @@ class SyncOwnership:
         if self._thread is not None:
             self._thread.join()
         with suppress(PyMongoError):
+            # The driver uses its sessions again, for whatever this process does: the next owner is not to kill them.
             self.state.syncs.update_one(
-                {"_id": self.state.name, **self._mine()}, {"$set": {"owner": None, "expiresAt": None}}
+                {"_id": self.state.name, **self._mine()}, {"$set": {"owner": None, "expiresAt": None, "sessions": []}}
             )
         for session in self._sessions:
             session.end_session()
