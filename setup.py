@@ -53,6 +53,6 @@ class Wheel(bdist_wheel):
 
 
 setup(
-    ext_modules=[Extension("tailrace.core.kernel.libkernel", sources=[])],
+    ext_modules=[Extension("tailrace.core.kernel.libkernel", sources=[], optional=True)],
     cmdclass={"build_ext": BuildKernel, "bdist_wheel": Wheel},
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -23,6 +23,27 @@ _PARAMETERS: Final = {
     "diagnosticDataCollectionEnabled": False,
     "ttlMonitorSleepSecs": 1,
 }
+
+
+@contextmanager
+def beside(write: Callable[[], None]) -> Iterator[None]:
+    """``write`` runs beside the body, which ends after it, and with its error."""
+    failures: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            write()
+        except BaseException as error:  # noqa: BLE001  raised below
+            failures.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 @contextmanager
@@ -54,24 +75,8 @@ class ReplicaSetSource:
     def write(self, steps: int) -> None:
         self._writes.run(steps)
 
-    @contextmanager
-    def writing(self, steps: int) -> Iterator[None]:
-        failures: list[BaseException] = []
-
-        def write() -> None:
-            try:
-                self._writes.run(steps)
-            except BaseException as error:  # noqa: BLE001  raised below
-                failures.append(error)
-
-        thread = threading.Thread(target=write, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            thread.join()
-        if failures:
-            raise failures[0]
+    def writing(self, steps: int) -> AbstractContextManager[None]:
+        return beside(lambda: self.write(steps))
 
     def holds(self) -> dict[str, Held]:
         return held(self.uri, but=[STATE_DB], selected=is_users)
@@ -95,24 +100,8 @@ class ClusterSource:
         self.sent += steps
         self._writes.run(steps)
 
-    @contextmanager
-    def writing(self, steps: int) -> Iterator[None]:
-        failures: list[BaseException] = []
-
-        def write() -> None:
-            try:
-                self.write(steps)
-            except BaseException as error:  # noqa: BLE001  raised below
-                failures.append(error)
-
-        thread = threading.Thread(target=write, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            thread.join()
-        if failures:
-            raise failures[0]
+    def writing(self, steps: int) -> AbstractContextManager[None]:
+        return beside(lambda: self.write(steps))
 
     def holds(self) -> dict[str, Held]:
         """The shards' collections, each with the documents that a router shows: what a migration left behind is none of

@@ -57,6 +57,15 @@ def test_what_is_changed_is_compiled_anew(tmp_path: Path) -> None:
     assert python(f"{look} print(k.comes_compiled())") == "False"
 
 
+def test_a_new_module_with_an_entry_point_is_compiled_too(tmp_path: Path) -> None:
+    """The library has nothing for it, and all that it has is of this source: the new module could not be imported."""
+    package = Path(shutil.copytree(Path(tailrace.__file__).parent, tmp_path / "tailrace"))
+    new = (package / "core/kernel/runs.py").read_text()
+    (package / "core/kernel/added.py").write_text(new)
+    look = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import tailrace.core.kernel as k;"
+    assert python(f"{look} print(k.comes_compiled())") == "False"
+
+
 @pytest.mark.parametrize("harm", ["cut", "altered", "empty", "text", "other", "gone"])
 def test_a_library_that_cannot_be_loaded_counts_as_none(tmp_path: Path, harm: str) -> None:
     """The system ends a process that loads one that was cut short."""

@@ -29,6 +29,7 @@ FAILED: Final = -(1 << 63)
 
 _SEAL: Final = struct.Struct("<I8s")
 _MARK: Final = b"tailrace"
+_ENTRY_POINT: Final = re.compile(rb"^ *@entry_point\(", re.MULTILINE)
 #: Modules on which no machine code depends.
 _NO_MACHINE_CODE: Final = ("compiled", "native")
 _PACKAGE: Final = "tailrace.core.kernel"
@@ -53,6 +54,11 @@ def checksum_of(module: str) -> int:
     for name in sorted(sources):
         checksum = zlib.crc32(sources[name], checksum)
     return checksum
+
+
+def _modules_with_entry_points() -> set[str]:
+    names = [path.name.removesuffix(".py") for path in files(_PACKAGE).iterdir() if path.name.endswith(".py")]
+    return {name for name in names if _ENTRY_POINT.search(_source(name) or b"")}
 
 
 @cache
@@ -87,8 +93,9 @@ class CompiledLibrary:
 
     @property
     def is_current(self) -> bool:
-        """Whether it was made from the source that is here."""
-        return all(checksum_of(name.partition(":")[0]) == one["checksum"] for name, one in self._manifest.items())
+        """Whether it was made from the source that is here, and has the entry points of each module that has some."""
+        made = {name.partition(":")[0]: one["checksum"] for name, one in self._manifest.items()}
+        return made.keys() == _modules_with_entry_points() and all(checksum_of(name) == made[name] for name in made)
 
     def entry_point(self, module: str, function: str) -> Callable[..., int]:
         """What the library has for an entry point: a function of int64 that gives int64."""
