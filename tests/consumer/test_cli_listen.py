@@ -27,7 +27,7 @@ from pymongo import MongoClient
 from tailrace.cli.main import main
 from tailrace.consumer import MongoLeaseStore
 from tailrace.embedded import ReplicaSet
-from tests.consumer.beforehand import made
+from tests.beforehand import made
 from tests.forked import Forked
 
 Process = subprocess.Popen[bytes] | Forked

@@ -23,7 +23,7 @@ from tailrace.consumer.messages import ChangeMessages, MemoryPublisher, MessageR
 from tailrace.core import raw_bson
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
-from tests.consumer.beforehand import made
+from tests.beforehand import made
 
 pytestmark = pytest.mark.mongod
 

@@ -18,7 +18,7 @@ from tailrace.act.consumer.rules.lanes import LanePlan
 from tailrace.consumer import Change, Fence, Fenced, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import StreamInvalidated
-from tests.consumer.beforehand import made
+from tests.beforehand import made
 from tests.consumer.shops import begin_now
 
 pytestmark = pytest.mark.mongod
