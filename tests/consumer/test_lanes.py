@@ -297,6 +297,7 @@ def test_lanes_share_a_target_and_an_older_generation_is_shut_out(shop: Any) -> 
         fences.setdefault(change.resource, change.fence)
         seen.handler("a")(change)
 
+    made(database.totals)
     watched = client[database.name]["orders"]
     write_rounds(database.orders, range(5))
     with Listener(watched, total, resource="orders", store=store, partitions=4):
