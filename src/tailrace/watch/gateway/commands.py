@@ -7,9 +7,6 @@ refusal.
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import uuid
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from typing import Final
@@ -19,7 +16,6 @@ from bson.errors import BSONError
 
 from tailrace.core import raw_bson
 from tailrace.core.cursor.aggregate import AggregateCommand
-from tailrace.core.cursor.get_more import GetMoreCommand
 from tailrace.core.event.bson_text import spaced_document_text
 from tailrace.core.oplog.namespace import Scope
 from tailrace.errors import InternalError, ServerError, UsageError
@@ -40,6 +36,7 @@ from tailrace.watch.gateway.exchange import NO_CONSUMER, is_fatal, without_consu
 from tailrace.watch.gateway.fail_points import FailPoints
 from tailrace.watch.gateway.frame import OpQuery
 from tailrace.watch.gateway.generic_fields import is_plain_kill, times_of
+from tailrace.watch.gateway.get_more_checks import FAR_S, check_owner, check_use
 from tailrace.watch.gateway.line import LineClosedError
 from tailrace.watch.gateway.memory import ClosedConnection
 from tailrace.watch.gateway.opening import StreamOpening
@@ -55,12 +52,9 @@ _UNAUTHORIZED: Final = 13
 _CURSOR_NOT_FOUND: Final = 43
 _NOT_SUPPORTED: Final = 115
 _NO_SUCH_MEMBER: Final = 133
-_UUID: Final = 4
 _KILLING: Final = bson.encode({"info": "attempting to kill op", "ok": 1.0})
 #: A collection that does not exist, for reads that return nothing.
 _NOWHERE: Final = "tailrace.nowhere"
-#: A client's cluster time that is this many seconds ahead is sent to the server to check; it refuses a year.
-_FAR_S: Final = 86_400
 
 
 class Commands:
@@ -256,10 +250,10 @@ class Commands:
         """The server's error for the cluster times of a command, if the server has to check them: a time that it may
         not have reached, for which it waits, or one that is far ahead."""
         known = self._engine.clock.time
-        if isinstance(command, KnownGetMore) and command.cluster_time.seconds <= known.seconds + _FAR_S:
+        if isinstance(command, KnownGetMore) and command.cluster_time.seconds <= known.seconds + FAR_S:
             return None
         times = times_of(command.document)
-        is_far = times.cluster.seconds > known.seconds + _FAR_S
+        is_far = times.cluster.seconds > known.seconds + FAR_S
         if command.name != b"aggregate" or times.after <= known:
             if not is_far:
                 return None
@@ -322,7 +316,7 @@ class Commands:
         the right back."""
         identity = await connection.identity(self._rights_seconds, reached(reply))
         try:
-            _check_owner(stream, identity, command.session, self._engine.version)
+            check_owner(stream, identity, command.session, self._engine.version)
         except ServerError as error:
             self._engine.kill([stream])
             return self._engine.refused(error, in_stream=False)
@@ -353,8 +347,8 @@ class Commands:
                 raise error or InternalError("a command was neither understood nor refused")
             if version < (5, 0) and identity.may_all and wanted.namespace != stream.namespace:
                 return None  # 4.4 checks this first; the code that carries out the command refuses it
-            _check_owner(stream, identity, command.session, version)
-            _check_use(stream, wanted, facts, version)
+            check_owner(stream, identity, command.session, version)
+            check_use(stream, wanted, facts, version)
         except (UsageError, ServerError) as caught:
             return self._engine.stamped(self._engine.refused(caught, in_stream=False))
         return None
@@ -471,70 +465,8 @@ def _text(document: bytes, element: raw_bson.Element) -> str:
     return raw_bson.read_string(document, element.value_start).decode()
 
 
-def _check_owner(stream: ServedStream, identity: Identity, session: bytes | None, version: tuple[int, int]) -> None:
-    """Raise ServerError 13 unless the cursor belongs to this user and session, and the user may still watch."""
-    owner = stream.owner
-    if owner.session != session or (session is not None and owner.users != identity.users):
-        raise _wrong_session(stream, session, identity, version)
-    if owner.users != identity.users:
-        raise ServerError(f"cursor id {stream.cursor_id} was not created by the authenticated user", code=_UNAUTHORIZED)
-    if not identity.may_watch(stream.scope):
-        raise ServerError(f"not authorized for getMore with cursor id {stream.cursor_id}", code=_UNAUTHORIZED)
-
-
-def _check_use(stream: ServedStream, wanted: GetMoreCommand, facts: GetMoreFacts, version: tuple[int, int]) -> None:
-    """Raise ServerError for a getMore in a transaction, or with API parameters that differ from those of its cursor.
-    6.0 compares the namespace before these, older servers afterwards."""
-    if facts.transaction is not None:
-        raise ServerError(
-            f"Cannot run getMore on cursor {stream.cursor_id}, which was not created in a transaction, in transaction "
-            f"{facts.transaction}",
-            code=50739,
-        )
-    if facts.api != stream.api and (version < (6, 0) or wanted.namespace == stream.namespace):
-        raise ServerError(
-            f"API parameter mismatch: getMore used params {facts.api}, the cursor-creating command used {stream.api}",
-            code=347,
-        )
-
-
-def _wrong_session(
-    stream: ServedStream, session: bytes | None, identity: Identity, version: tuple[int, int]
-) -> ServerError:
-    """With users the server finds this while it checks rights; without, later and in other words."""
-    owner = stream.owner
-    opened = _session_text(owner.session, owner.users, version)
-    asked = _session_text(session, identity.users, version)
-    if not identity.may_all:
-        return ServerError(
-            f"Cursor session id ({opened}) is not the same as the operation context's session id ({asked})",
-            code=_UNAUTHORIZED,
-        )
-    text = f"Cannot run getMore on cursor {stream.cursor_id}, which was "
-    if stream.owner.session is None:
-        return ServerError(f"{text}not created in a session, in session {asked}", code=50736)
-    if session is None:
-        return ServerError(f"{text}created in session {opened}, without an lsid", code=50737)
-    return ServerError(f"{text}created in session {opened}, in session {asked}", code=50738)
-
-
 def _may_kill(identity: Identity, stream: ServedStream | StreamOpening | PeerStream) -> bool:
     return identity.users == stream.owner.users or identity.may_kill_any_cursor(stream.scope)
-
-
-def _session_text(session: bytes | None, users: Iterable[User], version: tuple[int, int]) -> str:
-    """As a server of ``version`` writes a session's id: the client's part, and a digest of its user."""
-    if session is None:
-        return "none"
-    # Without a user the digest is that of nothing.
-    name = "".join(f"{user}@{database}" for user, database in sorted(users))
-    digest = base64.b64encode(hashlib.sha256(name.encode()).digest()).decode()
-    return f"{_uuid_text(session)} - {digest}" + (" -  - " if version >= (6, 0) else "")
-
-
-def _uuid_text(session: bytes) -> str:
-    # A binary value: its length, its subtype, its bytes.
-    return str(uuid.UUID(bytes=session[5:21])) if len(session) == 21 and session[4] == _UUID else session.hex()
 
 
 def _is_meant(command: ClientCommand, stream: ServedStream | StreamOpening, identity: Identity) -> bool:

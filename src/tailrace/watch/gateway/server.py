@@ -12,6 +12,7 @@ from typing import Any, Final
 from tailrace.errors import SinkError
 from tailrace.read.source.uri import ConnectionString
 from tailrace.read.tail.shared_tail import ReaderMaker, TailStatistics
+from tailrace.watch.gateway.client_protocol import ClientProtocol, ClientReader
 from tailrace.watch.gateway.command import FAIL_POINT, SESSION_NAMES, STREAM_NAMES
 from tailrace.watch.gateway.commands import Commands
 from tailrace.watch.gateway.connection import ClientConnection
@@ -95,6 +96,8 @@ class Gateway:
             lambda: self._used_files() < self._files,
             rights_heard=self.engine.rights_heard,
         )
+        #: What clients send is received into it, one after the other.
+        self._received_into = bytearray(_BUFFER)
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         #: Those of them that are a TLS handshake.
@@ -152,8 +155,7 @@ class Gateway:
         return self._stream_protocol() if self.options.tls is None else _Arrival(self._arrived)
 
     def _stream_protocol(self) -> asyncio.StreamReaderProtocol:
-        reader = _ClientReader(limit=_BUFFER)
-        return asyncio.StreamReaderProtocol(reader, self._connected)
+        return ClientProtocol(ClientReader(limit=_BUFFER), self._received_into, self._connected)
 
     def _arrived(self, transport: asyncio.Transport) -> None:
         """A client that is to speak TLS: it is counted, and may be refused, before its handshake."""
@@ -219,7 +221,7 @@ class Gateway:
         return 2 * len(self._tasks) - len(self._surroundings.parked)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert isinstance(reader, _ClientReader)
+        assert isinstance(reader, ClientReader)
         connection = ClientConnection(
             self._surroundings,
             Channel(reader, writer),
@@ -292,26 +294,6 @@ class _Arrival(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()  # what it sends belongs to the handshake
         self._on_arrival(transport)
-
-
-class _ClientReader(asyncio.StreamReader):
-    """Tells when the client has gone, while nobody reads."""
-
-    on_end: Callable[[], None] | None = None
-
-    def holds(self, size: int) -> bool:
-        """Whether so many bytes can be read without waiting. (asyncio has no public way to ask.)"""
-        return len(getattr(self, "_buffer", b"")) >= size
-
-    def feed_eof(self) -> None:
-        super().feed_eof()
-        if self.on_end is not None:
-            self.on_end()
-
-    def set_exception(self, exc: Exception) -> None:
-        super().set_exception(exc)
-        if self.on_end is not None:
-            self.on_end()
 
 
 def not_listening(host: str, port: int, error: OSError) -> SinkError:
