@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -70,7 +69,7 @@ class ClusterReading(Reading):
     def __init__(
         self,
         pool: Executor,
-        wake: Callable[[asyncio.Event], None],
+        wake: Callable[[Callable[[], object]], None],
         cluster: Cluster,
         tails: ShardTails,
         scope: Scope,

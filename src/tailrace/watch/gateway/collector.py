@@ -23,6 +23,7 @@ _COUNTERS: Final = {
     "handshakes_failed": "Connections that ended before they were encrypted",
     "streams_opened": "Change streams that were opened",
     "batches": "Replies with a first or a next batch",
+    "batches_shared": "Of these replies, those that another stream has made that asks the same",
     "events": "Change events that were sent to clients",
     "event_bytes": "Bytes of the change events that were sent",
     "client_bytes_received": "Bytes that came from clients",

@@ -163,6 +163,12 @@ def opens_stream(document: bytes, version: tuple[int, int] = (6, 0)) -> bool:
     return named.type != OBJECT or are_known(document, raw_bson.value(stages, named), version)
 
 
+def target_of(command: bytes) -> bytes:
+    """What an aggregate is over, as it is written."""
+    element = raw_bson.find(command, b"aggregate")
+    return b"" if element is None else raw_bson.value(command, element)
+
+
 def cursor_asked(document: bytes) -> int | None:
     """The cursor id that a getMore names; ``None`` if it names none."""
     element = raw_bson.find(document, b"getMore")

@@ -304,11 +304,11 @@ class Commands:
         events = stream.events
         reply = await self._engine.get_more(stream, command.database, command.document, facts.wanted)
         if stream.events > events:
-            reply = await self._if_still_allowed(connection, stream, command, reply)
+            reply = await self.if_still_allowed(connection, stream, command, reply)
         await connection.reply(command, self._engine.stamped(reply))
         return True
 
-    async def _if_still_allowed(
+    async def if_still_allowed(
         self, connection: ClientConnection, stream: ServedStream, command: ClientCommand, reply: bytes
     ) -> bytes:
         """``reply``, whose events may have come after a long wait, or the refusal if the user's rights ended before

@@ -61,7 +61,7 @@ from tailrace.watch.gateway.memory import (
 )
 from tailrace.watch.gateway.reading import aside
 from tailrace.watch.gateway.repeated import LastGetMore
-from tailrace.watch.gateway.surroundings import Surroundings
+from tailrace.watch.gateway.surroundings import QuickWork, Surroundings
 from tailrace.watch.gateway.upstream import Address, Channel, keep_alive
 
 #: How much is read, and written, at a time.
@@ -110,7 +110,7 @@ class ClientConnection:
         #: The machine that the client is at, as the gateway sees it.
         self.client_host = str(peer[0]) if peer else ""
         self._shared = shared
-        self._client = client
+        self.client = client
         self._address = address
         self._upstream: Channel
         self.upstream_address: Address | None = None
@@ -124,13 +124,14 @@ class ClientConnection:
         #: The connection to the server is closed for the time being.
         self.is_parked = False
         self._connected_again = asyncio.Event()
-        self._identification = Identification(self.ask, shared.rights, shared.rights_heard)
+        self.identification = Identification(self.ask, shared.rights, shared.rights_heard)
         #: See ``Identification.identity``.
-        self.identity = self._identification.identity
+        self.identity = self.identification.identity
         self._serving: asyncio.Task[None] | None = None
         self._at_rest = True
         self._holds = holds
         self.last_get_more = LastGetMore()
+        self.quick: QuickWork | None = None
         #: A command is being answered here: nothing of it has to reach the server.
         self._answering = False
         self._server_left = False
@@ -143,7 +144,7 @@ class ClientConnection:
 
     async def serve(self) -> None:
         """Serve the client; returns when both connections are closed."""
-        keep_alive(self._client.writer)
+        keep_alive(self.client.writer)
         tasks: list[asyncio.Task[None]] = []
         try:
             self.upstream_address, self._upstream = await self._shared.upstream.connect()
@@ -152,18 +153,20 @@ class ClientConnection:
             if self._leaving:
                 return
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if self._answering and tasks[1].done():
+            if (self._answering or self._is_quick) and tasks[1].done():
                 # The server has gone, and a stream's reply no longer needs it.
                 await asyncio.wait(tasks[:1])
         except SourceError as error:
             _log.warning("connection %d: %s", self.number, error)
         finally:
             self._shared.parked.discard(self)
+            if self.quick is not None:
+                self.quick.client_left()
             for task in tasks:
                 task.cancel()
             for outcome in await asyncio.gather(*tasks, return_exceptions=True):
                 self._tell(outcome)
-            for channel in (self._client, getattr(self, "_upstream", None)):
+            for channel in (self.client, getattr(self, "_upstream", None)):
                 if channel is not None:
                     with suppress(OSError, RuntimeError):
                         channel.writer.close()
@@ -171,13 +174,20 @@ class ClientConnection:
     def leave(self) -> None:
         """Close the connection once the client has the reply to its command."""
         self._leaving = True
-        if self._serving is not None and self._at_rest and not self._is_owed():
+        if self._serving is not None and self._at_rest and not self._is_quick and not self._is_owed():
             self._serving.cancel()
 
     def client_left(self) -> None:
         """The client has closed its side: nobody waits for the command under way."""
+        if self.quick is not None:
+            self.quick.client_left()
         if self._serving is not None and self._answering:
             self._serving.cancel()
+
+    @property
+    def _is_quick(self) -> bool:
+        """Whether something is answered without the connection's task."""
+        return self.quick is not None and self.quick.is_busy
 
     def _is_owed(self) -> bool:
         """Whether the client waits for a reply of the server, other than the next of an exhaust cursor."""
@@ -208,11 +218,13 @@ class ClientConnection:
         options, turns = self._shared.options, self._shared.turns
         try:
             async with asyncio.timeout(options.handshake_seconds):
-                head = await self._client.reader.readexactly(HEADER_SIZE)
+                head = await self.client.reader.readexactly(HEADER_SIZE)
         except TimeoutError:
             raise ClosedConnection("no message came") from None
         while True:
             self._at_rest = False
+            if self.quick is not None and self.quick.is_busy:
+                await self.quick.done()
             if not turns.goes(tenant := self.tenant):
                 await turns.wait(tenant)
             head, is_done = await self._repeated(head)
@@ -222,7 +234,7 @@ class ClientConnection:
             if self._server_left or (self._leaving and not self._is_owed()):
                 return
             self._at_rest = True
-            head = await self._client.reader.readexactly(HEADER_SIZE)
+            head = await self.client.reader.readexactly(HEADER_SIZE)
 
     async def _repeated(self, head: bytes) -> tuple[bytes, bool]:
         """Answer a getMore that repeats the last one and has arrived as a whole, or pass it on. Returns what was read
@@ -259,14 +271,14 @@ class ClientConnection:
             await self._whole_request(seen, head, head, None, limit)
             return
         async with self._room(header.length, limit) as share:
-            head = await large_message(self._client.reader, head, header.length, share, limit)
+            head = await large_message(self.client.reader, head, header.length, share, limit)
             await self._whole_request(seen, head, head, None, limit)
 
     async def _compressed_request(self, head: bytes, length: int, limit: asyncio.Timeout) -> None:
         head += await self._rest(head, min(length, COMPRESSED_HEAD_BYTES))
         inside = size_inside(head)
         async with self._room(length + inside, limit) as share:
-            head = await large_message(self._client.reader, head, length, share, limit)
+            head = await large_message(self.client.reader, head, length, share, limit)
             if inside >= COUNTED_BYTES_MIN:
                 await granted(share, inside, limit)
             message, compressor = await aside(length + inside, unpacked, head)
@@ -285,7 +297,7 @@ class ClientConnection:
         return seen.name in self._shared.names and seen.op_code == OP_MSG and length <= _COMMAND_SIZE_MAX
 
     async def _rest(self, head: bytes, length: int) -> bytes:
-        return await self._client.reader.readexactly(length - len(head))
+        return await self.client.reader.readexactly(length - len(head))
 
     @asynccontextmanager
     async def _room(self, size: int, limit: asyncio.Timeout) -> AsyncIterator[Share]:
@@ -311,7 +323,7 @@ class ClientConnection:
     def tenant(self) -> Hashable:
         """Who shares with this client what each has of memory: connections of the same users; without users, those
         from the same address."""
-        known = self._identification.last
+        known = self.identification.last
         return self.client_host if known is None else known.users or self.client_host
 
     async def _whole_request(
@@ -342,14 +354,14 @@ class ClientConnection:
         if seen.answered:
             self._owe(_Awaited(is_hello=seen.name in HELLO_NAMES, exhaust=seen.exhaust))
         if seen.name in LOGIN_NAMES or seen.name in HELLO_NAMES:
-            self._identification.forget()  # a hello may log in too
+            self.identification.forget()  # a hello may log in too
         if seen.name in HELLO_NAMES and self.app_name is None and self._shared.options.test_commands:
             self.app_name = app_name_of(head)
         self._shared.metrics.messages_passed += 1
         writer, left = self._upstream.writer, length - len(head)
         writer.write(head)
         while left:
-            chunk = await self._client.reader.read(min(left, _CHUNK))
+            chunk = await self.client.reader.read(min(left, _CHUNK))
             if not chunk:
                 raise ClosedConnection("the client has left in the middle of a message")
             left -= len(chunk)
@@ -398,12 +410,12 @@ class ClientConnection:
                 self._awaited.popleft()
                 if not self._awaited:
                     self._answered.set()
-            if self._leaving and self._at_rest and not self._is_owed():
+            if self._leaving and self._at_rest and not self._is_quick and not self._is_owed():
                 raise ClosedConnection("it was to be closed")
 
     async def _copy(self, head: bytes, header: Header) -> None:
         """Pass a reply on as it comes."""
-        writer, left = self._client.writer, header.length - HEADER_SIZE
+        writer, left = self.client.writer, header.length - HEADER_SIZE
         self._shared.metrics.client_bytes_sent += header.length
         while left:
             chunk = await self._upstream.reader.read(min(left, _CHUNK))
@@ -412,7 +424,7 @@ class ClientConnection:
             left -= len(chunk)
             writer.write(head + chunk if head else chunk)
             head = b""
-            await self._drained()
+            await self.drained()
         if head:
             writer.write(head)
 
@@ -450,22 +462,44 @@ class ClientConnection:
         grace = None if share is None else time.monotonic() + SLOW_S + len(frame) / SLOW_BYTES
         view = memoryview(frame)
         for start in range(0, len(frame), _CHUNK):
-            self._client.writer.write(view[start : start + _CHUNK])
-            await self._drained(grace, share)
+            self.client.writer.write(view[start : start + _CHUNK])
+            await self.drained(grace, share)
 
     async def reply(self, command: ClientCommand, document: bytes) -> None:
         """Send our answer to a command of the client, unless it wants none."""
         if command.message.more_to_come:
             return
         write = op_reply if isinstance(command.message, OpQuery) else op_msg
-        frame = write(document, request_id=self._next_id(), response_to=command.message.header.request_id)
+        frame = write(document, request_id=self.next_id(), response_to=command.message.header.request_id)
         if command.compressor is not None and command.compressor != "noop":
             frame = await aside(len(frame), compress, frame, command.compressor)
+        await self.send_whole(frame)
+
+    async def send_whole(self, frame: bytes) -> None:
+        """Send our answer to the client, with room for it if it is large."""
         if len(frame) < COUNTED_BYTES_MIN:
             await self.send(frame)
             return
         async with self._shared.reply_memory.held(len(frame), self.tenant) as share:
             await self.send(frame, share)
+
+    # -- for what answers commands without a task -------------------------------------------------------------------
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is under way, and what comes next is looked at."""
+        return self._at_rest and not (self._awaited or self._leaving or self._server_left)
+
+    def quick_is_done(self) -> None:
+        """What was answered without a task is; if the connection is to end, it ends."""
+        if self._serving is not None and (self._server_left or (self._leaving and not self._is_owed())):
+            self._serving.cancel()
+
+    def fail(self, fault: Exception) -> None:
+        """Close the connection, because of what has failed without its task."""
+        self._tell(fault)
+        if self._serving is not None:
+            self._serving.cancel()
 
     @property
     def server_left(self) -> bool:
@@ -488,7 +522,7 @@ class ClientConnection:
             raise ClosedConnection("the server has left")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._owe(_Awaited(answer=answer))
-        self._upstream.writer.write(op_msg(document, request_id=self._next_id()))
+        self._upstream.writer.write(op_msg(document, request_id=self.next_id()))
         await self._upstream.writer.drain()
         async with asyncio.timeout(None if may_take_long else self._shared.options.stall_seconds):
             reply = await answer
@@ -501,7 +535,7 @@ class ClientConnection:
         """Called when the gateway answers a stream's getMore. From the second one on the connection to the server is
         closed if a new one would serve as well: the deployment has no users, and only a hello has passed."""
         self._rests += 1
-        is_new = self._handshake is not None and not self._awaited and self._identification.asks_nobody
+        is_new = self._handshake is not None and not self._awaited and self.identification.asks_nobody
         if is_new and self._rests > 1 and not self.is_parked and not self._server_left and not self._leaving:
             self.is_parked = True
             self._shared.parked.add(self)
@@ -534,13 +568,14 @@ class ClientConnection:
         self._connected_again.set()
 
     @staticmethod
-    def _next_id() -> int:
+    def next_id() -> int:
+        """The request id of our next message."""
         return next(_request_ids) & 0x7FFFFFFF
 
-    async def _drained(self, grace: float | None = None, share: Share | None = None) -> None:
+    async def drained(self, grace: float | None = None, share: Share | None = None) -> None:
         """Wait until the client has taken what was sent. ``grace``: the time after which a client counts as too slow if
         others wait for the ``share`` of the memory that its reply has."""
-        transport = self._client.writer.transport
+        transport = self.client.writer.transport
         if not transport.get_write_buffer_size() and not transport.is_closing():
             return  # the system has taken all of it
         stalled = time.monotonic() + self._shared.options.stall_seconds
@@ -550,7 +585,7 @@ class ClientConnection:
             limit = stalled - time.monotonic()
             try:
                 async with asyncio.timeout(max(0.0, limit if grace is None else min(limit, SLOW_S))):
-                    await self._client.writer.drain()
+                    await self.client.writer.drain()
                 return
             except TimeoutError:
                 if time.monotonic() >= stalled:

@@ -12,11 +12,10 @@ from typing import Any, Final
 
 from pymongo import MongoClient, ReadPreference
 
-from tailrace.core import raw_bson
-from tailrace.core.cursor import CursorRegistry
+from tailrace.core.cursor import Acting, Action, CursorRegistry
 from tailrace.core.cursor.get_more import GetMoreCommand
 from tailrace.core.cursor.registry import IDLE_MS_MAX
-from tailrace.core.cursor.reply import RESUMABLE_CODES, error_reply
+from tailrace.core.cursor.reply import error_reply
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.profile import profile_for
 from tailrace.errors import InternalError, OtherVersionError, ServerError, SourceError, TailraceError
@@ -31,6 +30,7 @@ from tailrace.read.tail.shared_tail import WINDOW_BYTES, ReaderMaker, SharedTail
 from tailrace.watch.client import kernel_loader
 from tailrace.watch.gateway.attendant import LoopAttendant
 from tailrace.watch.gateway.cluster_reading import ClusterReading
+from tailrace.watch.gateway.command import target_of
 from tailrace.watch.gateway.cost import StageCost, cost_of
 from tailrace.watch.gateway.cursor_ids import new_ids
 from tailrace.watch.gateway.generic_fields import api_text
@@ -53,9 +53,11 @@ from tailrace.watch.gateway.reading import (
     now_ms,
 )
 from tailrace.watch.gateway.replies import ServerClock
-from tailrace.watch.gateway.reply_facts import CursorFacts, facts_of_next, facts_of_reply, reached
+from tailrace.watch.gateway.reply_facts import CursorFacts, facts_of_next, facts_of_reply, is_left, reached
 from tailrace.watch.gateway.rights_watch import UNHEARD, RightsHeard, RightsWatch
 from tailrace.watch.gateway.served import Owner, ServedStream, weighed
+from tailrace.watch.gateway.settling import settle, settle_idle
+from tailrace.watch.gateway.shared_steps import SharedSteps, Sharing, asked_by
 from tailrace.watch.gateway.stage_process import Begin
 from tailrace.watch.gateway.stage_workers import (
     Offenders,
@@ -149,6 +151,8 @@ class Engine:
         self._asked_s = 0.0
         self.streams: dict[int, ServedStream] = {}
         self.limits = StreamLimits(cursors_max, cursors_per_user, self.streams, self.openings)
+        #: What streams that ask the same need not do each for itself.
+        self.steps = SharedSteps()
         self.workers = StageWorkers(stage_limits or StageLimits())
         self._offenders = Offenders()
         self.clock = ServerClock()
@@ -163,7 +167,7 @@ class Engine:
     def _adopt(self, version: str) -> None:
         """Streams that are opened from now on give the events of this server version."""
         self._version_text = version
-        profile = self._cursors.profile = profile_for(version)
+        profile = self.cursors.profile = profile_for(version)
         self.version = profile.series
         self.clock.operation_time_first = profile.version < (5, 0)
 
@@ -216,7 +220,7 @@ class Engine:
                 return self.refused(self.stopping)
             self._idle_since = None
             cost = await aside(len(command), cost_of, command)
-            offender = owner.users, database, _target(command), cost.digest
+            offender = owner.users, database, target_of(command), cost.digest
             refusal = self._offenders.refusal(offender, self.version)
             if refusal is not None:
                 self.metrics.errors[50] += 1
@@ -243,7 +247,7 @@ class Engine:
             with suppress(TailraceError):  # whoever opens a stream on what cannot be read is told so
                 await self._follow_upgrade()
             acting = self._aggregating(database, command, cost, opening)
-            reply = await opening.run(self._carried_out(acting, opening, len(command)))
+            reply = await opening.run(self.carried_out(acting, opening, len(command)))
         except StageStoppedError as error:
             opening.close()
             stopped = self._stopped(error, offender, opening.tenant, ns=opening.namespace, users=owner.shown)
@@ -267,7 +271,7 @@ class Engine:
     ) -> bytes | None:
         """``reply``, and the stream is kept; ``None``: the server is to answer."""
         cursor = facts_of_reply(reply)
-        if _is_left(cursor.code):
+        if is_left(cursor.code):
             self.metrics.fallbacks["refused"] += 1
             opening.close()
             return None
@@ -285,13 +289,15 @@ class Engine:
                 offender,
                 opening.worker,
                 now_ms(),
+                Sharing(asked_by(cursor.namespace, command, opening.owner.users, self._version_text)),
                 api_text(command),
             )
+            self.steps.joined(stream.sharing)
             if stream.worker is not None:
                 stream.worker.cursors.add(cursor.cursor_id)
             self.metrics.streams_opened += 1
             note("stream opened", **stream.noted())
-        self._count(reply, cursor)
+        self._count(len(reply), cursor)
         return reply
 
     def _aggregating(
@@ -301,7 +307,7 @@ class Engine:
         if (worker := opening.worker) is not None:
             begin = self._begin(database, command)
             return RemoteActing(worker, opening.tenant, begin, 0, opening.namespace, shown=opening.number)
-        acting = self._cursors.run(database, command, now_ms())
+        acting = self.cursors.run(database, command, now_ms())
         return LocalActing(acting, self._work_pool, cost.weight, partial(self.turns.charge, opening.tenant))
 
     def _getting_more(
@@ -310,7 +316,9 @@ class Engine:
         if stream.worker is not None:
             begin = self._begin(database, command)
             return RemoteActing(stream.worker, stream.tenant, begin, stream.cursor_id, stream.namespace)
-        acting = self._cursors.get_more(database, command, now_ms(), wanted)
+        return self.local(stream, self.cursors.get_more(database, command, now_ms(), wanted))
+
+    def local(self, stream: ServedStream, acting: Acting) -> LocalActing:
         return LocalActing(acting, self._work_pool, stream.cost.weight, partial(self.turns.charge, stream.tenant))
 
     def _begin(self, database: str, command: bytes) -> Callable[[int], Begin]:
@@ -335,26 +343,38 @@ class Engine:
         """The next batch of a stream that the caller may read; the reply without the server's times. ``wanted``: what
         ``command`` asks for, if that is known already. A large command does not wait for events: it would hold its
         memory for as long."""
+        if stream.quick is not None:
+            stream.quick.begin()
         was_busy, stream.is_busy = stream.is_busy, True
         if not was_busy:  # or one that was told to end its wait would wait on
+            settle(stream, self.cursors, self.steps)
             stream.reading.rest()
             if len(command) >= COUNTED_BYTES_MIN:
                 stream.reading.hurry()
         try:
             acting = self._getting_more(stream, database, command, wanted)
-            reply = await self._carried_out(acting, stream.reading, len(command), stream)
+            reply = await self.carried_out(acting, stream.reading, len(command), stream)
         except StageStoppedError as error:
             if stream.worker is not None:
                 stream.worker.cursors.discard(stream.cursor_id)
             reply = self._stopped(error, stream.offender, stream.tenant, **stream.noted())
         finally:
             stream.is_busy = was_busy
-            stream.used_ms = now_ms()
-            self._forget_closed(stream)
-        cursor = facts_of_next(reply) or facts_of_reply(reply)
-        stream.events += cursor.events
-        self._count(reply, cursor)
+            if not was_busy:
+                stream.sharing.is_settled = False  # events may be left for the next command
+            self.worked(stream)
+        self.counted(stream, len(reply), facts_of_next(reply) or facts_of_reply(reply))
         return reply
+
+    def worked(self, stream: ServedStream) -> None:
+        """A command has used a stream's own cursor."""
+        stream.used_ms = stream.sharing.own_ms = now_ms()
+        self._forget_closed(stream)
+
+    def counted(self, stream: ServedStream, size: int, cursor: CursorFacts) -> None:
+        """Count a reply of ``size`` bytes to a getMore."""
+        stream.events += cursor.events
+        self._count(size, cursor)
 
     @property
     def all_streams(self) -> Iterator[ServedStream | StreamOpening]:
@@ -371,27 +391,17 @@ class Engine:
         for one in found:
             if isinstance(one, StreamOpening):
                 one.kill()
-        streams = [one for one in found if isinstance(one, ServedStream)]
-        if not streams:
-            return
-        ids = [raw_bson.encode_int64(stream.cursor_id) for stream in streams]
-        array = raw_bson.encode_document(
-            *(raw_bson.encode_element(raw_bson.INT64, b"%d" % i, each) for i, each in enumerate(ids))
-        )
-        self._cursors.kill_cursors(
-            raw_bson.encode_document(
-                raw_bson.encode_element(raw_bson.STRING, b"killCursors", raw_bson.encode_string("")),
-                raw_bson.encode_element(raw_bson.ARRAY, b"cursors", array),
-            )
-        )
-        for stream in streams:
+        for stream in [one for one in found if isinstance(one, ServedStream)]:
+            if stream.quick is not None:
+                stream.quick.begin()
+            self.cursors.kill(stream.cursor_id)
             if stream.worker is not None:
                 stream.worker.kill(stream.cursor_id)
             stream.reading.hurry()
             if not stream.is_busy:
                 self._forget_closed(stream)
             else:
-                self.streams.pop(stream.cursor_id, None)
+                self._removed(stream)
                 note("stream killed", **stream.noted(), events=stream.events)
 
     def refused(self, error: TailraceError, *, in_stream: bool = True) -> bytes:
@@ -401,11 +411,15 @@ class Engine:
 
     def stamped(self, reply: bytes) -> bytes:
         """A reply with the server's times, as the tail of the oplog or a client's connection received them."""
+        return self.clock_now().stamp(reply, reached(reply))
+
+    def clock_now(self) -> ServerClock:
+        """The server's times, the newest that the tail of the oplog has received among them."""
         for shared, _ in self._kept.values():
             document = shared.clock
             if document is not None:
                 self.clock.saw(document)
-        return self.clock.stamp(reply, reached(reply))
+        return self.clock
 
     def rights_heard(self) -> RightsHeard:
         """Which changes of users and roles are known. A cluster's are kept by its config servers, and a mongos hears of
@@ -455,7 +469,7 @@ class Engine:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     @property
-    def _cursors(self) -> CursorRegistry:
+    def cursors(self) -> CursorRegistry:
         if self._registry is None:
             raise InternalError("the engine was not started")
         return self._registry
@@ -480,20 +494,23 @@ class Engine:
             keeper.close()
         self._kept.clear()
 
-    async def _carried_out(
+    async def carried_out(
         self,
         acting: LocalActing | RemoteActing,
         answering: Reading | StreamOpening,
         size: int,
         stream: ServedStream | None = None,
+        *,
+        action: Action | bytes | None = None,
+        answer: Any = None,
     ) -> bytes:
-        """Drive a command to its reply. ``size``: of the command. Raises StageStoppedError."""
-        answer: Any = None
+        """Drive a command to its reply. ``size``: of the command. ``action``: what it has asked for already, or
+        ``answer``: what that is to be answered. Raises StageStoppedError."""
         error: TailraceError | None = None
         size = max(size, stream.heavy if stream is not None else 0)
         try:
             while True:
-                action = await acting.advance(size, answer, error)
+                action = action or await acting.advance(size, answer, error)
                 if isinstance(action, bytes):
                     return action
                 answer = error = None
@@ -505,22 +522,33 @@ class Engine:
                         # The client resumes then, as from a server that was upgraded.
                         with suppress(TailraceError):
                             self._adopt(await answering.version_read())
-                size = weighed(action, answer, size, stream)
+                size, action = weighed(action, answer, size, stream), None
         except InternalError as caught:
-            _log.exception("a change stream has failed")
-            return error_reply(caught, in_stream=True, version=self.version)  # the caller counts it
+            return self.failed(caught)
         finally:
             acting.close()
 
+    def failed(self, error: InternalError) -> bytes:
+        """The reply where a stream has failed; the caller counts it. Called while the error is handled."""
+        _log.exception("a change stream has failed")
+        return error_reply(error, in_stream=True, version=self.version)
+
     def _forget_closed(self, stream: ServedStream) -> None:
-        kept = self._cursors if stream.worker is None else stream.worker.cursors
+        kept = self.cursors if stream.worker is None else stream.worker.cursors
         if stream.cursor_id not in kept:
             stream.reading.close()
-            if self.streams.get(stream.cursor_id) is stream:
-                del self.streams[stream.cursor_id]
+            if self._removed(stream):
                 note("stream closed", **stream.noted(), events=stream.events)
 
-    def _count(self, reply: bytes, cursor: CursorFacts) -> None:
+    def _removed(self, stream: ServedStream) -> bool:
+        """Take a stream off the list; whether it was there."""
+        if self.streams.get(stream.cursor_id) is not stream:
+            return False
+        del self.streams[stream.cursor_id]
+        self.steps.left(stream.sharing)
+        return True
+
+    def _count(self, size: int, cursor: CursorFacts) -> None:
         metrics = self.metrics
         metrics.streams = len(self.streams)
         if cursor.code is not None:
@@ -528,7 +556,7 @@ class Engine:
             return
         metrics.batches += 1
         metrics.events += cursor.events
-        metrics.event_bytes += len(reply) if cursor.events else 0
+        metrics.event_bytes += size if cursor.events else 0
 
     async def _mind(self) -> None:
         """Now and then, close streams that nobody asks for, and note the server's clock."""
@@ -544,7 +572,8 @@ class Engine:
         tell_of_unknown_kinds()
         self.kill([stream for stream in self.streams.values() if stream.is_ended])
         now = now_ms()
-        gone = self._cursors.expire(now)
+        settle_idle(self.streams.values(), self.cursors, self.steps, now)
+        gone = self.cursors.expire(now)
         for stream in self.streams.values():
             if stream.worker is not None and not stream.is_busy and now - stream.used_ms >= IDLE_MS_MAX:
                 stream.worker.kill(stream.cursor_id)
@@ -563,20 +592,6 @@ class Engine:
             self._let_go()
 
 
-def _is_left(code: int | None) -> bool:
-    """Whether the server is to answer an aggregate that the engine refuses with ``code``. A command with a fault may
-    have a second one, and which of them is reported depends on the order of the server's checks. Besides, the server
-    supports some of what the engine does not. An error after which drivers resume is about the stream, not the
-    command."""
-    return code is not None and code not in RESUMABLE_CODES
-
-
 def _kernel_works_on(size: int) -> bool:
     """As ``kernel_loader.works_on``."""
     return kernel_loader.is_ready(size) and not 0 < size < _KERNEL_BYTES_MIN
-
-
-def _target(command: bytes) -> bytes:
-    """What an aggregate is over, as it is written."""
-    element = raw_bson.find(command, b"aggregate")
-    return b"" if element is None else raw_bson.value(command, element)

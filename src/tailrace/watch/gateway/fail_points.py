@@ -60,6 +60,11 @@ class FailPoints:
         self.version = version
         self._set: dict[str, _FailPoint] = {}
 
+    @property
+    def is_set(self) -> bool:
+        """Whether any is set."""
+        return bool(self._set)
+
     @staticmethod
     def for_server(command: Mapping[str, Any]) -> dict[str, Any]:
         """The part of a ``configureFailPoint`` command that the server is to set: what is not kept here."""

@@ -82,21 +82,27 @@ class Identification:
         """Somebody may have logged in or out."""
         self._told = None
 
+    def known(self, age_seconds: float, until: ClusterTime = _ANY_TIME) -> Identity | None:
+        """As ``identity``, where the server need not be asked; ``None``: it has to be."""
+        told = self._told
+        if told is None or told.identity.may_all:
+            return None if told is None else told.identity
+        heard = self._heard()
+        if told.holds(heard, age_seconds, until):
+            return told.identity
+        # Another connection of the same users may have asked since.
+        others = self._known.get(told.identity.users)
+        if others is not None and others.holds(heard, age_seconds, until):
+            self._told = others
+            return others.identity
+        return None
+
     async def identity(self, age_seconds: float, until: ClusterTime = _ANY_TIME) -> Identity:
         """Who is logged in here and what they may do, from an answer of the server no older than this, and with every
         change of rights that the oplog has up to ``until``."""
-        told = self._told
-        if told is not None and told.identity.may_all:
-            return told.identity
+        if (known := self.known(age_seconds, until)) is not None:
+            return known
         heard = self._heard()
-        if told is not None:
-            if told.holds(heard, age_seconds, until):
-                return told.identity
-            # Another connection of the same users may have asked since.
-            others = self._known.get(told.identity.users)
-            if others is not None and others.holds(heard, age_seconds, until):
-                self._told = others
-                return others.identity
         asked = time.monotonic()
         found = Identity.of_status(bson.decode(await self._ask(_STATUS)))
         if not found.users and self.asks_nobody is None:

@@ -27,10 +27,10 @@ class LocalActing:
     async def advance(self, size: int, answer: Any, error: TailraceError | None) -> Action | bytes:
         """One step: what the command asks for, or its reply. ``size``: bytes that it looks at."""
         if size * self._weight > INLINE_BYTES:
-            return await in_thread(self._pool, _advance, self._acting, answer, error)
+            return await in_thread(self._pool, advance, self._acting, answer, error)
         begun = time.perf_counter()
         try:
-            return _advance(self._acting, answer, error)
+            return advance(self._acting, answer, error)
         finally:
             self._charge(time.perf_counter() - begun)
 
@@ -38,7 +38,8 @@ class LocalActing:
         self._acting.close()
 
 
-def _advance(acting: Acting, answer: Any, error: TailraceError | None) -> Action | bytes:
+def advance(acting: Acting, answer: Any, error: TailraceError | None) -> Action | bytes:
+    """One step of a command: what it asks for, or its reply."""
     try:
         return acting.send(answer) if error is None else acting.throw(error)
     except StopIteration as end:

@@ -17,6 +17,7 @@ class GatewayMetrics:
 
     ``lag_seconds``  how far, in cluster time, the slowest stream is behind what was read
     ``trouble``      1 while the deployment cannot be read, else 0
+    ``batches_shared``  how many of the batches another stream has made that asks the same
     ``errors``       how often an error was answered, by the server's code
     ``fallbacks``    how often a stream could not be served from the shared read, by reason: ``slow`` (it read for
                      itself) or ``refused`` (the engine refused it and left the answer to the server)
@@ -30,6 +31,7 @@ class GatewayMetrics:
     streams: int = 0
     streams_opened: int = 0
     batches: int = 0
+    batches_shared: int = 0
     events: int = 0
     event_bytes: int = 0
     client_bytes_received: int = 0

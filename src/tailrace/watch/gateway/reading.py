@@ -118,40 +118,42 @@ class Waker:
         self._loop = loop
         self._turns = turns
         self._thread = threading.get_ident()
-        self._events: deque[tuple[Hashable, asyncio.Event]] = deque()
+        self._calls: deque[tuple[Hashable, Callable[[], object]]] = deque()
 
-    def of(self, tenant: Hashable) -> Callable[[asyncio.Event], None]:
-        """What sets an event of this tenant's soon; it may be called in any thread."""
+    def of(self, tenant: Hashable) -> Callable[[Callable[[], object]], None]:
+        """What makes a call for this tenant soon; it may be called in any thread."""
         return partial(self._wake, tenant)
 
-    def _wake(self, tenant: Hashable, event: asyncio.Event) -> None:
+    def _wake(self, tenant: Hashable, call: Callable[[], object]) -> None:
         if threading.get_ident() == self._thread:
-            self._turns.call(tenant, event.set)
+            self._turns.call(tenant, call)
             return
-        is_first = not self._events
-        self._events.append((tenant, event))
+        is_first = not self._calls
+        self._calls.append((tenant, call))
         if is_first:
             with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._set)
+                self._loop.call_soon_threadsafe(self._make_calls)
 
-    def _set(self) -> None:
-        while self._events:
-            tenant, event = self._events.popleft()
-            self._turns.call(tenant, event.set)
+    def _make_calls(self) -> None:
+        while self._calls:
+            self._turns.call(*self._calls.popleft())
 
 
 class Reading(ABC):
     """What one stream reads. Used in the event loop, by one task at a time.
 
     ``pool``  threads for what waits for the server
-    ``wake``  sets an event soon, from any thread
+    ``wake``  makes a call soon, from any thread
     """
 
-    def __init__(self, pool: Executor, wake: Callable[[asyncio.Event], None]) -> None:
+    def __init__(self, pool: Executor, wake: Callable[[Callable[[], object]], None]) -> None:
         self.pool = pool
         self._came = asyncio.Event()
-        self._wake = partial(wake, self._came)
-        self._hurried = False
+        self._wake = partial(wake, self._has_come)
+        #: Called in the loop, in a turn of the tenant's, when something has come or the wait is to end.
+        self.on_came: Callable[[], None] | None = None
+        #: The wait for entries that is under way is to end.
+        self.is_hurried = False
         #: Raised in place of going on to wait.
         self.ending: TailraceError | None = None
 
@@ -170,14 +172,35 @@ class Reading(ABC):
                 return await self._look_up(action)
         raise InternalError(f"a cursor asks for {type(action).__name__}")
 
+    def _has_come(self) -> None:
+        self._came.set()
+        if self.on_came is not None:
+            self.on_came()
+
     def hurry(self) -> None:
         """End the wait for entries that is under way."""
-        self._hurried = True
+        self.is_hurried = True
         self._came.set()
+        if self.on_came is not None:
+            asyncio.get_running_loop().call_soon(self._has_come)
 
     def rest(self) -> None:
         """A new command: it may wait again."""
-        self._hurried = False
+        self.is_hurried = False
+
+    def at_hand(self) -> OplogRead | None:
+        """What has come for a stream that needs no task to read it; ``None``: it needs one."""
+        return None
+
+    @property
+    def needs_task(self) -> bool:
+        """Whether ``at_hand`` would give ``None``, as far as is known."""
+        return True
+
+    @property
+    def has_more(self) -> bool:
+        """Whether ``at_hand`` would give entries."""
+        return False
 
     async def _read(self, action: ReadOplog) -> OplogRead:
         deadline = action.deadline_ms
@@ -188,7 +211,7 @@ class Reading(ABC):
                 raise self.ending
             if self._is_news(action, read) or deadline is None or read.now_ms >= deadline:
                 return read
-            if self._hurried:
+            if self.is_hurried:
                 return read._replace(now_ms=deadline)
             if self._is_joined(action):
                 await self._wait(action, (deadline - read.now_ms) / 1000)
@@ -276,7 +299,7 @@ class OplogReading(Reading):
     def __init__(
         self,
         pool: Executor,
-        wake: Callable[[asyncio.Event], None],
+        wake: Callable[[Callable[[], object]], None],
         client: MongoClient[Any],
         shared: SharedTail,
         scope: Scope,
@@ -346,6 +369,23 @@ class OplogReading(Reading):
             if len(batch.raw) >= _AHEAD_BYTES_MIN and self._wanted_filter(action) == self._filter:
                 self._read_ahead(self._batches)
         return OplogRead(batch, at_end, now_ms())
+
+    def at_hand(self) -> OplogRead | None:
+        if self.needs_task:
+            return None
+        batch = self._source.poll()
+        if batch is None:
+            return None
+        is_more = bool(batch.raw) and (self._source.has_more or not self._source.is_joined)
+        return OplogRead(batch, not is_more, now_ms())
+
+    @property
+    def needs_task(self) -> bool:
+        return bool(self._unweighed) or self._ahead is not None or not self._source.is_joined
+
+    @property
+    def has_more(self) -> bool:
+        return self._source.has_more
 
     def _is_news(self, action: ReadOplog, read: OplogRead) -> bool:
         return bool(read.batch.raw) or not read.at_end

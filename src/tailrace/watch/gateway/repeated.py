@@ -110,10 +110,18 @@ class LastGetMore:
     def _keep(self, document: bytes, begin: int, end: int) -> None:
         self._parts.append((_BEFORE_DOCUMENT + begin, _BEFORE_DOCUMENT + end, document[begin:end]))
 
-    def repeated(self, message: bytes) -> KnownGetMore | None:
-        """The command of a message that repeats the last one; ``None`` if it does not."""
-        last = self._command
-        if last is None or len(message) != self.size or message[12:21] != _PLAIN:
+    @property
+    def command(self) -> ClientCommand | None:
+        return self._command
+
+    @property
+    def facts(self) -> GetMoreFacts | None:
+        return self._facts
+
+    def time_of(self, message: bytes) -> ClusterTime | None:
+        """The cluster time that a message has which repeats the last one, 0 if it has none; ``None`` if it does not
+        repeat it."""
+        if self._command is None or len(message) != self.size or message[12:21] != _PLAIN:
             return None
         if message[:4] != self.size.to_bytes(4, "little"):
             return None
@@ -121,7 +129,13 @@ class LastGetMore:
             if message[begin:end] != part:
                 return None
         at = self._time_at
-        time = ClusterTime.from_bytes_le(message[at : at + 8]) if at else _NO_TIME
+        return ClusterTime.from_bytes_le(message[at : at + 8]) if at else _NO_TIME
+
+    def repeated(self, message: bytes) -> KnownGetMore | None:
+        """The command of a message that repeats the last one; ``None`` if it does not."""
+        time, last = self.time_of(message), self._command
+        if time is None or last is None:
+            return None
         parsed = OpMsg(Header._make(_HEADER.unpack_from(message)), 0, message[_BEFORE_DOCUMENT:])
         return KnownGetMore(parsed, last.name, last.database, last.session, None, self._facts, time)
 

@@ -32,6 +32,11 @@ class ServerClock:
         self._time = ClusterTime(0)
 
     @property
+    def document(self) -> bytes | None:
+        """The ``$clusterTime`` that is passed on; ``None`` if none is known."""
+        return self._document
+
+    @property
     def time(self) -> ClusterTime:
         """The newest time; 0 if none is known."""
         return self._time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tailrace.core.cursor import Action, ReadOplog
 from tailrace.core.oplog.namespace import Scope
@@ -13,6 +13,7 @@ from tailrace.watch.gateway.cost import StageCost
 from tailrace.watch.gateway.local_acting import size_of
 from tailrace.watch.gateway.reading import Reading
 from tailrace.watch.gateway.rights import User
+from tailrace.watch.gateway.shared_steps import Sharing
 from tailrace.watch.gateway.stage_workers import StageWorker, seconds_computing
 
 
@@ -36,6 +37,13 @@ class Owner(NamedTuple):
         return [f"{user}@{database}" for user, database in sorted(self.users)]
 
 
+class WaitsWithoutTask(Protocol):
+    """A getMore that waits without a task (``QuickGetMore``)."""
+
+    def begin(self) -> None:
+        """Have its cursor know that it waits, if it does not yet."""
+
+
 @dataclass(eq=False, slots=True)
 class ServedStream:
     """A cursor of the gateway.
@@ -49,6 +57,8 @@ class ServedStream:
     ``events``  how many were sent
     ``heavy``     bytes of the last batch: some of it may be left for the next command
     ``api``      the API parameters with which it was opened, as text
+    ``sharing``  what it may share with streams that ask the same
+    ``quick``    the getMore that works on it without a task
     ``is_busy``  a command is working on it
     ``is_ended``  its session has ended, and it will soon be closed
     """
@@ -63,10 +73,12 @@ class ServedStream:
     offender: Hashable
     worker: StageWorker | None
     used_ms: int
+    sharing: Sharing
     api: str = "{}"
     opened: float = field(default_factory=time.time)
     events: int = 0
     heavy: int = 0
+    quick: WaitsWithoutTask | None = None
     is_busy: bool = False
     is_ended: bool = False
 

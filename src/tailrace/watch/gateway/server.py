@@ -24,11 +24,14 @@ from tailrace.watch.gateway.metrics import GatewayMetrics
 from tailrace.watch.gateway.options import GatewayOptions
 from tailrace.watch.gateway.peers import Peers
 from tailrace.watch.gateway.process import files_for_connections
+from tailrace.watch.gateway.quick import QuickGetMore, QuickGetMores
 from tailrace.watch.gateway.reading import aside_for
 from tailrace.watch.gateway.surroundings import Surroundings
 from tailrace.watch.gateway.upstream import Address, Channel, Upstream
 
 _BUFFER: Final = 1 << 16
+#: How much is received of a client in one go.
+_RECEIVED_BYTES: Final = 1 << 18
 #: How many clients may wait to be accepted. The system lowers this to its own limit (``net.core.somaxconn``, 4,096) and
 #: drops some clients beyond it: such a client believes that it is connected, and is cut off when it sends something.
 BACKLOG: Final = 65_535
@@ -82,6 +85,13 @@ class Gateway:
             peers=peers,
             unmatched=self.upstream.unmatched if options.as_mongos else lambda command: None,
         )
+        self._quick = QuickGetMores(
+            self.engine,
+            self.commands,
+            self.metrics,
+            rights_seconds=options.rights_seconds,
+            fail_points=self._fail_points,
+        )
         self._surroundings = Surroundings(
             options,
             self.metrics,
@@ -97,7 +107,7 @@ class Gateway:
             rights_heard=self.engine.rights_heard,
         )
         #: What clients send is received into it, one after the other.
-        self._received_into = bytearray(_BUFFER)
+        self._received_into = bytearray(_RECEIVED_BYTES)
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         #: Those of them that are a TLS handshake.
@@ -229,6 +239,8 @@ class Gateway:
             reader.holds,
         )
         reader.on_end = connection.client_left
+        quick = QuickGetMore(self._quick, connection)
+        connection.quick, reader.take = quick, quick.take
         self._connections.add(connection)
         self.metrics.connections = len(self._connections)
         try:

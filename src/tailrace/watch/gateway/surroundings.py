@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from tailrace.watch.gateway.command import ClientCommand
 from tailrace.watch.gateway.identification import KnownRights
@@ -15,6 +15,18 @@ from tailrace.watch.gateway.options import GatewayOptions
 from tailrace.watch.gateway.replies import ServerClock
 from tailrace.watch.gateway.rights_watch import UNHEARD, RightsHeard
 from tailrace.watch.gateway.upstream import Upstream
+
+
+class QuickWork(Protocol):
+    """What is answered on a connection without its task (``QuickGetMore``). ``is_busy``: something is under way."""
+
+    is_busy: bool
+
+    def client_left(self) -> None:
+        """Nobody waits for it any more."""
+
+    async def done(self) -> None:
+        """Wait until nothing is under way."""
 
 
 @dataclass(frozen=True, slots=True)
