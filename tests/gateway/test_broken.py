@@ -284,6 +284,6 @@ def test_a_fault_of_a_stream_is_counted_once() -> None:
     engine = object.__new__(Engine)
     engine.metrics, engine.streams, engine.version = GatewayMetrics(), {}, (6, 0)
     acting = LocalActing(failing(), Threads(1, thread_name_prefix="test"), 1)
-    reply = asyncio.run(engine._carried_out(acting, object.__new__(OplogReading), 0))
-    engine._count(reply, facts_of_reply(reply))
+    reply = asyncio.run(engine.carried_out(acting, object.__new__(OplogReading), 0))
+    engine._count(len(reply), facts_of_reply(reply))
     assert sum(engine.metrics.errors.values()) == 1

@@ -192,7 +192,7 @@ def test_those_who_announce_much_and_send_nothing_hold_up_nobody(
         try:
             for one in idle:
                 one.sendall(announced(is_compressed))
-            while running.call(lambda: sum(one._identification.last is not None for one in connections(running))) < 23:
+            while running.call(lambda: sum(one.identification.last is not None for one in connections(running))) < 23:
                 pass  # until then they are not at their message
             assert honest.run(DATABASE, large_read(COUNTED_BYTES_MIN))["ok"] == 1
             assert running.call(lambda: len(connections(running))) == 24

@@ -217,7 +217,7 @@ def test_one_answer_about_rights_serves_all_connections_of_a_user(guarded: Guard
 
         def forget() -> None:
             for connection in running.gateway._connections:
-                known = connection._identification
+                known = connection.identification
                 known._told = None if known._told is None else replace(known._told, asked=float("-inf"))
 
         while not running.call(running.gateway.engine.rights_heard).until:

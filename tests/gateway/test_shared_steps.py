@@ -373,21 +373,11 @@ def _never(stream: Any, cursors: Any, steps: Any) -> None:
     return None
 
 
-def _settled_by_any_reply(self: Any, stream: Any, reply: bytes, facts: Any) -> None:
-    _NOTE_SHARING(self, stream, reply, facts)
-    stream.sharing.is_settled = True
-
-
-_NOTE_SHARING = quick.QuickGetMore._note_sharing
 FAULTS: dict[str, tuple[Callable[[Room], None], list[tuple[Any, str, Any]]]] = {
     "streams with other stages share": (everything, [(engine, "asked_by", _anybody)]),
     "a stream does not do what it was given": (
         everything,
         [(engine, "settle", _never), (quick, "settle", _never)],
-    ),
-    "a stream is given the next step while it has events left": (
-        cut,
-        [(quick.QuickGetMore, "_note_sharing", _settled_by_any_reply)],
     ),
     "a stream is not told that it was killed": (killed, [(quick.QuickGetMore, "begin", lambda self: None)]),
 }

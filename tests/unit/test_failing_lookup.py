@@ -245,7 +245,7 @@ def test_the_gateways_driver_throws_a_refusal_into_the_cursor(size: int) -> None
         with ThreadPoolExecutor(1) as pool:
             engine = cast(Any, SimpleNamespace(_work_pool=pool, version="6.0.27"))
             return bson.decode(
-                await Engine._carried_out(engine, LocalActing(acting, pool, 1), cast(Any, Answering()), size)
+                await Engine.carried_out(engine, LocalActing(acting, pool, 1), cast(Any, Answering()), size)
             )
 
     first, second = asyncio.run(get_more()), asyncio.run(get_more())
