@@ -20,6 +20,8 @@ OURS = {"self", "batch", "self._batch", "read.batch", "run", "segment", "change"
 OURS_IN = {
     "cli/dead_letters.py": {"letter"},
     "watch/client/kernel_loader.py": {"head"},
+    "watch/gateway/quick.py": {"step.batch"},
+    "watch/gateway/shared_steps.py": {"self.batch"},
     "watch/compare/comparison.py": {"event"},
     "watch/compare/pairing.py": {"event", "mine", "ours", "ours.events[0]", "server", "server.events[0]"},
     "act/consumer/newer_changes.py": {"letter"},

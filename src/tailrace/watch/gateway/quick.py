@@ -160,10 +160,10 @@ class QuickGetMore:
             self._connection.client.reader.feed_data(args[0])
 
     def _takes(self, data: bytes, command: ClientCommand, facts: GetMoreFacts, time: ClusterTime) -> bool:
-        stream = self._path.stream_of(self._connection, command, facts, time)
-        if stream is None or facts.wanted is None:
-            return False
         try:
+            stream = self._path.stream_of(self._connection, command, facts, time)
+            if stream is None or facts.wanted is None:
+                return False
             self._take(data, stream, facts.wanted)
         except Exception as fault:  # noqa: BLE001  told to the connection
             self._failed(fault)
@@ -456,7 +456,8 @@ class QuickGetMore:
 
     def _failed(self, fault: Exception) -> None:
         """A fault of the gateway: the connection is closed."""
-        self._give_up()
+        if self._waits:
+            self._give_up()
         self._connection.fail(fault)
         self._is_done()
 
