@@ -11,15 +11,13 @@ import itertools
 import logging
 import math
 import time
-import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeVar
 
-from tailrace.errors import SourceError, TailraceError
+from tailrace.errors import SourceError
 from tailrace.watch.gateway.command import (
     HEAD_BYTES,
     LOGIN_NAMES,
@@ -30,6 +28,7 @@ from tailrace.watch.gateway.command import (
     unpacked,
 )
 from tailrace.watch.gateway.compression import COMPRESSED_HEAD_BYTES, available, compress, size_inside
+from tailrace.watch.gateway.connection_ends import tell_of_end
 from tailrace.watch.gateway.exchange import command_in
 from tailrace.watch.gateway.frame import (
     DOCUMENT_SIZE_MAX,
@@ -58,6 +57,7 @@ from tailrace.watch.gateway.memory import (
     Share,
     granted,
     large_message,
+    taken,
 )
 from tailrace.watch.gateway.reading import aside
 from tailrace.watch.gateway.repeated import LastGetMore
@@ -86,6 +86,23 @@ class _Awaited:
     is_hello: bool = False
     exhaust: bool = False
     answer: asyncio.Future[bytes] | None = None
+
+
+def _looked_at(frame: bytes, message: bytes, awaited: _Awaited, told: Callable[[bytes], bytes]) -> tuple[bytes, bool]:
+    """The frame that the client gets for ``frame``, which holds ``message``, with a hello's document as ``told`` makes
+    it; and whether it is the last one to its message."""
+    op_code = parse_header(message).op_code
+    if op_code == OP_MSG:
+        parsed = OpMsg.parse(message)
+        if awaited.is_hello:
+            frame = with_document(parsed, told(parsed.document))
+        return frame, not parsed.more_to_come
+    if op_code == OP_REPLY:
+        reply = OpReply.parse(message)
+        if awaited.is_hello and reply.documents:
+            frame = with_document(reply, told(reply.documents[0]))
+        return frame, not (awaited.exhaust and reply.cursor_id)
+    return frame, True
 
 
 class ClientConnection:
@@ -194,23 +211,10 @@ class ClientConnection:
         return any(not each.exhaust for each in self._awaited)
 
     def _tell(self, outcome: BaseException | None) -> None:
-        match outcome:
-            case None | asyncio.CancelledError() | ClosedConnection() | OSError() | EOFError() | TimeoutError():
-                return
-            case BadFrame():
-                self._shared.metrics.frames_refused += 1
-                _log.warning("connection %d was closed: %s", self.number, outcome)
-            case TailraceError():
-                _log.warning("connection %d was closed: %s", self.number, outcome)
-            case _:
-                where = traceback.extract_tb(outcome.__traceback__)[-1:]
-                _log.error(
-                    "connection %d was closed by a fault of the gateway: %s%s",
-                    self.number,
-                    type(outcome).__name__,
-                    "".join(f" at {Path(each.filename).name}:{each.lineno}" for each in where),
-                    exc_info=outcome,
-                )
+        if isinstance(outcome, BadFrame):
+            self._shared.metrics.frames_refused += 1
+        if outcome is not None:
+            tell_of_end(self.number, outcome)
 
     # -- what the client sends --------------------------------------------------------------------------------------
 
@@ -435,18 +439,7 @@ class ClientConnection:
             if not awaited.answer.done():
                 awaited.answer.set_result(OpMsg.parse(message).document)
             return True
-        op_code = parse_header(message).op_code
-        is_last = True
-        if op_code == OP_MSG:
-            parsed = OpMsg.parse(message)
-            is_last = not parsed.more_to_come
-            if awaited.is_hello:
-                frame = with_document(parsed, self._told(parsed.document))
-        elif op_code == OP_REPLY:
-            reply = OpReply.parse(message)
-            is_last = not (awaited.exhaust and reply.cursor_id)
-            if awaited.is_hello and reply.documents:
-                frame = with_document(reply, self._told(reply.documents[0]))
+        frame, is_last = _looked_at(frame, message, awaited, self._told)
         await self.send(frame)
         return is_last
 
@@ -575,21 +568,4 @@ class ClientConnection:
     async def drained(self, grace: float | None = None, share: Share | None = None) -> None:
         """Wait until the client has taken what was sent. ``grace``: the time after which a client counts as too slow if
         others wait for the ``share`` of the memory that its reply has."""
-        transport = self.client.writer.transport
-        if not transport.get_write_buffer_size() and not transport.is_closing():
-            return  # the system has taken all of it
-        stalled = time.monotonic() + self._shared.options.stall_seconds
-        while True:
-            if grace is not None and time.monotonic() > grace and share is not None and share.is_wanted:
-                break
-            limit = stalled - time.monotonic()
-            try:
-                async with asyncio.timeout(max(0.0, limit if grace is None else min(limit, SLOW_S))):
-                    await self.client.writer.drain()
-                return
-            except TimeoutError:
-                if time.monotonic() >= stalled:
-                    break
-        # A plain close would wait until the client has taken the rest.
-        transport.abort()
-        raise ClosedConnection("the client does not take its replies")
+        await taken(self.client.writer, self._shared.options.stall_seconds, grace, share)

@@ -10,17 +10,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from pymongo import MongoClient, ReadPreference
+from pymongo import MongoClient
 
 from tailrace.core.cursor import Acting, Action, CursorRegistry
 from tailrace.core.cursor.get_more import GetMoreCommand
-from tailrace.core.cursor.registry import IDLE_MS_MAX
 from tailrace.core.cursor.reply import error_reply
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.profile import profile_for
 from tailrace.errors import InternalError, OtherVersionError, ServerError, SourceError, TailraceError
-from tailrace.read.source.compatibility import ASK_AGAIN_S
-from tailrace.read.source.member_version import PresentMember, present_member
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.topology import Cluster
 from tailrace.read.source.unknown_kinds import tell_of_unknown_kinds
@@ -34,6 +31,7 @@ from tailrace.watch.gateway.command import target_of
 from tailrace.watch.gateway.cost import StageCost, cost_of
 from tailrace.watch.gateway.cursor_ids import new_ids
 from tailrace.watch.gateway.generic_fields import api_text
+from tailrace.watch.gateway.kept_tails import KeptTails
 from tailrace.watch.gateway.local_acting import LocalActing
 from tailrace.watch.gateway.log import note
 from tailrace.watch.gateway.loop_turns import LoopTurns
@@ -42,7 +40,6 @@ from tailrace.watch.gateway.metrics import GatewayMetrics
 from tailrace.watch.gateway.opening import StreamOpening
 from tailrace.watch.gateway.reading import (
     AheadRoom,
-    Keeper,
     OplogReading,
     Reading,
     Threads,
@@ -55,7 +52,7 @@ from tailrace.watch.gateway.reading import (
 from tailrace.watch.gateway.replies import ServerClock
 from tailrace.watch.gateway.reply_facts import CursorFacts, facts_of_next, facts_of_reply, is_left, reached
 from tailrace.watch.gateway.rights_watch import UNHEARD, RightsHeard, RightsWatch
-from tailrace.watch.gateway.served import Owner, ServedStream, weighed
+from tailrace.watch.gateway.served import Owner, ServedStream, expire_in_processes, weighed
 from tailrace.watch.gateway.settling import settle, settle_idle
 from tailrace.watch.gateway.shared_steps import SharedSteps, Sharing, asked_by
 from tailrace.watch.gateway.stage_process import Begin
@@ -67,12 +64,11 @@ from tailrace.watch.gateway.stage_workers import (
     StageWorkers,
 )
 from tailrace.watch.gateway.stream_limits import OpeningTurn, StreamLimits
+from tailrace.watch.gateway.upgrade_watch import UpgradeWatch
 from tailrace.watch.gateway.upstream import APP_NAME
 
 _WORK_THREADS: Final = 2
 _READ_THREADS: Final = 16
-#: How long the shared read goes on after the last stream was closed.
-_LINGER_S: Final = 30.0
 _EXPIRE_S: Final = 10.0
 _CLOSE_S: Final = 2.0
 #: For a smaller batch, of about sixteen entries, the compiled code takes longer than the plain stages, because of the
@@ -136,9 +132,7 @@ class Engine:
         self._rights_watch = RightsWatch(self._shared)
         self._ahead_room = AheadRoom()
         self._cluster: Cluster | None = None
-        #: The tails that are kept going, by the client that reads them.
-        self._kept: dict[MongoClient[Any], tuple[SharedTail, Keeper]] = {}
-        self._idle_since: float | None = None
+        self._kept = KeptTails()
         self._registry: CursorRegistry | None = None
         self._minding: asyncio.Task[None] | None = None
         #: The error that streams get once the gateway stops.
@@ -146,9 +140,7 @@ class Engine:
         #: Major and minor version of the server.
         self.version = (6, 0)
         self._version_text = ""
-        #: The members' processes that were known when the version was asked last.
-        self._asked_of: frozenset[PresentMember | None] = frozenset()
-        self._asked_s = 0.0
+        self._upgrades = UpgradeWatch(client, lambda: in_thread(self._reading_pool, self._present_version))
         self.streams: dict[int, ServedStream] = {}
         self.limits = StreamLimits(cursors_max, cursors_per_user, self.streams, self.openings)
         #: What streams that ask the same need not do each for itself.
@@ -175,16 +167,8 @@ class Engine:
         """Before a stream is opened: the deployment may have been upgraded since the last one, or set to another
         feature compatibility version."""
         clients = [self._client] if self._cluster is None else self._cluster.clients
-        present = frozenset(map(present_member, clients))
-        if None in present or self._client.read_preference != ReadPreference.PRIMARY:
-            return
-        now = time.monotonic()
-        if present == self._asked_of and now - self._asked_s < ASK_AGAIN_S:
-            return
-        self._asked_s = now
-        version = await in_thread(self._reading_pool, self._present_version)
-        self._asked_of = present
-        if profile_for(version) != profile_for(self._version_text):
+        version = await self._upgrades.version(clients)
+        if version is not None and profile_for(version) != profile_for(self._version_text):
             self._adopt(version)
 
     def _present_version(self) -> str:
@@ -218,7 +202,7 @@ class Engine:
                 return self.refused(ServerError(f"this gateway has {full}", code=_TOO_MANY))
             if self.stopping is not None:
                 return self.refused(self.stopping)
-            self._idle_since = None
+            self._kept.are_needed()
             cost = await aside(len(command), cost_of, command)
             offender = owner.users, database, target_of(command), cost.digest
             refusal = self._offenders.refusal(offender, self.version)
@@ -415,10 +399,8 @@ class Engine:
 
     def clock_now(self) -> ServerClock:
         """The server's times, the newest that the tail of the oplog has received among them."""
-        for shared, _ in self._kept.values():
-            document = shared.clock
-            if document is not None:
-                self.clock.saw(document)
+        for document in self._kept.clocks():
+            self.clock.saw(document)
         return self.clock
 
     def rights_heard(self) -> RightsHeard:
@@ -478,21 +460,17 @@ class Engine:
         """What a new stream of ``scope`` reads that counts for ``tenant``."""
         wake = self._waker.of(tenant)
         if self._cluster is not None:
-            return ClusterReading(self._reading_pool, wake, self._cluster, self._shard_tails, scope, keep=self._keep)
-        self._keep(self._client, self._shared)
+            return ClusterReading(
+                self._reading_pool, wake, self._cluster, self._shard_tails, scope, keep=self._kept.keep
+            )
+        self._kept.keep(self._client, self._shared)
         reading = OplogReading(self._reading_pool, wake, self._client, self._shared, scope, ahead=self._ahead_room)
         reading.expect_version(self._version_text)
         return reading
 
-    def _keep(self, client: MongoClient[Any], shared: SharedTail) -> None:
-        if client not in self._kept:
-            self._kept[client] = shared, Keeper(client, shared)
-
     def _let_go(self) -> None:
         self._rights_watch.close()
-        for _, keeper in self._kept.values():
-            keeper.close()
-        self._kept.clear()
+        self._kept.let_go()
 
     async def carried_out(
         self,
@@ -573,22 +551,14 @@ class Engine:
         self.kill([stream for stream in self.streams.values() if stream.is_ended])
         now = now_ms()
         settle_idle(self.streams.values(), self.cursors, self.steps, now)
-        gone = self.cursors.expire(now)
-        for stream in self.streams.values():
-            if stream.worker is not None and not stream.is_busy and now - stream.used_ms >= IDLE_MS_MAX:
-                stream.worker.kill(stream.cursor_id)
-                gone += 1
-        self.metrics.cursors_expired += gone
+        self.metrics.cursors_expired += self.cursors.expire(now) + expire_in_processes(self.streams.values(), now)
         for stream in list(self.streams.values()):
             if not stream.is_busy:
                 self._forget_closed(stream)
         self.metrics.streams = len(self.streams)
-        seconds = time.monotonic()
-        if self.streams or self.openings or not self._kept:
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = seconds
-        elif seconds - self._idle_since > _LINGER_S:
+        if self.streams or self.openings:
+            self._kept.are_needed()
+        elif self._kept.are_idle():
             self._let_go()
 
 

@@ -166,3 +166,28 @@ async def large_message(
                 raise ClosedConnection("the client sends its message too slowly")
             since, came = time.monotonic(), 0
     return bytes(message)
+
+
+async def taken(
+    writer: asyncio.StreamWriter, stall_seconds: float, grace: float | None = None, share: Share | None = None
+) -> None:
+    """Wait until the client has taken what was sent. ``grace``: the time after which a client counts as too slow if
+    others wait for the ``share`` of the memory that its reply has. Raises ClosedConnection."""
+    transport = writer.transport
+    if not transport.get_write_buffer_size() and not transport.is_closing():
+        return  # the system has taken all of it
+    stalled = time.monotonic() + stall_seconds
+    while True:
+        if grace is not None and time.monotonic() > grace and share is not None and share.is_wanted:
+            break
+        limit = stalled - time.monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, limit if grace is None else min(limit, SLOW_S))):
+                await writer.drain()
+            return
+        except TimeoutError:
+            if time.monotonic() >= stalled:
+                break
+    # A plain close would wait until the client has taken the rest.
+    transport.abort()
+    raise ClosedConnection("the client does not take its replies")

@@ -110,6 +110,90 @@ class QuickGetMores:
         return stream
 
 
+class _CursorWork:
+    """What a stream's own cursor does for one getMore, as far as nothing but the shared window is needed.
+
+    ``reply``   the cursor's, once it is made
+    ``acting``  ``None``: the cursor does not know of the getMore yet
+    """
+
+    def __init__(self, engine: Engine, stream: ServedStream, wanted: GetMoreCommand, begun_ms: int) -> None:
+        self._engine, self._stream, self._wanted, self._begun_ms = engine, stream, wanted, begun_ms
+        self.acting: Acting | None = None
+        self.reply: bytes | None = None
+        #: What it has asked for.
+        self._action: Action | None = None
+        #: How often it was given entries, or told that there are none; and what last.
+        self._reads = 0
+        self._last: OplogRead | None = None
+        #: What a task has to go on with: an action to carry out, or what the last one is answered.
+        self.left: tuple[Action | None, OplogRead | None] | None = None
+
+    @property
+    def wants_entries(self) -> bool:
+        """Whether it can go on with what the window has, or has not begun."""
+        return self.reply is None and (self._action is None or isinstance(self._action, ReadOplog))
+
+    def begin(self) -> None:
+        """Have the cursor know of the getMore."""
+        if self.acting is not None:
+            return
+        settle(self._stream, self._engine.cursors, self._engine.steps)
+        self.acting = self._engine.cursors.get_more("", b"", self._begun_ms, self._wanted)
+        self._asked(self._advanced(None))
+
+    def drive(self, read: OplogRead | None) -> None:
+        """Have it work on what was read, until it has a ``reply``, there is no more, or something is ``left``."""
+        stream = self._stream
+        reading = stream.reading
+        while self.reply is None:
+            if not isinstance(self._action, ReadOplog) or (read is None and reading.ending is None):
+                self.left = self._action, None
+                return
+            deadline = self._action.deadline_ms
+            if read is None or reading.ending is not None:
+                self._asked(self._advanced(None, reading.ending))
+            else:
+                if not read.batch.raw and read.at_end and deadline is not None and read.now_ms < deadline:
+                    if not reading.is_hurried:
+                        return
+                    read = read._replace(now_ms=deadline)
+                self._reads += 1
+                self._last = read
+                stream.heavy = len(read.batch.raw)
+                if stream.heavy * stream.cost.weight > INLINE_BYTES:
+                    self.left = None, read
+                    return
+                self._asked(self._advanced(read))
+            if self.reply is None:
+                read = reading.at_hand()
+
+    def _asked(self, out: Action | bytes) -> None:
+        if isinstance(out, bytes):
+            self.reply = out
+        else:
+            self._action = out
+
+    def _advanced(self, answer: Any, error: TailraceError | None = None) -> Action | bytes:
+        assert self.acting is not None
+        try:
+            return advance(self.acting, answer, error)
+        except InternalError as caught:
+            return self._engine.failed(caught)
+
+    def note_sharing(self, reply: bytes, facts: CursorFacts) -> None:
+        """Whether the stream stands between two replies, and what others may share of this one."""
+        stream, engine, sharing, last = self._stream, self._engine, self._stream.sharing, self._last
+        size, was_settled = self._wanted.batch_size, sharing.is_settled
+        # Nothing was looked up: so no event is longer than its entry, and none was left for being too long.
+        is_whole = facts.code is None and last is not None and last.at_end and (size is None or facts.events < size)
+        sharing.is_settled = is_whole and stream.cursor_id in engine.cursors
+        if sharing.is_settled and last is not None and facts.events:
+            sharing.form = token_form(reply)
+            if was_settled and self._reads == 1:
+                engine.steps.add(sharing, last.batch, size, stream.cursor_id, reply)
+
+
 class QuickGetMore:
     """The getMores without a task of one connection, one after the other.
 
@@ -125,16 +209,9 @@ class QuickGetMore:
         self._waits = False
         self._task: asyncio.Task[None] | None = None
         self._message = b""
-        self._begun_ms = 0
         self._stream: ServedStream
         self._wanted: GetMoreCommand
-        #: What the cursor does, once it knows of the getMore, and what it has asked for; the reply, if that is made.
-        self._acting: Acting | None = None
-        self._action: Action | None = None
-        self._reply: bytes | None = None
-        #: How often it was given entries, or told that there are none; and what last.
-        self._reads = 0
-        self._last: OplogRead | None = None
+        self._work: _CursorWork
 
     # -- what the connection tells ----------------------------------------------------------------------------------
 
@@ -193,16 +270,15 @@ class QuickGetMore:
         path.metrics.client_bytes_received += len(message)
         self._connection.rest()
         self._message, self._stream, self._wanted = message, stream, wanted
-        self._acting = self._action = self._reply = self._last = None
-        self._reads = 0
-        self._begun_ms = now_ms()
+        begun_ms = now_ms()
+        self._work = _CursorWork(path.engine, stream, wanted, begun_ms)
         self.is_busy = self._waits = stream.is_busy = True
         stream.quick = self
         reading.rest()
         reading.on_came = self.step
         if wanted.await_ms:
             path.deadlines.add(self, wanted.await_ms)
-        unused_ms = self._begun_ms + wanted.await_ms - stream.sharing.own_ms
+        unused_ms = begun_ms + wanted.await_ms - stream.sharing.own_ms
         may_wait = stream.sharing.is_settled and wanted.await_ms and unused_ms <= _UNTOLD_MS_MAX
         if not may_wait or reading.has_more:
             path.engine.turns.call(stream.tenant, self.step)
@@ -226,38 +302,28 @@ class QuickGetMore:
     def begin(self) -> None:
         """Have the cursor know of the getMore, because another command is about it."""
         if self._waits:
-            self._begin()
-            if self._reply is not None:
+            self._work.begin()
+            if self._work.reply is not None:
                 self._path.loop.call_soon(self.step)
 
-    def _begin(self) -> None:
-        if self._acting is not None:
-            return
-        engine = self._path.engine
-        settle(self._stream, engine.cursors, engine.steps)
-        self._acting = engine.cursors.get_more("", b"", self._begun_ms, self._wanted)
-        out = self._advanced(None)
-        if isinstance(out, bytes):
-            self._reply = out
-        else:
-            self._action = out
-
     def _look(self) -> None:
-        reading, sharing = self._stream.reading, self._stream.sharing
-        if not sharing.is_settled or reading.ending is not None:
-            self._begin()  # what is left of the last reply may be all of this one: nothing may be taken for it
+        reading, work = self._stream.reading, self._work
+        if not self._stream.sharing.is_settled or reading.ending is not None:
+            work.begin()  # what is left of the last reply may be all of this one: nothing may be taken for it
         read = None
-        if self._reply is None and (self._action is None or isinstance(self._action, ReadOplog)):
+        if work.wants_entries:
             read = reading.at_hand()
-            if read is not None and read.batch.raw and self._acting is None:
+            if read is not None and read.batch.raw and work.acting is None:
                 step = self._shared(read)
                 if step is not None:
                     self._give(step)
                     return
-            self._begin()
-        reply = self._reply or self._driven(read)
-        if reply is not None:
-            self._answer(reply)
+            work.begin()
+        work.drive(read)
+        if work.reply is not None:
+            self._answer(work.reply)
+        elif work.left is not None:
+            self._leave_to_task(*work.left)
 
     def _shared(self, read: OplogRead) -> SharedStep | None:
         """What another stream has made of it."""
@@ -266,41 +332,6 @@ class QuickGetMore:
         engine = self._path.engine
         return engine.steps.found(self._stream.sharing, read.batch, self._wanted.batch_size)
 
-    def _driven(self, read: OplogRead | None) -> bytes | None:
-        """Have the cursor work on what was read, as far as there is something. Its reply; ``None``: not yet."""
-        stream = self._stream
-        reading = stream.reading
-        while True:
-            if not isinstance(self._action, ReadOplog) or (read is None and reading.ending is None):
-                self._leave_to_task(self._action, None)
-                return None
-            deadline = self._action.deadline_ms
-            if read is None or reading.ending is not None:
-                out = self._advanced(None, reading.ending)
-            else:
-                if not read.batch.raw and read.at_end and deadline is not None and read.now_ms < deadline:
-                    if not reading.is_hurried:
-                        return None
-                    read = read._replace(now_ms=deadline)
-                self._reads += 1
-                self._last = read
-                stream.heavy = len(read.batch.raw)
-                if stream.heavy * stream.cost.weight > INLINE_BYTES:
-                    self._leave_to_task(None, read)
-                    return None
-                out = self._advanced(read)
-            if isinstance(out, bytes):
-                return out
-            self._action = out
-            read = reading.at_hand()
-
-    def _advanced(self, answer: Any, error: TailraceError | None = None) -> Action | bytes:
-        assert self._acting is not None
-        try:
-            return advance(self._acting, answer, error)
-        except InternalError as caught:
-            return self._path.engine.failed(caught)
-
     def _answer(self, reply: bytes) -> None:
         """The cursor's reply is made."""
         stream, path = self._stream, self._path
@@ -308,24 +339,12 @@ class QuickGetMore:
         self._used(stream)
         facts = facts_of_next(reply) or facts_of_reply(reply)
         path.engine.counted(stream, len(reply), facts)
-        self._note_sharing(stream, reply, facts)
+        self._work.note_sharing(reply, facts)
         if facts.events and not self._may_have(stream, reached(reply)):
             self._run(self._checked(reply))
             return
         document = path.engine.stamped(reply)
         self._send(self._framed(len(document), document))
-
-    def _note_sharing(self, stream: ServedStream, reply: bytes, facts: CursorFacts) -> None:
-        """Whether the stream stands between two replies, and what others may share of this one."""
-        engine, sharing, last, size = self._path.engine, stream.sharing, self._last, self._wanted.batch_size
-        was_settled = sharing.is_settled
-        # Nothing was looked up: so no event is longer than its entry, and none was left for being too long.
-        is_whole = facts.code is None and last is not None and last.at_end and (size is None or facts.events < size)
-        sharing.is_settled = is_whole and stream.cursor_id in engine.cursors
-        if sharing.is_settled and last is not None and facts.events:
-            sharing.form = token_form(reply)
-            if was_settled and self._reads == 1:
-                engine.steps.add(sharing, last.batch, size, stream.cursor_id, reply)
 
     def _give(self, step: SharedStep) -> None:
         """Answer with what another stream has made."""
@@ -386,8 +405,8 @@ class QuickGetMore:
     def _leave_to_task(self, action: Action | None, answer: OplogRead | None) -> None:
         """Go on in a task: the cursor has asked for ``action``, or is answered first."""
         self._unhook()
-        assert self._acting is not None
-        self._run(self._rest(self._stream, self._acting, action, answer))
+        assert self._work.acting is not None
+        self._run(self._rest(self._stream, self._work.acting, action, answer))
 
     async def _rest(
         self, stream: ServedStream, acting: Acting, action: Action | None, answer: OplogRead | None
@@ -449,8 +468,8 @@ class QuickGetMore:
         """The cursor ends, as it does where a task's getMore is given up."""
         stream = self._stream
         self._unhook()
-        if self._acting is not None:
-            self._acting.close()
+        if self._work.acting is not None:
+            self._work.acting.close()
         self._path.engine.cursors.kill(stream.cursor_id)
         self._used(stream)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from tailrace.core.cursor import Action, ReadOplog
+from tailrace.core.cursor.registry import IDLE_MS_MAX
 from tailrace.core.oplog.namespace import Scope
 from tailrace.watch.gateway.cost import StageCost
 from tailrace.watch.gateway.local_acting import size_of
@@ -104,3 +105,15 @@ def weighed(action: Action, answer: Any, size: int, stream: ServedStream | None)
     if stream is not None:
         stream.heavy = found
     return found
+
+
+def expire_in_processes(streams: Iterable[ServedStream], now_ms: int) -> int:
+    """Kill the cursors of processes that nobody has asked for long; how many they are. Those of the registry expire
+    there."""
+    idle = [
+        one for one in streams if one.worker is not None and not one.is_busy and now_ms - one.used_ms >= IDLE_MS_MAX
+    ]
+    for stream in idle:
+        if stream.worker is not None:
+            stream.worker.kill(stream.cursor_id)
+    return len(idle)
