@@ -30,7 +30,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench lock clean
+.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench lock dist test-dependencies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,17 +133,49 @@ bench: $(INSTALLED) ## run every benchmark; each prints both sides and their rat
 		$(BIN)/python "$$question" $(ARGS)
 	done
 
-lock: ## write requirements.lock again from pyproject.toml
+lock: ## write the lock files again from pyproject.toml; pins stay where they still fit
 	@$(find_python)
 	"$$python" -m venv --clear $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install --quiet uv
 	resolve="$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate"
 	$$resolve --all-extras --output-file requirements.lock pyproject.toml
 	echo "setuptools>=77" | $$resolve --output-file requirements-build.lock -
+	$$resolve --output-file release/requirements.lock release/requirements.in
+	$$resolve --all-extras --resolution lowest-direct --output-file release/lowest.lock pyproject.toml
+	# The images get the versions that are tested.
+	resolve="$$resolve --constraint requirements.lock"
+	$$resolve --extra gateway --output-file deploy/container/gateway.lock pyproject.toml
+	$$resolve --extra archive --extra metrics --extra tables --output-file deploy/container/stores.lock pyproject.toml
+	$$resolve --output-file deploy/container/build.lock release/kernel.in
 	rm -rf $(VENV)-lock
 
+dist: ## build what is published, and try it as its users will: wheel, sources, bills of materials; ARGS=--dirty
+	@$(find_python)
+	"$$python" -m venv --clear $(VENV)-dist
+	$(VENV)-dist/bin/python -m pip install --quiet --require-hashes --requirement release/requirements.lock
+	$(VENV)-dist/bin/python release/dist.py $(ARGS)
+
+# VERSIONS=newest takes what there is today. The tests that touch other people's parts; the rest is the same everywhere.
+VERSIONS ?= lowest
+ON_DEPENDENCIES := client cli gateway tables archive snapshot ported
+ALL_EXTRAS := archive,dev,embedded,gateway,icu,images,kafka,metrics,nats,redis,spark,tables
+test-dependencies: ## the client, the command line, the stores and the gateway on the lowest dependencies; VERSIONS=newest
+	@$(find_python)
+	"$$python" -m venv --clear $(VENV)-$(VERSIONS)
+	pip="$(VENV)-$(VERSIONS)/bin/python -m pip --disable-pip-version-check --no-input"
+	if [ $(VERSIONS) = newest ]; then
+		$$pip install --quiet --upgrade setuptools
+		$$pip install --quiet --upgrade --upgrade-strategy eager --editable ".[$(ALL_EXTRAS)]"
+	else
+		$$pip install --quiet --require-hashes --requirement requirements-build.lock
+		$$pip install --quiet --no-build-isolation --require-hashes --requirement release/lowest.lock
+		$$pip install --quiet --no-build-isolation --no-deps --editable .
+	fi
+	$(VENV)-$(VERSIONS)/bin/python -m tests.prepare
+	$(VENV)-$(VERSIONS)/bin/python -m pytest -m "not slow" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(ON_DEPENDENCIES)) $(ARGS)
+
 clean: ## remove everything that the targets made, .venv included
-	rm -rf $(VENV) $(VENV)-lock .mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VENV)-dist $(VENV)-lock $(VENV)-lowest $(VENV)-newest .mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Sets $python to a Python that is new enough. One that is named but does not run (a version manager's shim) is no match.

@@ -29,7 +29,9 @@ _URI = re.compile(r"mongodb://[^\s\"'`)]+")
 _MENTIONED_EXTRAS = re.compile(r"(?:tailrace|\.|\.whl)\[([\w,]+)\]")
 _COMMENT = re.compile(r"(?m)//(?!/).*$")
 _ADMIN_COMMAND = re.compile(r"db\.adminCommand\((.*?)\)\s*(?:;|$)", re.DOTALL | re.MULTILINE)
-_INSTRUCTIONS: Final = frozenset({"FROM", "RUN", "COPY", "USER", "ENV", "ENTRYPOINT", "CMD", "WORKDIR", "ARG"})
+_INSTRUCTIONS: Final = frozenset(
+    {"FROM", "RUN", "COPY", "USER", "ENV", "ENTRYPOINT", "CMD", "WORKDIR", "ARG", "STOPSIGNAL"}
+)
 _ENDLESS_S: Final = 1.0
 #: Commands that go on until they are interrupted, but for the options that have them end.
 _ENDLESS: Final = re.compile(
