@@ -175,7 +175,7 @@ def bills(wheel: Path, python: Path, scratch: Path) -> None:
     """CycloneDX bills of materials."""
     tool, name = Path(sys.executable).with_name("cyclonedx-py"), wheel.name.split("-py3")[0]
     gateway = environment(python, scratch / "container")
-    lock = ROOT / "deploy" / "container" / "requirements.lock"
+    lock = ROOT / "deploy" / "container" / "gateway.lock"
     run(gateway, "-m", "pip", "install", "--quiet", "--require-hashes", "--requirement", lock)
     run(gateway, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
     run(gateway, "-m", "pip", "check")
