@@ -9,6 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+__all__ = [
+    "ChangeStreamFatal",
+    "ChangeStreamHistoryLost",
+    "InternalError",
+    "InvalidResumeToken",
+    "LaterEntryError",
+    "NonResumableError",
+    "OplogFormatError",
+    "OtherHistoryError",
+    "OtherVersionError",
+    "ServerError",
+    "SinkError",
+    "SourceError",
+    "StreamInvalidated",
+    "TailraceError",
+    "UnknownEntryError",
+    "UsageError",
+]
+
 NON_RESUMABLE_LABEL = "NonResumableChangeStreamError"
 RESUMABLE_LABEL = "ResumableChangeStreamError"
 

@@ -1,11 +1,12 @@
 """A real MongoDB, started from a wheel: no installation, no container, gone with the process that started it.
 
-Example::
-
+Example:
+    ```python
     from tailrace.embedded import ReplicaSet
 
     with ReplicaSet() as replica_set:
         client = pymongo.MongoClient(replica_set.uri)
+    ```
 """
 
 from tailrace.embedded.binary import DEFAULT_VERSION, VERSIONS, MongodBinary, find_mongod

@@ -53,7 +53,8 @@ class DeadLetters:
     A broker or a database that is away is no fault of the change: the handler's error ends the listener then, with
     nothing committed and nothing written here.
 
-    ``collection``  of PyMongo's; written with majority, once for each resource and change
+    Args:
+        collection: of PyMongo's; written with majority, once for each resource and change
     """
 
     def __init__(self, collection: Collection[Any], *, tries: int = 5, then: Then = "skip") -> None:
@@ -118,8 +119,9 @@ class DeadLetters:
     def letters(self, resource: str | None = None, change: str | None = None) -> Iterator[DeadLetter]:
         """The letters that are there, oldest change first.
 
-        ``resource``  only those of this one, of all its lanes
-        ``change``    only those whose message id begins with this
+        Args:
+            resource: only those of this one, of all its lanes
+            change: only those whose message id begins with this
         """
         query = _chosen(resource, change)
         order = [("clusterTime", ASCENDING), ("_id.change", ASCENDING)]
@@ -149,8 +151,9 @@ class DeadLetters:
         the handler raises, and keeps that letter and those after it. The order holds among the letters only: changes
         since then have been handled already. ``resource`` and ``change`` choose as in ``letters``.
 
-        ``keeps``  asked before each: one for which it is true is left where it is. ``NewerChanges`` says whether its
-                   document has changed since, for a handler that writes without a fence
+        Args:
+            keeps: asked before each: one for which it is true is left where it is. ``NewerChanges`` says whether its
+                document has changed since, for a handler that writes without a fence
         """
         count = 0
         for letter in self.letters(resource, change):
@@ -166,9 +169,10 @@ class DeadLetters:
 class DeadLetter:
     """A change that was given up. It has the attributes of a ``Change``, so that the same handler can take it.
 
-    ``raw``      the event's exact BSON
-    ``reason``   what the handler's last error said; ``error`` is its class, ``tries`` how often it was tried
-    ``version``  the fencing token that it was handled under
+    Attributes:
+        raw: the event's exact BSON
+        reason: what the handler's last error said; ``error`` is its class, ``tries`` how often it was tried
+        version: the fencing token that it was handled under
     """
 
     resource: str

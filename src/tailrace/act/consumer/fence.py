@@ -34,9 +34,10 @@ class Fence:
     A write changes its target only where that carries no newer token of this resource, and stamps it. Where nothing was
     changed because of a newer token, it raises Fenced; where nothing fits the filter, the result says so, as PyMongo's.
 
-    ``resource``  whose lease ``version`` is of: the name of the token inside ``field``
-    ``above``     tokens under further names, which shut out older ones too: the resource's whose lane this is of
-    ``check``     called before each write; raises LeaseLost where the lease is known to be lost
+    Args:
+        resource: whose lease ``version`` is of: the name of the token inside ``field``
+        above: tokens under further names, which shut out older ones too: the resource's whose lane this is of
+        check: called before each write; raises LeaseLost where the lease is known to be lost
     """
 
     def __init__(

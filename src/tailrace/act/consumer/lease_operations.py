@@ -68,9 +68,9 @@ class LeaseOperations:
     """``store`` keeps the leases. Each method takes the name of a resource, and acts on all its lanes; the name of a
     lane, ``orders/2`` or as it is in the store, means that lane alone. Raises UsageError where there is no such lease.
 
-    ``where``         the store, in messages
-    ``wait_seconds``  how long it waits for a listener to give its lease back, by ``clock``
-    """
+    Args:
+        where: the store, in messages
+        wait_seconds: how long it waits for a listener to give its lease back, by ``clock``"""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ class LeaseOperations:
         """Nobody begins another change. Returns when everybody has given the lease back. Raises StillHeldError if that
         takes too long: it stays paused, and is given back when the change in hand is finished.
 
-        ``now``  the lease is taken from its owner at once: what it does with the change in hand is not committed
-        """
+        Args:
+            now: the lease is taken from its owner at once: what it does with the change in hand is not committed"""
 
         def pause(record: Lease, at: datetime) -> Lease:
             held_still = instructions.paused(record, at)
@@ -159,9 +159,8 @@ class LeaseOperations:
     def release(self, resource: str, to: str | None = None, seconds: float = 60.0) -> list[Lease]:
         """Take the lease from whoever holds it; the records as they were. What the owner does from then on is refused.
 
-        ``to``  an owner's id, or the part of such ids before a hyphen, such as the name of a host: until so many
-                ``seconds`` are over nobody else takes it
-        """
+        Args:
+            to: an owner's id, or its part before a hyphen, such as a host's name: others wait ``seconds`` for it"""
         if to is None:
             before = [
                 self._amend(name, lambda record, _: instructions.unowned(record)) for name in self._known(resource)
@@ -196,8 +195,9 @@ class LeaseOperations:
         """Put the position at ``target``; the one before. Whoever is at work loses the lease: nothing of what it does
         is committed. With lanes a new generation begins there.
 
-        ``oldest``, ``newest``  how far the oplog reaches, if that is known: a place before or after is refused
-        """
+        Args:
+            oldest: where the oplog begins, if that is known: a place before it is refused
+            newest: where the oplog ends, if that is known: a place after it is refused"""
         if oldest is not None and target.cluster_time < oldest:
             raise UsageError(
                 f"{target.cluster_time} lies before the oldest entry of the oplog, {oldest}",
@@ -258,10 +258,10 @@ class LeaseOperations:
         moves past it. A listener that is at work gives its lease back first, so that it is the change that it could
         not handle. The leases in question; ``pending`` says whether it is done.
 
-        ``letters``    the collection of the dead letters, for a listener without an error policy that keeps them
-        ``all_lanes``  with lanes: the next change of each of them
-        ``now``        as of ``pause``. Changes that were handled and not committed come again before
-        """
+        Args:
+            letters: the collection of the dead letters, for a listener without an error policy that keeps them
+            all_lanes: with lanes: the next change of each of them
+            now: as of ``pause``. Changes that were handled and not committed come again before"""
         found = self.find(resource)
         if found.plan is not None and len(found.lanes) > 1 and not all_lanes:
             raise UsageError(

@@ -27,7 +27,8 @@ class MemoryLeaseStore:
     """A LeaseStore without a server. Positions are kept as BSON, as in MongoDB, so what cannot be stored there fails
     here too.
 
-    ``clock``  the store's clock, UTC; a test's own may be set and moved at will
+    Args:
+        clock: the store's clock, UTC; a test's own may be set and moved at will
     """
 
     def __init__(self, clock: Callable[[], datetime] = _utc_now) -> None:

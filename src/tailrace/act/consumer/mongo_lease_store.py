@@ -76,7 +76,8 @@ class MongoLeaseStore:
     Writes and reads go to the primary at majority, whatever the collection itself is set to; a standalone server, whose
     writes can be lost, is refused. Use a collection that holds leases alone; it needs no index but that on ``_id``.
 
-    ``timeout_s``  how long one call may take, retries included, before it counts as unanswered
+    Args:
+        timeout_s: how long one call may take, retries included, before it counts as unanswered
     """
 
     def __init__(self, collection: Collection[Any], *, timeout_s: float = TIMEOUT_S) -> None:

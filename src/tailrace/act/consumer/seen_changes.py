@@ -38,10 +38,11 @@ class SeenChanges:
     and whatever was lost between the effect and the commit of its position. In place of a change or a dead letter it
     takes a message's id (the header ``tailrace-id`` of Kafka, ``id`` of Redis, ``Nats-Msg-Id``).
 
-    ``marks``    a collection of the target deployment, of PyMongo's; several names may share it
-    ``name``     whose effects these are: each purpose has its own
-    ``seconds``  how long a mark is kept, by an index: longer than a listener may be stopped, and than a broker may
-                 hold a message back
+    Args:
+        marks: a collection of the target deployment, of PyMongo's; several names may share it
+        name: whose effects these are: each purpose has its own
+        seconds: how long a mark is kept, by an index: longer than a listener may be stopped, and than a broker may hold
+            a message back
 
     If everything is in the deployment that holds the leases, ``change.transaction()`` does without marks.
     """

@@ -42,13 +42,15 @@ _log = logging.getLogger("tailrace.sync")
 class Sync:
     """Keeps ``target`` equal to ``source``: both are connection strings.
 
-    ``only``, ``excluded``     patterns of collections: ``shop.*``
-    ``rename``                 new names: ``{"shop": "store", "shop.a": "store.b"}``
-    ``name``                   tells syncs to one target apart
-    ``state_db``               the database on the target that keeps the state
-    ``lanes``                  transactions in parallel. With one, the source's transactions stay whole
-    ``documents_per_second``   the copy's limit
-    ``lease_s``                after so many seconds of silence another process may go on
+    Args:
+        only: patterns of the collections that are kept equal, such as ``shop.*``; by default all
+        excluded: patterns of collections that are left out
+        rename: new names: ``{"shop": "store", "shop.a": "store.b"}``
+        name: tells syncs to one target apart
+        state_db: the database on the target that keeps the state
+        lanes: transactions in parallel. With one, the source's transactions stay whole
+        documents_per_second: the copy's limit
+        lease_s: after so many seconds of silence another process may go on
     """
 
     def __init__(

@@ -37,11 +37,12 @@ _NAMED_MAX: Final = 5
 class CutOver:
     """What a cut-over came to.
 
-    ``time``      the source's last moment: the target equals it
-    ``at``        the target's time at which it became so: where ``reverse`` begins
-    ``blocked``   whether the source refuses writes now
-    ``seconds``   from the moment at which the source took no more writes to the one at which the target does
-    ``verified``  documents that were compared at the end
+    Attributes:
+        time: the source's last moment: the target equals it
+        at: the target's time at which it became so: where ``reverse`` begins
+        blocked: whether the source refuses writes now
+        seconds: from the moment at which the source took no more writes to the one at which the target does
+        verified: documents that were compared at the end
     """
 
     time: ClusterTime

@@ -19,14 +19,17 @@ _RATE_S: Final = 10.0
 class SyncProgress:
     """One look at a sync.
 
-    ``phase``         copy, follow, cutOver; new: nothing has begun
-    ``time``          what the target is a copy of: it equals the source at it, once ``is_consistent``
-    ``documents``     copied so far, ``of`` about so many; ``seconds_left``: of the copy
-    ``changes``       of documents, carried out since the process began
-    ``lag_s``         by how much the target is behind the source
-    ``reach_s``       for how long the oplog, or the archive, still has what comes next
-    ``blocked_by``    the definition that is being carried out
-    ``verified``      the last verification: its time, and what it found
+    Attributes:
+        phase: copy, follow, cutOver; new: nothing has begun
+        time: what the target is a copy of: it equals the source at it, once ``is_consistent``
+        documents: copied so far
+        of: about so many documents are to be copied
+        seconds_left: of the copy
+        changes: of documents, carried out since the process began
+        lag_s: by how much the target is behind the source
+        reach_s: for how long the oplog, or the archive, still has what comes next
+        blocked_by: the definition that is being carried out
+        verified: the last verification: its time, and what it found
     """
 
     name: str

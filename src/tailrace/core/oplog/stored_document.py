@@ -44,10 +44,11 @@ class UnknownDocumentError(ImageMismatchError):
 def apply_entry(document: bytes | None, entry: bytes, *, again: bool = False) -> bytes | None:
     """The document after an oplog entry.
 
-    ``document``  BSON before the entry; ``None`` if there is none
-    ``entry``     BSON of a CRUD entry (``op`` i, u or d), or of such an operation in an ``applyOps``
-    ``again``     this entry, and later ones, may have been applied to the document before: a field that is already gone
-                  or already there is then not an error (oplog entries can be applied again)
+    Args:
+        document: BSON before the entry; ``None`` if there is none
+        entry: BSON of a CRUD entry (``op`` i, u or d), or of such an operation in an ``applyOps``
+        again: this entry, and later ones, may have been applied to the document before: a field that is already gone or
+            already there is then not an error (oplog entries can be applied again)
 
     Returns BSON, or ``None`` after a delete. Raises ``UnknownDocumentError`` for a delta without a document,
     ``ImageMismatchError`` if entry and document do not fit, ``OplogFormatError`` for anything else than such an entry.

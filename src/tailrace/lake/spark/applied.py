@@ -43,9 +43,10 @@ class _Applied(NamedTuple):
 class AppliedBatches:
     """What the sink named ``sink`` has, by a row in the database of ``connection``.
 
-    ``connection``  of a driver that follows Python's DB-API (psycopg2, DuckDB, sqlite3), outside a transaction
-    ``sink``        letters, digits and ``_.:-``; two sinks of one database have two names
-    ``table``       where the rows are; it is made if it is missing
+    Args:
+        connection: of a driver that follows Python's DB-API (psycopg2, DuckDB, sqlite3), outside a transaction
+        sink: letters, digits and ``_.:-``; two sinks of one database have two names
+        table: where the rows are; it is made if it is missing
 
     Raises UsageError for names that cannot be used and a connection that commits each statement by itself.
     """

@@ -29,8 +29,9 @@ Handler = Callable[["MicroBatch"], object]
 def foreach_batch(handler: Handler, *, query: str | None = None) -> Callable[[DataFrame, int], None]:
     """The function for ``writeStream.foreachBatch`` that calls ``handler`` with a ``MicroBatch``.
 
-    ``query``  the batches' identity is this text and the number of the batch. By default it is the id of the query,
-               which the checkpoint keeps; Spark Connect does not tell it, so there it must be given
+    Args:
+        query: the batches' identity is this text and the number of the batch. By default it is the id of the query,
+            which the checkpoint keeps; Spark Connect does not tell it, so there it must be given
 
     What ``handler`` raises ends the query; its batch is given again at the next start. Raises UsageError for a handler
     that cannot be called; the query fails with one if the frame has no column ``token``.
@@ -61,9 +62,10 @@ def _query_of(frame: DataFrame) -> str:
 class MicroBatch:
     """A micro-batch of a query, as ``foreach_batch`` gives it to a handler.
 
-    ``query``   id of the query: the same for as long as its checkpoint lives, across restarts
-    ``number``  of the micro-batch: 0, 1, 2, ... ; a batch that is given again has the same number
-    ``frame``   its rows, one for each event. Each action reads the source anew: ``persist()`` it for more than one
+    Args:
+        query: id of the query: the same for as long as its checkpoint lives, across restarts
+        number: of the micro-batch: 0, 1, 2, ... ; a batch that is given again has the same number
+        frame: its rows, one for each event. Each action reads the source anew: ``persist()`` it for more than one
     """
 
     def __init__(self, query: str, number: int, frame: DataFrame) -> None:

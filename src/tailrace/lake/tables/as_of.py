@@ -80,9 +80,10 @@ def as_of(
 ) -> AsOf:
     """The rows of the collection's table at ``moment``.
 
-    ``archive``, ``uri``  where the oplog's entries are read that lead from the nearest version to the moment, if it
-                          lies inside a micro-batch: an archive's directory, or the deployment as far as its oplog
-                          reaches
+    Args:
+        archive: for a moment inside a micro-batch: the directory of an archive, where the oplog's entries are read that
+            lead from the nearest version to the moment
+        uri: the same from the deployment, as far as its oplog reaches
 
     Raises UsageError if the moment lies outside the times that the table covers, or inside a micro-batch with neither
     given; ChangeStreamHistoryLost (286) if the entries no longer exist.

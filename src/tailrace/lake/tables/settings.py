@@ -20,8 +20,9 @@ _DIVIDING: Final = ("string", "int", "long", "boolean", "date", "objectid")
 class TableRule:
     """The columns and files of the tables that match ``pattern`` (see ``Selection``).
 
-    ``partition_by``  typed, declared columns by which the files are divided
-    ``z_order``       typed columns by which compaction orders the rows
+    Attributes:
+        partition_by: typed, declared columns by which the files are divided
+        z_order: typed columns by which compaction orders the rows
     """
 
     pattern: str
@@ -49,11 +50,12 @@ class TableRule:
 class TableSettings:
     """Tables in ``root``, a directory of their own, for the collections of ``rules``; the first matching rule applies.
 
-    ``every_s``        seconds between micro-batches, while there is something to do
-    ``compact_every``  after this many micro-batches the small files of tables are merged (0: never)
-    ``grace_h``        replaced files are kept for this many hours, for queries that have begun
-    ``retention_h``    ``as of`` reaches back this many hours
-    ``versions``       so many older versions of a table are kept for it
+    Attributes:
+        every_s: seconds between micro-batches, while there is something to do
+        compact_every: after this many micro-batches the small files of tables are merged (0: never)
+        grace_h: replaced files are kept for this many hours, for queries that have begun
+        retention_h: ``as of`` reaches back this many hours
+        versions: so many older versions of a table are kept for it
     """
 
     root: Path

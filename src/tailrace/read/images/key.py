@@ -23,7 +23,8 @@ _DOUBLE = struct.Struct("<d")
 def state_key(uuid: bytes, document: bytes) -> bytes:
     """The key of the document whose ``_id`` stands in ``document``: a whole one, or a document key.
 
-    ``uuid``  16 bytes
+    Args:
+        uuid: 16 bytes
 
     Values of ``_id`` that the server considers equal (1 and 1.0) give the same bytes. Collations are ignored: the
     server's index on ``_id`` compares by them, and the oplog names each document by its own value.

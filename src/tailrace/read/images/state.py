@@ -143,16 +143,16 @@ class ImageState:
     ) -> Self:
         """Open the state in ``directory``, or create a new one.
 
-        ``buckets``     number of buckets of a new state (4 by default); only ``rebucket`` changes it later
-        ``undo_bytes``  how much is kept to undo batches, in bytes; at least the last two batches can be given again
-        ``map_bytes``   initial address space of a bucket, in bytes
-        ``memory_bytes`` about how much the last batches may take in memory, in bytes, before they go to disk together.
-                        A crash loses those that are not on disk, as though they had not been given. With 0 each
-                        batch is on disk when it ends
+        Args:
+            buckets: number of buckets of a new state (4 by default); only ``rebucket`` changes it later
+            undo_bytes: how much is kept to undo batches, in bytes; at least the last two batches can be given again
+            map_bytes: initial address space of a bucket, in bytes
+            memory_bytes: about how much the last batches may take in memory, in bytes, before they go to disk together.
+                A crash loses those that are not on disk, as though they had not been given. With 0 each batch is on
+                disk when it ends
 
         Raises ImageStateError if another process writes the state or its files are damaged, and UsageError if
-        ``buckets`` differs from the number of the state.
-        """
+        ``buckets`` differs from the number of the state."""
         path = Path(directory)
         if buckets is not None and not 1 <= buckets <= BUCKETS_MAX:
             raise UsageError(f"a state has 1 to {BUCKETS_MAX} buckets, not {buckets}")
@@ -259,11 +259,11 @@ class ImageState:
         """A batch. It is in the state as a whole when the block ends, or not at all if the block raises; on disk at
         once, or later and together with others (``memory_bytes``).
 
-        ``number``  from 0 to 2^64, larger than those before. A smaller or equal one is a batch that is given again:
-                    that batch and all later ones are undone first
+        Args:
+            number: from 0 to 2^64, larger than those before. A smaller or equal one is a batch that is given again:
+                that batch and all later ones are undone first
 
-        Raises ImageStateError if it cannot be written. The state is then what it is on disk.
-        """
+        Raises ImageStateError if it cannot be written. The state is then what it is on disk."""
         if not 0 <= number < 1 << 64:
             raise UsageError(f"a batch has a number from 0 to 2^64, not {number}")
         if self.position is not None and number <= self.position:

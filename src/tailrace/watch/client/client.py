@@ -57,19 +57,20 @@ def connect(  # noqa: PLR0917  PyMongo's order
 ) -> Client[Any]:
     """A client for a replica set or a sharded cluster: takes what ``pymongo.MongoClient`` takes, in the same order.
 
-    ``host``     a URI, a host, or a list of hosts: of a replica set, or of a cluster's config server or mongos, and its
-                 shards are found and followed; or a list of URIs, one for each shard of a cluster
-                 (docs/how-to/sharded-clusters.md). By default ``localhost``
-    ``engine``   "oplog": the events are made here, from the oplog; "server": the server's own change stream is read
-    ``server_version``  engine "oplog": whose events to make, such as "7.0"; by default those of the deployment's own
-                        version (docs/reference/server-versions.md)
-    ``tail_window_bytes``  how much of an oplog's end is kept in memory for streams that read it together
-                        (docs/design/tail.md)
-    ``archive``  engine "oplog": the directory of the deployment's archive (``tailrace archive``), from which a stream
-                 reads that starts before the oplog does; not with a list of shards
-    ``images``   engine "oplog": the directory where streams keep what they compute exact images from
-                 (``full_document="exact"``; docs/reference/exact-images.md)
-    ``kwargs``   PyMongo's client options (``serverSelectionTimeoutMS``, ``tls``, ``event_listeners``, ...)
+    Args:
+        host: a URI, a host, or a list of hosts: of a replica set, or of a cluster's config server or mongos, and its
+            shards are found and followed; or a list of URIs, one for each shard of a cluster
+            (docs/how-to/sharded-clusters.md). By default ``localhost``
+        engine: "oplog": the events are made here, from the oplog; "server": the server's own change stream is read
+        server_version: engine "oplog": whose events to make, such as "7.0"; by default those of the deployment's own
+            version (docs/reference/server-versions.md)
+        tail_window_bytes: how much of an oplog's end is kept in memory for streams that read it together
+            (docs/design/tail.md)
+        archive: engine "oplog": the directory of the deployment's archive (``tailrace archive``), from which a stream
+            reads that starts before the oplog does; not with a list of shards
+        images: engine "oplog": the directory where streams keep what they compute exact images from
+            (``full_document="exact"``; docs/reference/exact-images.md)
+        kwargs: PyMongo's client options (``serverSelectionTimeoutMS``, ``tls``, ``event_listeners``, ...)
 
     Raises what PyMongo raises where the URI or an option cannot be used, as UsageError too; no error holds a password.
     """
@@ -115,28 +116,27 @@ class _Watchable(Watchable):
         start: str | None = None,
         snapshot_documents_per_second: float | None = None,
     ) -> ChangeStream:
-        """A change stream, with PyMongo's parameters in PyMongo's order.
+        """A change stream, with PyMongo's parameters in PyMongo's order. Those from ``document_class`` on are ours, and
+        given by name.
 
-        ``max_await_time_ms``  how long ``try_next`` waits for an event (default 1000)
-        ``batch_size``         how many oplog entries are read at a time (engine "server": events)
-        ``collation``          how the stages of ``pipeline`` compare strings; one other than the simple one needs the
-                               extra ``icu`` with engine "oplog"
-        ``session``            a session of this client that has not ended. The oplog is read without it, but its
-                               ``operation_time`` advances with what was read
-
-        The rest is ours, and given by name:
-
-        ``document_class``     of the events; that of the client, database or collection by default. ``RawBSONDocument``
-                               gives exact bytes
-        ``codec_options``      how events are decoded, in place of those of the client, database or collection
-        ``options``            further options of the ``$changeStream`` stage by the server's own names, such as
-                               ``{"showSystemEvents": True}``
-        ``timeout_ms``         how long ``watch`` and each call on the stream may take, in place of the client's
-                               ``timeoutMS``; 0: as long as it takes. More than ``max_await_time_ms``
-        ``start``              "snapshot": first an event for each existing document (operation type ``snapshot``),
-                               then every change since before the copy began; any ``resume_token`` of the stream goes on
-                               from there (docs/how-to/snapshot.md)
-        ``snapshot_documents_per_second``  how many documents are copied in a second at most
+        Args:
+            max_await_time_ms: how long ``try_next`` waits for an event (default 1000)
+            batch_size: how many oplog entries are read at a time (engine "server": events)
+            collation: how the stages of ``pipeline`` compare strings; one other than the simple one needs the extra
+                ``icu`` with engine "oplog"
+            session: a session of this client that has not ended. The oplog is read without it, but its
+                ``operation_time`` advances with what was read
+            document_class: of the events; that of the client, database or collection by default. ``RawBSONDocument``
+                gives exact bytes
+            codec_options: how events are decoded, in place of those of the client, database or collection
+            options: further options of the ``$changeStream`` stage by the server's own names, such as
+                ``{"showSystemEvents": True}``
+            timeout_ms: how long ``watch`` and each call on the stream may take, in place of the client's ``timeoutMS``;
+                0: as long as it takes. More than ``max_await_time_ms``
+            start: "snapshot": first an event for each existing document (operation type ``snapshot``), then every
+                change since before the copy began; any ``resume_token`` of the stream goes on from there
+                (docs/how-to/snapshot.md)
+            snapshot_documents_per_second: how many documents are copied in a second at most
 
         Raises what PyMongo's ``watch`` raises, which is a TailraceError too: by the server's code where its
         ``aggregate`` would refuse the stream, and SourceError where the oplog cannot be read.

@@ -58,8 +58,9 @@ _log = logging.getLogger("tailrace.compare")
 class FoundDifference:
     """One kind of difference: the first one met, how often it was met, and what the oplog has at its time.
 
-    ``is_whole``  the entries and images are all that a stream needs to make the event
-    ``left_out``  there was no room left for its events and entries
+    Attributes:
+        is_whole: the entries and images are all that a stream needs to make the event
+        left_out: there was no room left for its events and entries
     """
 
     difference: EventDifference
@@ -84,13 +85,16 @@ class FoundDifference:
 class Compared:
     """What a comparison has come to.
 
-    ``events``     that both sides gave, each counted once; ``again``: compared once more after a resume
-    ``resumes``    of both streams at one token; ``gaps``: moments when both had to begin anew, with the reason
-    ``looked_up_apart``  updates whose documents were looked up at two moments and so were not compared
-    ``left``       events that one side had given at the end and the other had not reached
-    ``behind_s``   how far, in cluster time, the comparison was behind the writes when it ended: its own limit of events
-                   a second had held it back
-    ``unknown_operations``  entries of the oplog of kinds that are not known, which give no event, by kind
+    Attributes:
+        events: that both sides gave, each counted once
+        again: events that were compared once more after a resume
+        resumes: of both streams at one token
+        gaps: moments when both had to begin anew, with the reason
+        looked_up_apart: updates whose documents were looked up at two moments and so were not compared
+        left: events that one side had given at the end and the other had not reached
+        behind_s: how far, in cluster time, the comparison was behind the writes when it ended: its own limit of events
+            a second had held it back
+        unknown_operations: entries of the oplog of kinds that are not known, which give no event, by kind
     """
 
     seen: SeenEvents

@@ -71,8 +71,9 @@ class Streams:
 class DeploymentComparison:
     """``with DeploymentComparison(uri, "shop.orders") as comparison: comparison.run()``. Only reads.
 
-    ``uri``        of a replica set, or of a cluster's mongos
-    ``namespace``  a database or a collection; ``None``: everything
+    Args:
+        uri: of a replica set, or of a cluster's mongos
+        namespace: a database or a collection; ``None``: everything
     """
 
     def __init__(self, uri: Any, namespace: str | Scope | None = None, streams: Streams | None = None) -> None:

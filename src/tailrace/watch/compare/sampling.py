@@ -130,13 +130,16 @@ class SamplingNumbers:
 class SampledComparison:
     """``with SampledComparison(uri, scope, streams, share) as sampled:`` compares while the block runs.
 
-    ``uri``        of a replica set, or of a cluster's mongos; connections of its own are made
-    ``scope``      what the product watches
-    ``streams``    the options of its stream; newer events (``show_expanded_events``) are left out before 6.0
-    ``report``     where the report is written if something differs: readable by this user alone, all values and names
-                   masked. ``None``: a file of a random name among the temporary ones
-    ``tell``       told of each kind of difference once, and of failures; by default they are logged as warnings
-    ``clock``, ``seed``, ``limits``  for tests
+    Args:
+        uri: of a replica set, or of a cluster's mongos; connections of its own are made
+        scope: what the product watches
+        streams: the options of its stream; newer events (``show_expanded_events``) are left out before 6.0
+        report: where the report is written if something differs: readable by this user alone, all values and names
+            masked. ``None``: a file of a random name among the temporary ones
+        tell: told of each kind of difference once, and of failures; by default they are logged as warnings
+        clock: for tests
+        seed: for tests
+        limits: for tests
 
     Entering it raises TailraceError where the comparison is not possible, such as for want of a right: nobody is left
     to believe that something is compared.

@@ -39,8 +39,9 @@ class KafkaPublisher:
     """Produces to Kafka with ``acks=all`` and the idempotent producer, and waits for the delivery reports. Messages of
     one key go to one partition, in order.
 
-    ``servers``  ``bootstrap.servers``: ``host:9092,host:9092``
-    ``config``   further settings of librdkafka, such as those of TLS and SASL
+    Args:
+        servers: ``bootstrap.servers``: ``host:9092,host:9092``
+        config: further settings of librdkafka, such as those of TLS and SASL
 
     The message id stands in the header ``tailrace-id``. CloudEvents' headers have the prefix ``ce_``, as the binding
     for Kafka wants. The topics have to exist, or the brokers create them.

@@ -102,11 +102,12 @@ def to_json(value: Any) -> str:
 class ChangeMessages:
     """Every change becomes a message that carries its event.
 
-    ``topic``         the topic, or a function of the event (a dict) that names it; ``None`` from it: no message
-    ``body``          "json": relaxed Extended JSON; "bson": the event's exact bytes
-    ``cloud_events``  wrap it as a CloudEvent: "structured" (a JSON document around the event) or "binary" (headers);
-                      ``None``: the event alone
-    ``source``        of the CloudEvent; by default ``/<database>/<collection>``
+    Args:
+        topic: the topic, or a function of the event (a dict) that names it; ``None`` from it: no message
+        body: "json": relaxed Extended JSON; "bson": the event's exact bytes
+        cloud_events: wrap it as a CloudEvent: "structured" (a JSON document around the event) or "binary" (headers);
+            ``None``: the event alone
+        source: of the CloudEvent; by default ``/<database>/<collection>``
     """
 
     def __init__(

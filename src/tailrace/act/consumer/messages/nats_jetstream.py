@@ -29,9 +29,10 @@ class NatsPublisher:
     """Publishes to JetStream and waits for its acknowledgements. The message id goes into ``Nats-Msg-Id``: what is
     published again inside a stream's duplicate window (two minutes, unless the stream says otherwise) is stored once.
 
-    ``servers``    ``nats://user:password@host:4222``, or several
-    ``timeout_s``  how long an acknowledgement is waited for
-    ``options``    of ``nats.connect``
+    Args:
+        servers: ``nats://user:password@host:4222``, or several
+        timeout_s: how long an acknowledgement is waited for
+        options: of ``nats.connect``
 
     The streams that store the subjects have to exist. NATS speaks asyncio: a thread of the publisher's runs it.
     """

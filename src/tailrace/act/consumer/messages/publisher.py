@@ -14,13 +14,14 @@ from tailrace.errors import SinkError
 class Message:
     """One message for a broker.
 
-    ``id``       the change's ``message_id``, which is its resume token's ``_data`` but for changes that share a token:
-                 the same change gives the same id however often it is published, and the ids of one stream sort as its
-                 changes do
-    ``topic``    the Redis stream, the NATS subject or the Kafka topic
-    ``body``     what the message carries
-    ``key``      what must stay in order among itself: of a change, its document; ``None`` where it concerns no document
-    ``headers``  names and values beside the body
+    Attributes:
+        id: the change's ``message_id``, which is its resume token's ``_data`` but for changes that share a token: the
+            same change gives the same id however often it is published, and the ids of one stream sort as its changes
+            do
+        topic: the Redis stream, the NATS subject or the Kafka topic
+        body: what the message carries
+        key: what must stay in order among itself: of a change, its document; ``None`` where it concerns no document
+        headers: names and values beside the body
     """
 
     id: str
@@ -41,9 +42,10 @@ class MessageRefused(SinkError):  # noqa: N818
 class Publisher(Protocol):
     """Where messages go. Several threads may publish at a time.
 
-    ``keeps_order``  a call's messages are stored in their order and without a gap. Where it is false, a message may be
-                     stored although an earlier one of its call was not; messages of one key then go in calls of their
-                     own (``runs``)
+    Attributes:
+        keeps_order: a call's messages are stored in their order and without a gap. Where it is false, a message may be
+            stored although an earlier one of its call was not; messages of one key then go in calls of their own
+            (``runs``)
     """
 
     keeps_order: bool

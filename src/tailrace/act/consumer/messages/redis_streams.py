@@ -25,11 +25,12 @@ _ABOUT_THE_MESSAGE: Final = ("WRONGTYPE", "string exceeds maximum")
 class RedisPublisher:
     """Appends to Redis streams (``XADD``), a call's messages of one stream in one transaction.
 
-    ``server``      a URL, ``redis://:password@host:6379/0``, or a client of the package ``redis``
-    ``length_max``  a stream is trimmed to about so many entries; ``None``: never
-    ``replicas``    so many replicas must have a message before it counts as stored (``WAIT``)
-    ``timeout_s``   how long an answer is waited for
-    ``options``     of ``redis.Redis.from_url``
+    Args:
+        server: a URL, ``redis://:password@host:6379/0``, or a client of the package ``redis``
+        length_max: a stream is trimmed to about so many entries; ``None``: never
+        replicas: so many replicas must have a message before it counts as stored (``WAIT``)
+        timeout_s: how long an answer is waited for
+        options: of ``redis.Redis.from_url``
 
     An entry has the fields ``id``, ``body``, ``headers`` (JSON) and, where there is one, ``key``. What Redis
     acknowledged it keeps as well as its ``appendfsync`` says.

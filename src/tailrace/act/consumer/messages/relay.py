@@ -34,10 +34,11 @@ class MessageRelay:
     position is committed only after it. Messages come at least once and in order. With ``commit_every``, up to that
     many changes at hand are published together.
 
-    ``make``           gives the message of a change, or ``None``: ``ChangeMessages`` or ``Outbox``
-    ``retry_seconds``  how long a server that is away is waited for; then PublisherAway ends the listener, which has
-                       committed nothing of it
-    ``delete_from``    the outbox collection: a document is deleted when its message is acknowledged
+    Args:
+        make: gives the message of a change, or ``None``: ``ChangeMessages`` or ``Outbox``
+        retry_seconds: how long a server that is away is waited for; then PublisherAway ends the listener, which has
+            committed nothing of it
+        delete_from: the outbox collection: a document is deleted when its message is acknowledged
     """
 
     def __init__(

@@ -22,21 +22,19 @@ LEASE_SECONDS_MAX: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease as it stands in a store.
+    """A lease as it stands in a store, with an operator's instructions to the listeners (``rules.instructions``).
 
-    ``resource``      what is leased: a name that the listeners agree on
-    ``owner``         the id of the listener that holds it; ``None`` once it was released
-    ``version``       the fencing token: grows by one each time the lease is acquired, never otherwise
-    ``position``      what was committed last, a document; ``None`` before the first commit
-    ``expires_at``    when anybody may take it, by the store's clock (UTC); ``None`` where nobody holds it
-    ``acquired_at``   since when this owner has held it, by the store's clock
-    ``committed_at``  when ``position`` was written, by the store's clock
-
-    An operator's instructions to the listeners (``rules.instructions``):
-
-    ``paused_at``       since when nobody is to take it; its owner finishes the change in hand and gives it back
-    ``reserved_for``    until ``reserved_until`` nobody else takes it: an owner's id, or what such ids begin with
-    ``skip``            the first change that the next owner comes to goes to the dead letters: ``{"letters": where}``
+    Attributes:
+        resource: what is leased: a name that the listeners agree on
+        owner: the id of the listener that holds it; ``None`` once it was released
+        version: the fencing token: grows by one each time the lease is acquired, never otherwise
+        position: what was committed last, a document; ``None`` before the first commit
+        expires_at: when anybody may take it, by the store's clock (UTC); ``None`` where nobody holds it
+        acquired_at: since when this owner has held it, by the store's clock
+        committed_at: when ``position`` was written, by the store's clock
+        paused_at: since when nobody is to take it; its owner finishes the change in hand and gives it back
+        reserved_for: until ``reserved_until`` nobody else takes it: an owner's id, or what such ids begin with
+        skip: the first change that the next owner comes to goes to the dead letters: ``{"letters": where}``
     """
 
     resource: str

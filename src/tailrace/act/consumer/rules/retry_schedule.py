@@ -14,10 +14,13 @@ _DOUBLINGS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class RetrySchedule:
-    """``retries``  how often a change is tried again before ``on_error`` is asked
-    ``first``    seconds before the second try
-    ``factor``   how much longer each wait is than the one before
-    ``longest``  seconds; no wait is longer
+    """How often a change is tried again, and after how long.
+
+    Attributes:
+        retries: how often a change is tried again before ``on_error`` is asked
+        first: seconds before the second try
+        factor: how much longer each wait is than the one before
+        longest: seconds; no wait is longer
     """
 
     retries: int = 0

@@ -49,8 +49,9 @@ _T = TypeVar("_T")
 class ViewDocuments:
     """The documents of a view, for whoever keeps it.
 
-    ``client``  of ``tailrace.connect()``: one deployment holds target and source, a cluster is written by a mongos
-    ``batch``   so many sources are read by one command
+    Args:
+        client: of ``tailrace.connect()``: one deployment holds target and source, a cluster is written by a mongos
+        batch: so many sources are read by one command
     """
 
     def __init__(self, client: Client[Any], view: View, *, batch: int = BATCH) -> None:

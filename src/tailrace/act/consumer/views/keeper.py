@@ -67,10 +67,11 @@ class ViewKeeper:
     (``start="snapshot"``): nothing falls between the two. With totals, the ledger is written in between, and ``start``
     waits for its end.
 
-    ``client``    of ``tailrace.connect()``
-    ``store``     where leases and positions are kept
-    ``resource``  the leases are called ``<resource>/source`` and ``<resource>/target``; by default ``view <name>``
-    ``options``   further ones for both listeners (``partitions``, ``commit_every``, ``lease_seconds``, ...)
+    Args:
+        client: of ``tailrace.connect()``
+        store: where leases and positions are kept
+        resource: the leases are called ``<resource>/source`` and ``<resource>/target``; by default ``view <name>``
+        options: further ones for both listeners (``partitions``, ``commit_every``, ``lease_seconds``, ...)
     """
 
     def __init__(

@@ -24,16 +24,16 @@ _COUNT: Final = "count"
 class Totals:
     """Documents of ``target`` carry how many documents of ``source`` name them in ``on``, and sums over these.
 
-    ``target``  "shop.customers", or the collection
-    ``source``  "shop.orders", or the collection
-    ``on``      the field of a source document with the ``_id`` of a target: at the top of the document, one value, no
-                array
-    ``count``   the field of the target for the number of documents: ``"orders.count"``
-    ``sums``    the field of the target by the field of the source: ``{"orders.total": "amount"}``. Each is what
-                ``$sum`` makes in a ``$group``: 0 where there is nothing, and values that are not numbers are left out
-    ``name``    of the view; its version stands in ``_views.<name>`` of each target. By default that of the source
-    ``ledger``  the collection that keeps what each source document names: the view's own, in the same deployment. By
-                default ``<target>.<name>.ledger``
+    Attributes:
+        target: "shop.customers", or the collection
+        source: "shop.orders", or the collection
+        on: the field of a source document with the ``_id`` of a target: at the top of the document, one value, no array
+        count: the field of the target for the number of documents: ``"orders.count"``
+        sums: the field of the target by the field of the source: ``{"orders.total": "amount"}``. Each is what ``$sum``
+            makes in a ``$group``: 0 where there is nothing, and values that are not numbers are left out
+        name: of the view; its version stands in ``_views.<name>`` of each target. By default that of the source
+        ledger: the collection that keeps what each source document names: the view's own, in the same deployment. By
+            default ``<target>.<name>.ledger``
     """
 
     target: Any

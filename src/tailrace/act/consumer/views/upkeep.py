@@ -44,8 +44,9 @@ class ViewDifference:
 class ViewUpkeep(ViewDocuments):
     """Writes a view. Every method may run beside every other, in as many processes as there are: the versions decide.
 
-    ``client``  of ``tailrace.connect()``: one deployment holds target and source, a cluster is written by a mongos
-    ``batch``   so many targets of one source are updated by one command
+    Args:
+        client: of ``tailrace.connect()``: one deployment holds target and source, a cluster is written by a mongos
+        batch: so many targets of one source are updated by one command
     """
 
     def __init__(self, client: Client[Any], view: View, *, batch: int = BATCH) -> None:
@@ -244,8 +245,9 @@ class ViewUpkeep(ViewDocuments):
         """Write the fields of its source to every target. Returns how many targets had other fields, or a version ahead
         of the deployment's time. May run beside keepers. Raises SinkError at the end if the server refused some.
 
-        ``every``  targets with the right fields get the version too, and are counted: nothing that a process has
-                   computed before can be written from then on
+        Args:
+            every: targets with the right fields get the version too, and are counted: nothing that a process has
+                computed before can be written from then on
         """
         self.check_deployment()
         changed = 0

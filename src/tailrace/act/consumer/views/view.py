@@ -26,13 +26,14 @@ VERSIONS_FIELD: Final = "_views"
 class View:
     """Documents of ``target`` carry ``fields`` of the document of ``source`` whose ``_id`` they name ``on``.
 
-    ``target``  "shop.orders", or the collection
-    ``source``  "shop.customers", or the collection
-    ``on``      the field of the target with the ``_id`` of a source document: one value, no array (``ViewKeeper``
-                refuses one at its first start); it may have dots, and may be ``_id``
-    ``fields``  the field of the target by the field of the source: ``{"customer.name": "name"}``. The view owns the
-                fields of the target: nobody else writes them. Where the source, or its field, is missing, they are too
-    ``name``    of the view; its version stands in ``_views.<name>`` of each target. By default made of ``on``
+    Attributes:
+        target: "shop.orders", or the collection
+        source: "shop.customers", or the collection
+        on: the field of the target with the ``_id`` of a source document: one value, no array (``ViewKeeper`` refuses
+            one at its first start); it may have dots, and may be ``_id``
+        fields: the field of the target by the field of the source: ``{"customer.name": "name"}``. The view owns the
+            fields of the target: nobody else writes them. Where the source, or its field, is missing, they are too
+        name: of the view; its version stands in ``_views.<name>`` of each target. By default made of ``on``
     """
 
     target: Any
