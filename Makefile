@@ -30,7 +30,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench lock dist test-dependencies clean
+.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench site site-serve lock dist test-dependencies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,6 +132,15 @@ bench: $(INSTALLED) ## run every benchmark; each prints both sides and their rat
 		echo "== $$question"
 		$(BIN)/python "$$question" $(ARGS)
 	done
+
+# MkDocs warns at each start of a second version that is not out.
+site site-serve: export NO_MKDOCS_2_WARNING := 1
+
+site: $(INSTALLED) ## the documentation as a site, with the reference of Python and of the commands: build/site
+	$(BIN)/mkdocs build --strict $(ARGS)
+
+site-serve: $(INSTALLED) ## the same at http://127.0.0.1:8000, built anew when a page or a docstring changes
+	$(BIN)/mkdocs serve --livereload $(ARGS)
 
 lock: ## write the lock files again from pyproject.toml; pins stay where they still fit
 	@$(find_python)
