@@ -35,6 +35,28 @@ _PLAIN = {
     "tailrace.__version__": "The version of Tailrace, a string.",
     "tailrace.consumer.views.MISSING": "What a view's difference holds where a document has no such field.",
 }
+#: Classes that the public names of a module give or take, and that nobody imports.
+_GIVEN = {
+    "tailrace": [
+        "watch.client.statistics.StreamStatistics",
+        "read.tail.shared_tail.TailStatistics",
+        "core.oplog.cluster_time.ClusterTime",
+    ],
+    "tailrace.compare": ["watch.compare.sampling.SamplingNumbers"],
+    "tailrace.consumer": [
+        "act.consumer.rules.settings.ListenerStatistics",
+        "act.consumer.rules.position.StreamPosition",
+        "act.consumer.lease_operations.Resource",
+    ],
+    "tailrace.images": ["read.images.state.ImageBatch"],
+    "tailrace.spark": ["lake.spark.planning.backlog.Backlog"],
+    "tailrace.sync": ["act.sync.plan.SyncPlan", "act.sync.verification.Verification"],
+    "tailrace.tables": [
+        "lake.tables.as_of.AsOf",
+        "lake.tables.schema.TableSchema",
+        "lake.tables.progress.TablesProgress",
+    ],
+}
 #: ``watch`` is what these classes are for, and they have it from a base.
 _WATCH = {"Client", "AsyncClient"}
 
@@ -81,4 +103,8 @@ def _lines(face: str) -> list[str]:
         lines += [f"::: {public}", ""]
         if name in _WATCH:
             lines[-1:] = ["    options:", "      inherited_members: [watch]", ""]
+    if given := _GIVEN.get(face):
+        lines += ["## What these names give and take", "", "These classes are not imported from here.", ""]
+        for path in given:
+            lines += [f"::: tailrace.{path}", "    options:", "      heading_level: 3", ""]
     return lines

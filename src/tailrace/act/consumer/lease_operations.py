@@ -39,8 +39,9 @@ class StillHeldError(UsageError):
 class Resource:
     """What one command is about.
 
-    ``record``  the lease of the name that was given
-    ``plan``    where lanes share it; ``None`` for a listener without them, and for a lane by itself
+    Attributes:
+        record: the lease of the name that was given
+        plan: where lanes share it; ``None`` for a listener without them, and for a lane by itself
     """
 
     record: Lease

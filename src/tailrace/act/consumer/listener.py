@@ -195,7 +195,7 @@ class Listener:
 
     @property
     def statistics(self) -> Any:
-        """What was counted so far (``rules.listener.ListenerStatistics``). With partitions: over all lanes that this
+        """What was counted so far (``ListenerStatistics``). With partitions: over all lanes that this
         process has worked on; ``position_time`` is the least of them."""
         parts = [logic.statistics for logic in self._lane_logics]
         if not parts:

@@ -51,9 +51,11 @@ _NAMED_MAX: Final = 10
 class SyncPlan:
     """What would be done.
 
-    ``refusals``    sentences: none, and the sync may begin
-    ``seconds``     about how long the copy takes; ``oplog_seconds`` how far the oplog reaches, ``None``: not known
-    ``goes_on``     a sync of this name is there already, and goes on
+    Attributes:
+        refusals: sentences: none, and the sync may begin
+        seconds: about how long the copy takes
+        oplog_seconds: how far the oplog reaches back; ``None``: not known
+        goes_on: a sync of this name is there already, and goes on
     """
 
     source: str

@@ -74,9 +74,10 @@ _log = logging.getLogger("tailrace.sync")
 class Verification:
     """What a verification found.
 
-    ``time``       the last position that was compared; every range was compared at one no earlier than ``since``
-    ``more``       differing documents beyond those that are named
-    ``complete``   whether all that was asked for was compared; false where it was stopped
+    Attributes:
+        time: the last position that was compared; every range was compared at one no earlier than ``since``
+        more: differing documents beyond those that are named
+        complete: whether all that was asked for was compared; false where it was stopped
     """
 
     since: ClusterTime

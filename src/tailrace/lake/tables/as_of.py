@@ -48,10 +48,11 @@ _LAST_INCREMENT: Final = 2**32 - 1
 class AsOf:
     """What a collection held.
 
-    ``time``      the cluster time that was asked for
-    ``version``   the table's version that it was made from
-    ``replayed``  how many changes from archive or oplog were applied to that version; 0: the version itself is exact
-    ``rows``      the table's columns
+    Attributes:
+        time: the cluster time that was asked for
+        version: the table's version that it was made from
+        replayed: how many changes from archive or oplog were applied to that version; 0: the version itself is exact
+        rows: the table's columns
     """
 
     time: ClusterTime

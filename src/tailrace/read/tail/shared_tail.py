@@ -42,15 +42,20 @@ ReaderMaker = Callable[[Any, Callable[[int], object]], FedReader]
 class TailStatistics:
     """How the shared read of a deployment is doing.
 
-    ``streams``       streams that read, in whatever way
-    ``joined``        those of them that read from the window; the others read the oplog themselves
-    ``waiting``       streams of the joined ones that have something to take
-    ``window_bytes``, ``window_bytes_max``, ``window_entries``  what the window holds, and how much it may
-    ``reads``, ``entries``, ``bytes``  replies that were read for all, and what they held
-    ``fallbacks``     how often a stream was too slow, and read for itself from there on
-    ``rejoins``       how often such a stream came back
-    ``lag_seconds``   how far, in cluster time, the slowest stream is behind what was read
-    ``trouble``       why the deployment cannot be read at the moment, in words; ``None`` while it can
+    Attributes:
+        streams: streams that read, in whatever way
+        joined: those of them that read from the window; the others read the oplog themselves
+        waiting: streams of the joined ones that have something to take
+        window_bytes: what the window holds
+        window_bytes_max: how much it may hold
+        window_entries: how many entries it holds
+        reads: replies that were read for all
+        entries: entries that they held
+        bytes: bytes that they held
+        fallbacks: how often a stream was too slow, and read for itself from there on
+        rejoins: how often such a stream came back
+        lag_seconds: how far, in cluster time, the slowest stream is behind what was read
+        trouble: why the deployment cannot be read at the moment, in words; ``None`` while it can
     """
 
     streams: int = 0

@@ -104,9 +104,11 @@ class SamplingPace:
 class SamplingNumbers:
     """What all samples have come to.
 
-    ``comparisons``  samples that came to their end; ``failures``: those that did not
-    ``gaps``         moments at which both streams had to begin anew: what was written in between was not compared
-    ``differences``  by kind
+    Attributes:
+        comparisons: samples that came to their end
+        failures: samples that did not
+        gaps: moments at which both streams had to begin anew: what was written in between was not compared
+        differences: by kind
     """
 
     events: int

@@ -47,16 +47,16 @@ def _is_gap(gap: object) -> bool:
 class StreamPosition:
     """Where a stream goes on. Exactly one of ``token`` and ``at`` is set.
 
-    ``token``        the resume token of the last change that was handled, or a high-water mark after it
-    ``start_after``  the token is that of an invalidate: the stream goes on in a new one (``startAfter``)
-    ``at``           before the first token: the cluster time that the listener starts at, that time included
-    ``gaps``         the times that were given up after history was lost: ``{"from", "to"}``, oldest first
-    ``snapshot``     how far a snapshot has come, where one is under way: a document of ``tailrace.read.snapshot``
-    ``deployment``   what the stream was read from (``DeploymentIdentity.name_and_id``); ``None`` where that is unknown
-    ``entries``      marks of oplog entries at or before the position, by the oplog's name: whether the deployment still
-                     has the history that the position is of
-    ``began``        when the listener began, as long as the position is before that: a drop from before then does not
-                     end it
+    Attributes:
+        token: the resume token of the last change that was handled, or a high-water mark after it
+        start_after: the token is that of an invalidate: the stream goes on in a new one (``startAfter``)
+        at: before the first token: the cluster time that the listener starts at, that time included
+        gaps: the times that were given up after history was lost: ``{"from", "to"}``, oldest first
+        snapshot: how far a snapshot has come, where one is under way: a document of ``tailrace.read.snapshot``
+        deployment: what the stream was read from (``DeploymentIdentity.name_and_id``); ``None`` where that is unknown
+        entries: marks of oplog entries at or before the position, by the oplog's name: whether the deployment still has
+            the history that the position is of
+        began: when the listener began, as long as the position is before that: a drop from before then does not end it
     """
 
     token: Mapping[str, Any] | None = None

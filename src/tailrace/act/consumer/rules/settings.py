@@ -43,14 +43,16 @@ class ListenerSettings:
 class ListenerStatistics:
     """Counted since the listener was made.
 
-    ``handled``        changes that the handler has returned from; ``skipped`` those that the error policy passed over
-    ``commits``        positions written, those inside transactions included
-    ``failures``       times that the handler raised
-    ``leases_lost``    times that a lease was lost or given up
-    ``lease_version``  the fencing token of the lease that is held; 0 while none is
-    ``position_time``  seconds since 1970 of the cluster time up to which everything was handled; 0 while unknown
-    ``gaps``           times that lost history was accepted
-    ``paused``         1 while an operator has paused the resource, as far as this listener knows
+    Attributes:
+        handled: changes that the handler has returned from
+        skipped: changes that the error policy passed over
+        commits: positions written, those inside transactions included
+        failures: times that the handler raised
+        leases_lost: times that a lease was lost or given up
+        lease_version: the fencing token of the lease that is held; 0 while none is
+        position_time: seconds since 1970 of the cluster time up to which everything was handled; 0 while unknown
+        gaps: times that lost history was accepted
+        paused: 1 while an operator has paused the resource, as far as this listener knows
     """
 
     handled: int = 0
