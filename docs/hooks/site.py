@@ -12,6 +12,7 @@ from typing import Any
 
 import api_pages
 import command_pages
+from figures import with_figures
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
@@ -80,9 +81,9 @@ def _listing(name: str, text: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links that lead out of docs/ into links to the pages that stand for their targets."""
+    """Turn links that lead out of docs/ into links to the pages that stand for their targets, and draw figures."""
     links: RootLinks = config.extra["root_links"]
-    return links.rewritten(markdown, page.file.src_uri)
+    return with_figures(links.rewritten(markdown, page.file.src_uri))
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:

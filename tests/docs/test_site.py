@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import pkgutil
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from docs.hooks.figures import with_figures
 from markdown_it import MarkdownIt
 
 import tailrace
@@ -107,6 +109,23 @@ def test_every_public_name_has_its_place_in_the_reference(html: dict[str, str]) 
     assert [name for name in names if name not in places] == []
 
 
+OWN_TABLE = re.compile(r"(?m)^``[\w*]+``(, ``[\w*]+``)*  +\S")
+
+
+def docstrings(name: str) -> Iterator[str]:
+    """Of a public name, and of what is public in it."""
+    module, _, attribute = name.rpartition(".")
+    found = getattr(importlib.import_module(module), attribute)
+    for each in (found, *(vars(found).values() if isinstance(found, type) else ())):
+        text = getattr(getattr(each, "__func__", each), "__doc__", None)
+        yield inspect.cleandoc(text) if isinstance(text, str) else ""
+
+
+def test_docstrings_of_public_names_have_the_layout_that_tools_read() -> None:
+    assert [name for name in public_names() if any(OWN_TABLE.search(text) for text in docstrings(name))] == []
+    assert OWN_TABLE.search("Sentence.\n\n``name``  what it means") is not None
+
+
 def commands(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, str, argparse.Action]]:
     """Each argument of each command: the command's page, what its anchor begins with, and itself."""
     for action in parser._actions:
@@ -141,6 +160,23 @@ def test_a_page_has_on_the_site_the_shape_that_it_has_as_a_file(html: dict[str, 
         text = html[str(path.relative_to(DOCS).with_suffix(".html"))]
         article = text[text.index("<article") : text.index("</article>")]
         assert shapes(re.sub(r"(?s)<nav.*?</nav>", "", article)) == shapes(reader.render(path.read_text())), path
+
+
+def test_bars_are_drawn_of_the_figures_in_the_tables_above_them(html: dict[str, str]) -> None:
+    marked = {path: len(re.findall(r"(?m)^<!-- bars: ", path.read_text())) for path in DOCS.rglob("*.md")}
+    assert sum(marked.values()) >= 5
+    for path, count in marked.items():
+        drawn = re.findall(
+            r"(?s)<svg class=\"figure\".*?</svg>", html[str(path.relative_to(DOCS).with_suffix(".html"))]
+        )
+        assert len(drawn) == count, path
+        assert all(svg.count('<rect class="bar"') >= 3 for svg in drawn), path
+    table = "| x | a | b |\n|---|---|---|\n| one | 1,500 (3) | |\n| two | 3 | 0.5 s |\n| three | 1, 2 | |\n"
+    svg = with_figures(f"{table}\n<!-- bars: seconds; 2 first; 3 second -->\n")
+    assert re.findall(r'width="([\d.]+)" height="11"', svg) == ["420.0", "1.0", "1.0"]
+    assert all(f">{said}</text>" in svg for said in ("1,500", "3", "0.5"))
+    with pytest.raises(AssertionError, match="no figure in any column"):
+        with_figures(f"{table}\n<!-- bars: nothing; 1 names -->\n")
 
 
 def test_the_search_knows_every_page(site: Path, html: dict[str, str]) -> None:
