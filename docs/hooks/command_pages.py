@@ -65,12 +65,17 @@ def _lines(parser: argparse.ArgumentParser, prefix: str) -> Iterator[str]:
         shown = [one for one in group._group_actions if one.help != argparse.SUPPRESS]
         shown = [one for one in shown if not isinstance(one, argparse._SubParsersAction)]
         if shown:
-            yield from (f"{level}# {(group.title or '').capitalize()} {{: #{prefix}{_slug(group.title or '')} }}", "")
+            yield from (f"{level}# {_title(group)} {{: #{prefix}{_slug(_title(group))} }}", "")
             for action in shown:
                 yield from _definition(parser, action, prefix)
     yield from _text(parser.epilog or "")
     for name, part in _subparsers(parser):
         yield from _lines(part, f"{prefix}{name}")
+
+
+def _title(group: argparse._ArgumentGroup) -> str:
+    title = group.title or ""
+    return "Arguments" if title == "positional arguments" else title.capitalize()
 
 
 def _slug(title: str) -> str:
@@ -92,11 +97,13 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 def _definition(parser: argparse.ArgumentParser, action: argparse.Action, prefix: str) -> Iterator[str]:
     arguments = _formatter(parser)._format_args(action, _metavar(action)) if action.nargs != 0 else ""
+    arguments = "..." if action.metavar == "..." else arguments
     names = ", ".join(action.option_strings)
     shown = f"{names} {arguments}".strip()
     anchor = action.option_strings[-1] if action.option_strings else f"-{_slug(action.dest)}"
     yield f"`{shown}` {{: #{prefix}{anchor} }}"
-    yield f":   {_help(parser, action) or 'Says nothing more.'}"
+    assert action.help, f"{parser.prog}: the help does not say what {shown} does"
+    yield f":   {_help(parser, action)}"
     yield ""
 
 

@@ -14,8 +14,14 @@ from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
 from tailrace.cli.output import say, tell
 from tailrace.cli.sampled import report_path
-from tailrace.cli.stream_arguments import add_switches, add_uri_argument, parse_duration, pipeline_of, switches_of
-from tailrace.core.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
+from tailrace.cli.stream_arguments import (
+    add_image_arguments,
+    add_switches,
+    add_uri_argument,
+    parse_duration,
+    pipeline_of,
+    switches_of,
+)
 from tailrace.core.plan.profile import for_people
 from tailrace.errors import TailraceError
 from tailrace.read.source.uri import find_uri
@@ -80,8 +86,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--pipeline", metavar="JSON", help="stages after $changeStream, as an array in extended JSON, or @FILE with it"
     )
     group = parser.add_argument_group("options of the change stream")
-    group.add_argument("--full-document", choices=FULL_DOCUMENT_MODES)
-    group.add_argument("--full-document-before-change", choices=BEFORE_CHANGE_MODES)
+    add_image_arguments(group)
     add_switches(group)
     parser.set_defaults(run=run, positionals=("uri", "namespace"))
 

@@ -83,12 +83,25 @@ def add_stream_arguments(parser: argparse.ArgumentParser, *, more_modes: tuple[s
         "--explain", action="store_true", help="print the stream's plan and what it has to read instead of events"
     )
     group = parser.add_argument_group("options of the change stream")
-    group.add_argument("--full-document", choices=(*FULL_DOCUMENT_MODES, *more_modes))
-    group.add_argument("--full-document-before-change", choices=(*BEFORE_CHANGE_MODES, *more_modes))
+    add_image_arguments(group, more_modes)
     for flag in ("--resume-after", "--start-after"):
         group.add_argument(flag, metavar="TOKEN", help="a resume token: its _data, or the whole document as JSON")
     group.add_argument("--start-at-operation-time", metavar="TIME", help="T,I (a BSON timestamp) or an ISO date")
     add_switches(group)
+
+
+def add_image_arguments(group: argparse._ArgumentGroup, more_modes: tuple[str, ...] = ()) -> None:
+    """Add what decides which documents an event holds."""
+    group.add_argument(
+        "--full-document",
+        choices=(*FULL_DOCUMENT_MODES, *more_modes),
+        help="the document after an update: looked up (updateLookup), or an image (default: none)",
+    )
+    group.add_argument(
+        "--full-document-before-change",
+        choices=(*BEFORE_CHANGE_MODES, *more_modes),
+        help="the document before the change, as an image (default: none)",
+    )
 
 
 def add_switches(group: argparse._ArgumentGroup) -> None:

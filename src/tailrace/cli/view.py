@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "verify recomputes it and prints what differs (exit status 1); rebuild writes it anew, also while it is kept; "
         "run keeps it until it is interrupted, in as many processes as you like.",
     )
-    parser.add_argument("action", choices=("verify", "rebuild", "run"))
+    parser.add_argument("action", choices=("verify", "rebuild", "run"), help="what to do, as above")
     add_uri_argument(parser)
     parser.add_argument("--target", required=True, metavar="DB.COLL", help="whose documents carry the fields")
     parser.add_argument("--source", required=True, metavar="DB.COLL", help="what they are taken from, or computed from")
