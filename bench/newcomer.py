@@ -3,8 +3,8 @@ that pip uses, ``tailrace doctor``, ``tailrace watch``, and a write. The steps o
 
     make dist && python bench/newcomer.py dist/tailrace-*.whl
 
-mongod runs before the clock does: it is the newcomer's. Nothing that pip has cached is used. Bar: 60 seconds in all; the
-exit status is 1 where it is missed.
+mongod runs before the clock does: it is the newcomer's. Nothing that pip has cached is used. Bar: 60 seconds in all;
+the exit status is 1 where it is missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tailrace.embedded import ReplicaSet
-
 
 BAR_S = 60.0
 

@@ -1,6 +1,6 @@
 """Append every change of a database to a table of DuckDB, exactly once.
 
-    python to_duckdb.py MONGODB_URI DATABASE FILE CHECKPOINT
+    python to_duckdb.py URI DATABASE FILE CHECKPOINT
 
 A batch goes over as one Arrow table, which is fast; ``maxEventsPerTrigger`` bounds it.
 """

@@ -1,6 +1,6 @@
 """Keep an index of Elasticsearch or OpenSearch equal to a collection, by its bulk interface.
 
-    python to_elasticsearch.py MONGODB_URI DATABASE.COLLECTION http://localhost:9200 INDEX CHECKPOINT
+    python to_elasticsearch.py URI DATABASE.COLLECTION http://localhost:9200 INDEX CHECKPOINT
 
 The version of a document in the index is the cluster time of its change, and the server refuses older and equal
 ones (``external``). So a batch may be given again, in part or whole: what is there already answers 409.

@@ -1,6 +1,6 @@
 """Publish every change of a database to a topic of Kafka, exactly once, in order for each document.
 
-    python to_kafka.py MONGODB_URI DATABASE BOOTSTRAP_SERVERS TOPIC CHECKPOINT
+    python to_kafka.py URI DATABASE BOOTSTRAP_SERVERS TOPIC CHECKPOINT
 
 A topic is its own record of what it has: each message carries its token (with a number, where several events have one
 token), a document's changes all go to one partition, and the producer keeps their order. So the last message of each

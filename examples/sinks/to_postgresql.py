@@ -1,6 +1,6 @@
 """Copy a collection into PostgreSQL, and count its changes by day: each change exactly once.
 
-    python to_postgresql.py MONGODB_URI DATABASE COLLECTION DSN CHECKPOINT
+    python to_postgresql.py URI DATABASE COLLECTION DSN CHECKPOINT
 
 Rows, counts and the note that the batch was applied are one transaction. A count shows a change that is applied twice,
 which an upsert would hide. Needs psycopg2.

@@ -24,7 +24,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_the_example_is_a_good_pipeline_file() -> None:
     example = Path(__file__).parents[2] / "examples" / "pipeline.yaml"
-    settings = load(example, {"MONGODB_URI": "mongodb://u:secret@h/?replicaSet=rs0"})
+    settings = load(example, {"TAILRACE_URI": "mongodb://u:secret@h/?replicaSet=rs0"})
     assert settings.source == {
         "uri": "mongodb://u:secret@h/?replicaSet=rs0",
         "database": "shop",
@@ -51,7 +51,7 @@ def test_every_key_of_the_example_is_known_also_those_in_comments(tmp_path: Path
             line.startswith("  # ") and (key.isidentifier() or key in {"- $match", "spark.local.dir"}) and ":" in bare
         )
         uncommented.append(bare if is_key else line)
-    settings = load(written(tmp_path, "\n".join(uncommented)), {"MONGODB_URI": "mongodb://h"})
+    settings = load(written(tmp_path, "\n".join(uncommented)), {"TAILRACE_URI": "mongodb://h"})
     assert settings.source["pipeline"].startswith('[{"$match"')
     assert settings.source["columns"].startswith("event,token,operation_type")
     assert settings.source["showExpandedEvents"] == "true"

@@ -204,7 +204,7 @@ def _uri(value: object, base: Path, environment: Mapping[str, str]) -> str:
     if value is None and not environment.get(URI_VARIABLE, "").strip():
         raise UsageError(
             "source.uri is missing",
-            hint=f"Give it there, as ${{MONGODB_URI}} from the environment, as @FILE, or set {URI_VARIABLE}",
+            hint=f"Give it there, as ${{TAILRACE_URI}} from the environment, as @FILE, or set {URI_VARIABLE}",
         )
     text = None if value is None else _text(value, "source.uri")
     return find_uri(text, environment, base if text is not None else None).reveal()
