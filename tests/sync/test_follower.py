@@ -19,9 +19,11 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
+from tailrace.act.sync.deltas import DeltaEncoder
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
 from tailrace.act.sync.writer import TargetMismatchError
+from tailrace.core import raw_bson
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
@@ -205,6 +207,32 @@ def test_values_of_a_unique_index_go_around(pair: tuple[ReplicaSet, ReplicaSet, 
         equal(source, target, settings)
 
 
+def test_deltas_that_the_target_refuses_are_written_as_whole_documents(
+    pair: tuple[ReplicaSet, ReplicaSet, SyncSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, settings = pair
+    refused = bson.encode({"$rename": {"n": "_id"}})
+    updates = DeltaEncoder.updates
+    asked = 0
+
+    def wrong(self: DeltaEncoder, changes: Any) -> list[bytes] | None:
+        nonlocal asked
+        asked += 1
+        made = updates(self, changes)
+        return made if made is None else [raw_bson.encode_element(raw_bson.OBJECT, b"u", refused)]
+
+    monkeypatch.setattr(DeltaEncoder, "updates", wrong)
+    with MongoClient[Any](source.uri) as client, following(source.uri, target.uri, settings) as follower:
+        client.shop.orders.insert_many([{"_id": one, "n": 1} for one in range(5)])
+        client.shop.others.insert_one({"_id": 1, "n": 1})
+        follower.run_until(now(source.uri))
+        client.shop.orders.update_many({}, {"$inc": {"n": 1}})
+        client.shop.others.update_one({}, {"$inc": {"n": 1}})
+        follower.run_until(now(source.uri))
+        assert asked
+        equal(source, target, settings)
+
+
 def test_a_target_that_somebody_else_wrote_to_is_not_written_on(
     pair: tuple[ReplicaSet, ReplicaSet, SyncSettings],
 ) -> None:
@@ -262,6 +290,30 @@ def test_each_position_is_known_with_the_targets_time(pair: tuple[ReplicaSet, Re
         last = [one.at for one in found.commits][-1]
         command = {"find": "orders", "readConcern": {"level": "snapshot", "atClusterTime": last.to_timestamp()}}
         assert len(there.shop.command(command)["cursor"]["firstBatch"]) == 5
+
+
+def test_a_position_before_what_lanes_have_written_is_none_to_compare_at(
+    pair: tuple[ReplicaSet, ReplicaSet, SyncSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes were cut off in the middle of a segment, and the next owner makes shorter ones."""
+    source, target, settings = pair
+    with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
+        client.shop.orders.insert_one({"_id": 0})
+        with following(source.uri, target.uri, settings) as follower:
+            before = follower.run_until(now(source.uri))
+        for number in range(1, 6):
+            client.shop.orders.insert_one({"_id": number})
+        goal = now(source.uri)
+        there.tailrace_sync.syncs.update_one({}, {"$set": {"hold": goal.to_timestamp()}})
+        for name in ("_FIRST", "_MOST"):
+            monkeypatch.setattr(f"tailrace.act.sync.follower.{name}", 1)
+        with following(source.uri, target.uri, settings) as follower:
+            follower.run_until(goal)
+        found = SyncState(there, settings).read()
+    assert found is not None
+    assert found.batch > 5
+    assert [one.time for one in found.commits if before < one.time < goal] == []
+    assert found.commits[-1].time >= goal
 
 
 def test_a_document_that_no_client_may_write_is_refused(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:

@@ -164,6 +164,7 @@ class SyncFold:
 
     @property
     def collections(self) -> dict[bytes, SyncedCollection]:
+        """Those as of the last step: later ones make another mapping."""
         return self._catalog.collections
 
     # -- steps ------------------------------------------------------------------------------------------------------

@@ -101,7 +101,9 @@ class FoldedCatalog:
         return self._settings.has(namespace)
 
     def definitions(self, member: str, entry: OplogEntry) -> Iterator[Definition]:
-        """What a command did to the catalogue, as far as it concerns the sync."""
+        """What a command did to the catalogue, as far as it concerns the sync. ``collections`` is another mapping
+        afterwards: whoever holds the one before goes on with it."""
+        self.collections = dict(self.collections)
         uuid = entry.collection_uuid
         if entry.operation in CHANGES:
             if self.wants(entry.namespace) and uuid is not None and not entry.from_migrate:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from bson.int64 import Int64
 from pymongo import MongoClient
@@ -20,18 +20,20 @@ from pymongo.client_session import ClientSession
 
 from tailrace.act.sync import indexes
 from tailrace.act.sync.definitions import TargetDefinitions
+from tailrace.act.sync.deltas import DeltaEncoder, takes_deltas
 from tailrace.act.sync.fold import ChangeSegment, DocumentChanges, SyncFold
 from tailrace.act.sync.folded_catalog import Definition
 from tailrace.act.sync.index_definitions import Note
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
-from tailrace.act.sync.state import COMMITS_KEPT, Committed, SyncDocument, SyncState
-from tailrace.act.sync.writer import ANEW, ChangesWriter, UniqueInTheWayError
+from tailrace.act.sync.state import COMMITS_KEPT, Committed, SyncDocument, SyncedCollection, SyncState
+from tailrace.act.sync.writer import ANEW, NAMES_SINCE, ChangesWriter, OtherWayError
 from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.errors import UsageError
 from tailrace.read.source.topology import Cluster
 from tailrace.read.window.oplogs import Oplogs, OplogWindow
+from tailrace.read.window.read_ahead import ReadAhead
 
 _POLL_S: Final = 0.05
 #: Seconds after which the last position is noted with the target's time, if nothing else is written.
@@ -78,6 +80,10 @@ class Follower:
         self._ownership = ownership
         self._stopped = stopped or threading.Event()
         self._definitions = TargetDefinitions(state, ownership)
+        self._encoder = DeltaEncoder(
+            takes_names=self._definitions.version >= NAMES_SINCE,
+            takes_deltas=takes_deltas(state.client, state.database),
+        )
         self._most = _FIRST
         self._uncommitted: Committed | None = None
         self._flushed = time.monotonic()
@@ -91,7 +97,8 @@ class Follower:
         document = self._state.read()
         if document is None:
             raise UsageError(f"there is no sync {self._state.name!r} on the target")
-        self.collections = self._state.collections()
+        #: As of the segment that is written; what comes after it is read meanwhile.
+        self.collections: Mapping[bytes, SyncedCollection] = self._state.collections()
         self.time, self.hold, self.phase = document.time, document.hold, document.phase
         self._batch, self._witness = document.batch, document.witness
         self._barrier = document.barrier is not None
@@ -161,18 +168,20 @@ class Follower:
     def _write(self, window: OplogWindow) -> None:
         fold = SyncFold(self._settings, self.collections, self.hold, self._most)
         notes: list[Note] = []
-        for step in fold.steps(window):
-            if isinstance(step, Definition):
-                notes += self._define(step)
-                continue
-            if step.until > self.time or step.changes or notes or self._barrier:
-                self._segment(step, fold, notes, window)
-            notes = []
-            fold.most = self._most
-            if self._stopped.is_set():
-                self._oplogs.close()
-                break
-        self.collections = fold.collections
+        with _StepsAhead(fold, window) as ahead:
+            for step in ahead:
+                if isinstance(step, Definition):
+                    notes += self._define(step)
+                    continue
+                self.collections = fold.collections
+                fold.most = self._most
+                ahead.begin()
+                if step.until > self.time or step.changes or notes or self._barrier:
+                    self._segment(step, notes, window)
+                notes = []
+                if self._stopped.is_set():
+                    self._oplogs.close()
+                    break
 
     def _look_at_hold(self) -> None:
         """Once the target equals the source for the first time, unique indexes can be built; they are never left out
@@ -204,37 +213,40 @@ class Follower:
 
     # -- segments ---------------------------------------------------------------------------------------------------
 
-    def _segment(self, segment: ChangeSegment, fold: SyncFold, notes: list[Note], window: OplogWindow) -> None:
+    def _segment(self, segment: ChangeSegment, notes: list[Note], window: OplogWindow) -> None:
         begun = time.monotonic()
         if segment.capped:
             again = self._capped_begun
             self._block(segment.until, *_CAPPED)
             self._capped_begun = True
-            self._definitions.capped.write(segment.capped, fold.collections, again=again)
+            self._definitions.capped.write(segment.capped, self.collections, again=again)
         tolerant = self.time < self.hold
         if len(segment.documents) > 1 and self._ownership.lanes > 2:
-            documents, tolerant = self._in_lanes(segment, fold, tolerant=tolerant), True
+            documents, tolerant = self._in_lanes(segment, tolerant=tolerant), True
         else:
             documents = segment.documents
-        writer = ChangesWriter(self._state.client, self.hold, self._definitions.version)
-        rewritten: set[bytes] = set()
+        writer = self._writer()
+        ways: dict[bytes, int] = {}
         sets = self._position(segment, window)
 
         def body(session: ClientSession) -> None:
             for note in notes:
                 note(session)
-            writer.write(session, documents, fold.collections, tolerant=tolerant, rewritten=rewritten)
+            writer.write(session, documents, self.collections, tolerant=tolerant, ways=ways)
 
         while True:
             try:
                 self._ownership.run(body, sets=sets, what="write changes")
                 break
-            except UniqueInTheWayError as error:
+            except OtherWayError as error:
                 _log.debug("written another way: %s", error)
-                rewritten.add(error.uuid)
+                ways[error.uuid] = error.way
         self._committed(segment)
         self._look_at_hold()
         self._adapt(segment.changes, writer.written_bytes, time.monotonic() - begun)
+
+    def _writer(self) -> ChangesWriter:
+        return ChangesWriter(self._state.client, self.hold, self._definitions.version, self._encoder)
 
     def _position(self, segment: ChangeSegment, window: OplogWindow) -> dict[str, Any]:
         """What the sync's document says with the segment."""
@@ -262,7 +274,10 @@ class Follower:
         self._capped_begun = False
         self._batch += 1
         self.changes += segment.changes
-        self._uncommitted, self._flushed = Committed(segment.until, self._ownership.committed_at), time.monotonic()
+        # While lanes that were cut off may have written what comes later, the target equals the source at no position.
+        reached = self.time >= self.hold
+        self._uncommitted = Committed(segment.until, self._ownership.committed_at) if reached else None
+        self._flushed = time.monotonic()
 
     def _flush(self, *, at_once: bool = False) -> None:
         """Note the last position's time on the target, if nothing is written that could take it along."""
@@ -278,7 +293,7 @@ class Follower:
 
     # -- lanes ------------------------------------------------------------------------------------------------------
 
-    def _in_lanes(self, segment: ChangeSegment, fold: SyncFold, *, tolerant: bool) -> list[DocumentChanges]:
+    def _in_lanes(self, segment: ChangeSegment, *, tolerant: bool) -> list[DocumentChanges]:
         """Write a segment by several transactions at once. Before, ``hold`` goes to its end: until the position is
         there, the target may be newer in places. Returns what is left for the last transaction."""
         self._ownership.run(
@@ -291,7 +306,7 @@ class Follower:
         failed: list[DocumentChanges] = []
         threads = [
             CheckedThread(
-                partial(self._write_lane, lane, part, fold.collections, failed, tolerant=tolerant),
+                partial(self._write_lane, lane, part, failed, tolerant=tolerant),
                 "tailrace-sync-lane",
                 failed=lambda error: None,
             )
@@ -311,20 +326,48 @@ class Follower:
         self,
         lane: int,
         documents: list[DocumentChanges],
-        collections: Mapping[bytes, Any],
         failed: list[DocumentChanges],
         *,
         tolerant: bool,
     ) -> None:
-        writer = ChangesWriter(self._state.client, self.hold, self._definitions.version)
+        writer = self._writer()
 
         def body(session: ClientSession) -> None:
-            writer.write(session, documents, dict(collections), tolerant=tolerant, rewritten=set())
+            writer.write(session, documents, self.collections, tolerant=tolerant, ways={})
 
         try:
             self._ownership.run(body, lane=lane, what="write changes")
-        except UniqueInTheWayError:
+        except OtherWayError:
             failed += documents  # another lane has to be first: all is written in one transaction instead
+
+
+class _StepsAhead:
+    """The steps of a window. ``begin``: find the next one in a thread, while this one is carried out."""
+
+    def __init__(self, fold: SyncFold, window: OplogWindow) -> None:
+        self._steps = fold.steps(window)
+        self._ahead: ReadAhead[ChangeSegment | Definition | None] | None = None
+
+    def begin(self) -> None:
+        self._ahead = ReadAhead(self._next, lambda: None)
+
+    def _next(self) -> ChangeSegment | Definition | None:
+        return next(self._steps, None)
+
+    def __iter__(self) -> Iterator[ChangeSegment | Definition]:
+        while True:
+            ahead, self._ahead = self._ahead, None
+            step = self._next() if ahead is None else ahead.result()
+            if step is None:
+                return
+            yield step
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ahead is not None:
+            self._ahead.give_up()
 
 
 def _lane(one: DocumentChanges, count: int) -> int:

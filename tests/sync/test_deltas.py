@@ -1,0 +1,161 @@
+"""Deltas as updates that the target carries out: the bytes are those that the source has made, and what cannot be one
+is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import bson
+import pytest
+from pymongo import MongoClient
+
+from tailrace.act.sync.deltas import DeltaEncoder, takes_deltas
+from tailrace.act.sync.inserting import RawDocuments
+from tailrace.act.sync.writer import _BYPASS, _query
+from tailrace.core import raw_bson as rb
+from tailrace.embedded import ReplicaSet
+from tests.amounts import amount
+from tests.differential.fuzz_images import ImagesFuzz, Totals, key_of
+
+INTERNAL = b"$_internalApplyOplogUpdate"
+
+
+class Applied(ImagesFuzz):
+    """Random updates; each delta is carried out again, on the document that was there before."""
+
+    def __init__(self, client: MongoClient[Any], seed: int, encoder: DeltaEncoder) -> None:
+        super().__init__(client, seed, [], Totals())
+        self.encoder = encoder
+        self.client = client
+        self.todo: dict[bytes, tuple[bytes, bytes, list[bytes]]] = {}
+        self.ways: Counter[str] = Counter()
+        self.refused_deltas: Counter[Any] = Counter()
+
+    def _apply(self, entry: bytes, where: str) -> None:
+        fields = {element.name: element for element in rb.elements(entry)}
+        change = rb.value(entry, fields[b"o"])
+        letter = rb.read_string(entry, fields[b"op"].value_start)
+        before = None
+        if letter == b"u":
+            key = key_of(rb.value(entry, fields[b"o2"]))
+            before = self.known.get(key)
+        super()._apply(entry, where)
+        if before is None or key in self.todo:
+            return
+        made = self.encoder.updates([(ord("u"), change, 1)])
+        if made is None:
+            self.ways["whole"] += 1
+            return
+        self.ways["as it is" if INTERNAL in made[0] else "modifiers"] += 1
+        self.todo[key] = before, self.known[key], made
+
+    def _check(self, where: str) -> None:
+        self.todo = {}
+        super()._check(where)
+        there = self.client["images"]["again"]
+        there.drop()
+        before = b"".join(one for one, _, _ in self.todo.values())
+        if not before:
+            return
+        there.database.command({"insert": "again", "documents": [RawDocuments(before)], **_BYPASS})
+        for key, (_, _, made) in list(self.todo.items()):
+            [element] = rb.elements(key)
+            query = _query(key[element.start : element.end])
+            statements = b"".join(rb.encode_document(query, update) for update in made)
+            reply = there.database.command({"update": "again", "updates": [RawDocuments(statements)], **_BYPASS})
+            if "writeErrors" in reply:
+                self.refused_deltas[reply["writeErrors"][0]["code"]] += 1
+                del self.todo[key]
+            else:
+                assert reply["n"] == len(made)
+        found = {key_of(one): one for one in rb.split(b"".join(there.find_raw_batches({})))}
+        for key, (document, after, made) in self.todo.items():
+            assert found[key] == after, (document, made)
+
+
+@pytest.mark.mongod
+@pytest.mark.parametrize(
+    ("version", "takes"),
+    [
+        ("6.0.27", True),
+        pytest.param("5.0.4", False, marks=pytest.mark.slow),
+        pytest.param("7.0.28", True, marks=[pytest.mark.slow, pytest.mark.wine]),
+    ],
+)
+def test_a_delta_carried_out_gives_the_bytes_that_the_source_has(
+    version: str, takes: bool, start_replica_set: Callable[..., ReplicaSet]
+) -> None:
+    with MongoClient[Any](start_replica_set(version=version).uri) as client:
+        assert takes_deltas(client, "images") == takes
+        fuzz = Applied(client, 11, DeltaEncoder(takes_names=True, takes_deltas=takes))
+        fuzz.run(amount(300, 3000))
+    assert fuzz.totals.differences == []
+    assert not fuzz.refused_deltas
+    assert fuzz.ways["modifiers"] > 30
+    assert (fuzz.ways["as it is"] > 30) == takes
+
+
+def delta(diff: dict[str, Any]) -> bytes:
+    return bson.encode({"$v": 2, "diff": diff})
+
+
+@pytest.mark.parametrize(
+    ("diff", "update"),
+    [
+        ({"u": {"a": 1, "b": "$x.y"}}, {"$set": {"a": 1, "b": "$x.y"}}),
+        ({"d": {"a": False}, "u": {"b": {"c.d": 1}}}, {"$set": {"b": {"c.d": 1}}, "$unset": {"a": True}}),
+        ({"sa": {"u": {"b": 1}, "sc": {"d": {"e": False}}}}, {"$set": {"a.b": 1}, "$unset": {"a.c.e": True}}),
+        (
+            {"sa": {"a": True, "u3": 1, "s4": {"u": {"b": 2}}, "s5": {"a": True, "u0": 3}}},
+            {"$set": {"a.3": 1, "a.4.b": 2, "a.5.0": 3}},
+        ),
+    ],
+)
+def test_a_delta_that_modifiers_carry_out(diff: dict[str, Any], update: dict[str, Any]) -> None:
+    made = DeltaEncoder(takes_names=True, takes_deltas=False).updates([(ord("u"), delta(diff), 1)])
+    assert made == [rb.encode_element(rb.OBJECT, b"u", bson.encode(update))]
+
+
+@pytest.mark.parametrize(
+    "diff",
+    [
+        {"i": {"a": 1}},
+        {"u": {"a": 1}, "i": {"b": 1}},
+        {"sa": {"a": True, "l": 2}},
+        {"sa": {"a": True, "l": 2, "u0": 1}},
+        {"sa": {"sb": {"a": True, "s1": {"i": {"c": 1}}}}},
+        {"u": {"_id": 1}},
+        {"d": {"_id": False}},
+        {"u": {"a.b": 1}},
+        {"u": {"$a": 1}},
+        {"u": {"": 1}},
+        {"d": {"a.b": False}},
+        {"sa": {"u": {"$b": 1}}},
+        {"sa.b": {"u": {"c": 1}}},
+    ],
+)
+def test_a_delta_that_no_modifiers_carry_out(diff: dict[str, Any]) -> None:
+    changes = [(ord("u"), delta(diff), 1)]
+    assert DeltaEncoder(takes_names=True, takes_deltas=False).updates(changes) is None
+    [made] = DeltaEncoder(takes_names=True, takes_deltas=True).updates(changes) or []
+    assert INTERNAL in made
+
+
+def test_a_name_with_a_dollar_inside_of_a_value_goes_whole_to_a_target_that_takes_none() -> None:
+    changes = [(ord("u"), delta({"u": {"a": {"$b": 1}}}), 1)]
+    assert DeltaEncoder(takes_names=False, takes_deltas=False).updates(changes) is None
+    assert DeltaEncoder(takes_names=True, takes_deltas=False).updates(changes) is not None
+
+
+def test_many_changes_of_one_document_are_one_update_or_few() -> None:
+    encoder = DeltaEncoder(takes_names=True, takes_deltas=True)
+    plain = [(ord("u"), delta({"u": {"a": number}}), number) for number in range(1, 9)]
+    assert encoder.updates(plain) == [rb.encode_element(rb.OBJECT, b"u", bson.encode({"$set": {"a": 8}}))]
+    nested = [(ord("u"), delta({"sa": {"u": {"b": number}}}), number) for number in range(1, 9)]
+    assert len(encoder.updates(nested[:3]) or []) == 3
+    assert encoder.updates(nested) is None
+    assert encoder.updates([(ord("i"), bson.encode({"_id": 1}), 1), *plain]) is None
+    assert encoder.updates([*plain, (ord("d"), bson.encode({"_id": 1}), 1)]) is None
+    assert encoder.updates([(ord("u"), bson.encode({"_id": 1, "whole": 1}), 1)]) is None
