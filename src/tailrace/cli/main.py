@@ -77,6 +77,7 @@ _EXTRAS_OF: Final = {
     ("archive", "pyarrow"): "archive",
     ("replay", "pyarrow"): "archive",
     ("watch", "pyarrow"): "archive",
+    ("sync", "pyarrow"): "archive",
     ("watch", "lmdb"): "images",
     ("lake", "pyarrow"): "tables",
     ("tables", "pyarrow"): "tables",

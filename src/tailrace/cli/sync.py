@@ -75,6 +75,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="transactions in parallel; with 1 the source's transactions stay whole (default: 1)",
     )
     parser.add_argument("--documents-per-second", type=float, metavar="N", help="the copy's limit (default: none)")
+    parser.add_argument(
+        "--archive",
+        metavar="DIR",
+        help="record the source's oplogs there, so that the sync may fall behind by more than they reach back "
+        "(extra: archive)",
+    )
     parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S", help="default: 30")
     parser.add_argument("--once", action="store_true", help="end when the target has what the source has now")
     parser.add_argument("--json", action="store_true", help="for programs: a JSON document on a line each")
@@ -134,6 +140,7 @@ def _opened(words: Sequence[str], args: argparse.Namespace) -> Iterator[Sync]:
         state_db=args.state_db,
         lanes=args.lanes,
         documents_per_second=args.documents_per_second,
+        archive=args.archive,
         lease_s=args.lease_seconds,
     ) as sync:
         yield sync

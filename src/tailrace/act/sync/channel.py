@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from tailrace.act.consumer.rules.errors import LeaseLost
 from tailrace.act.sync import standing
@@ -30,6 +31,9 @@ from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from tailrace.act.sync.archiving import SyncArchive
 
 #: What another process asks, by which the owner gives the lease away, is forgotten if nobody takes it in that many
 #: leases.
@@ -50,6 +54,7 @@ class Sync:
         state_db: the database on the target that keeps the state
         lanes: transactions in parallel. With one, the source's transactions stay whole
         documents_per_second: the copy's limit
+        archive: a directory in which the source's oplogs are recorded, for when they reach back no longer
         lease_s: after so many seconds of silence another process may go on
     """
 
@@ -65,6 +70,7 @@ class Sync:
         state_db: str = STATE_DB,
         lanes: int = 1,
         documents_per_second: float | None = None,
+        archive: str | Path | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
         chosen, left_out = tuple(only), tuple(excluded)
@@ -76,6 +82,7 @@ class Sync:
             state_db=state_db,
             lanes=lanes,
             documents_per_second=documents_per_second,
+            archive=None if archive is None else Path(archive),
             lease_s=lease_s,
         )
         self._source, self._target = source, target
@@ -84,6 +91,7 @@ class Sync:
         self._seen = SyncProgress(name)
         self._opened = ExitStack()
         self._ends: Ends | None = None
+        self._archive: SyncArchive | None = None
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
@@ -95,6 +103,7 @@ class Sync:
 
     def close(self) -> None:
         """Close all connections."""
+        self._record_no_more()
         self._opened.close()
         self._ends = None
 
@@ -120,6 +129,13 @@ class Sync:
     ) -> SyncProgress:
         """Copy, then follow, until ``stop``, or a cut-over; or up to a time of the source, or its present. Where
         another process owns the sync, this one waits until it may go on. Raises TailraceError."""
+        try:
+            self._run(told, until, to_present)
+        finally:
+            self._record_no_more()
+        return self.status()
+
+    def _run(self, told: Told | None, until: ClusterTime | None, to_present: bool) -> None:
         self._begin_if_new()
         goal = self.ends.now() if to_present else until
         owner = SyncOwner(self.ends, self.settings, self._counted, self._stopped, look=self.status, told=told)
@@ -127,8 +143,10 @@ class Sync:
             if self._document().phase == standing.CUT_OVER:
                 break
             if self._waits_for_another():
+                self._record_no_more()
                 self._stopped.wait(LOOK_S)
                 continue
+            self._record()
             try:
                 done = owner.work(goal)
             except LeaseLost as error:
@@ -137,7 +155,22 @@ class Sync:
                 continue
             if done:
                 break
-        return self.status()
+        if self._archive is not None and self._archive.failure is not None:
+            raise self._archive.failure
+
+    def _record(self) -> None:
+        """Let the archive, if there is one, have everything that is written from now on."""
+        if self.settings.archive is None or self._archive is not None:
+            return
+        from tailrace.act.sync.archiving import SyncArchive  # noqa: PLC0415  it needs pyarrow
+
+        self._archive = SyncArchive(self._source, self.settings.archive, lambda _: self.stop())
+        self._archive.wait_until_begun()
+
+    def _record_no_more(self) -> None:
+        archive, self._archive = self._archive, None
+        if archive is not None:
+            archive.close()
 
     def status(self) -> SyncProgress:
         """How far the sync is, whoever owns it."""
@@ -260,6 +293,7 @@ class Sync:
                 raise UsageError(
                     "; ".join(str(one) for one in plan.refusals), hint="`tailrace sync plan` shows all that it needs"
                 )
+            self._record()
             now = self.ends.now()
             extra = {"settings": standing.said_of(self.settings)}
             members, witness = self.ends.oplogs.members, self.ends.oplogs.witness()

@@ -59,6 +59,7 @@ class Ends:
             witness=None if document is None else document.witness,
             what=f"the sync {self._settings.name!r}",
             anew=ANEW,
+            archive=self._settings.archive,
         )
 
     def now(self) -> ClusterTime:

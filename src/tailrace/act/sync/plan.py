@@ -31,6 +31,7 @@ from tailrace.act.sync.sizes import disk_of, in_time, in_units, reach_of, sizes_
 from tailrace.act.sync.state import SyncState
 from tailrace.act.sync.views import collections_shown
 from tailrace.core.plan.profile import knowledge_of
+from tailrace.core.printable import in_a_line
 from tailrace.errors import TailraceError
 from tailrace.read.source.compatibility import compatibility_of
 from tailrace.read.source.connection import Connection
@@ -381,18 +382,18 @@ class _Examination:
         return min((one for one in found if one is not None), default=None)
 
     def _window(self, seconds: float, reach: float | None) -> None:
-        if self.settings.archive is not None:
-            self.refusals.append(
-                "no sync reads an archive yet, so none would help it after the oplog. Leave archive out, and enlarge "
-                "the oplog with replSetResizeOplog"
-            )
         if reach is None:
             return
-        if reach < seconds:
+        if reach < seconds and self.settings.archive is not None:
+            self.warnings.append(
+                f"the copy takes about {in_time(seconds)}, and the oplog reaches back {in_time(reach)} at the "
+                f"pace so far: {in_a_line(str(self.settings.archive))} keeps what the sync needs after that"
+            )
+        elif reach < seconds:
             self.refusals.append(
                 f"the copy takes about {in_time(seconds)}, and the oplog reaches back {in_time(reach)} at the "
-                "pace so far: the sync could not go on after the copy. Enlarge the oplog with replSetResizeOplog, copy "
-                "less (--only), or raise --documents-per-second"
+                "pace so far: the sync could not go on after the copy. Keep what the oplog loses (--archive DIR), "
+                "enlarge it with replSetResizeOplog, copy less (--only), or raise --documents-per-second"
             )
         elif reach < _WINDOW_SHARE * seconds:
             self.warnings.append(

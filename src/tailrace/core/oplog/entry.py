@@ -244,3 +244,15 @@ def apply_ops(entry: OplogEntry) -> Iterator[bytes]:
         if element.type != OBJECT:
             raise OplogFormatError("an element of applyOps is not a document", position=entry.position)
         yield raw_bson.value(entry.o, element)
+
+
+def applied_at_once(entry: OplogEntry) -> Iterator[OplogEntry]:
+    """The operations of an ``applyOps`` command, which is not a transaction. The server's streams do not show them
+    (before 8.0), but the collection holds what they wrote."""
+    for raw in apply_ops(entry):
+        operation = parse_operation(raw, entry.position)
+        operation.cluster_time = entry.cluster_time
+        if operation.operation == "c" and b"applyOps" in operation.command_fields():
+            yield from applied_at_once(operation)
+        else:
+            yield operation

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ from pymongo.errors import PyMongoError
 
 from tailrace.core.kernel.change_rows import ChangeRows, change_rows
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.core.oplog.entry import OplogEntry, apply_ops, parse_entry, parse_operation
+from tailrace.core.oplog.entry import OplogEntry, applied_at_once, parse_entry
 from tailrace.core.oplog.history import history_lost
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.oplog.witness import DeploymentIdentity, EntryMark, Witness
@@ -31,6 +33,7 @@ from tailrace.core.plan.request import OplogBatch
 from tailrace.core.stage.oplog_match import OplogMatch
 from tailrace.core.stage.unwind_transaction import UnwindTransaction, is_commit, operations_of
 from tailrace.errors import OplogFormatError, OtherHistoryError, SourceError, TailraceError, on_shard
+from tailrace.read.archive.layout import CONFIG_OPLOG
 from tailrace.read.source.base import OplogSource
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.membership import Removed, changes, removed_shards
@@ -165,20 +168,27 @@ class OplogMember:
             yield entry
             return
         if entry.lsid is None and b"applyOps" in entry.command_fields():
-            yield from _applied_at_once(entry)
+            yield from applied_at_once(entry)
             return
         if not self._match.matches(entry):
             return
         yield from operations_of(self._unwind.process([entry]), self.source.entries)
 
 
-class LiveOplog(OplogMember):
-    """An oplog that grows: its server can be asked for a promise."""
+#: Makes the source of the oplog that a client leads to.
+Longer = Callable[[MongoClient[Any]], MongodSource]
 
-    def __init__(self, name: str, client: MongoClient[Any], version: str, *, anew: str) -> None:
+
+class LiveOplog(OplogMember):
+    """An oplog that grows: its server can be asked for a promise. ``longer``: makes its source, where that is to reach
+    back further than the oplog."""
+
+    def __init__(
+        self, name: str, client: MongoClient[Any], version: str, *, anew: str, longer: Longer = MongodSource
+    ) -> None:
         self.client = client
         self._anew = anew
-        self._ahead, self.live = MongodSource(client), MongodSource(client)
+        self._ahead, self.live = longer(client), longer(client)
         #: The last entry that was read: the oplog must hold it still when reading goes on.
         self._last: tuple[ClusterTime, bytes] | None = None
         super().__init__(name, self.live, version, reader=self._ahead)
@@ -262,6 +272,7 @@ class Oplogs:
     ``what``     who reads them, in the plural: "the tables in DIR"
     ``anew``     what lets these begin anew, at the end of a sentence: "remove the directory"
     ``stopped``  when it is set, a read that is under way is no longer waited for
+    ``archive``  the directory of an archive that goes on where the oplogs no longer reach back
     """
 
     def __init__(
@@ -274,8 +285,10 @@ class Oplogs:
         witness: Witness | None = None,
         what: str,
         anew: str,
+        archive: Path | None = None,
     ) -> None:
         self._stopped = stopped
+        self._archive = archive
         self._what, self._anew = what, anew
         #: Shards that were added since the last look, with whatever they held before.
         self.joined: set[str] = set()
@@ -291,10 +304,10 @@ class Oplogs:
         if cluster is None:
             source = MongodSource(client)
             self.version = source.server_version
-            self._members[source.name] = LiveOplog(source.name, client, source.server_version, anew=anew)
+            self._members[source.name] = self._oplog(source.name, client, source.server_version, None)
         else:
             self.version = cluster.server_version()
-            self._config = LiveOplog(_CONFIG, cluster.config_client(), self.version, anew=anew)
+            self._config = self._oplog(_CONFIG, cluster.config_client(), self.version, CONFIG_OPLOG)
             for name, host in self._hosts.items():
                 self._add(ShardAddress(name, host))
         self.identity = self._identity()
@@ -304,6 +317,15 @@ class Oplogs:
             self._list(None)
             if not members:
                 self.joined = set()
+
+    def _oplog(self, name: str, client: MongoClient[Any], version: str, archived: str | None) -> LiveOplog:
+        """A member. ``archived``: what its oplog is called in a cluster's archive."""
+        longer: Longer = MongodSource
+        if self._archive is not None:
+            from tailrace.read.window.archived import ArchivedOplog  # noqa: PLC0415  it needs pyarrow
+
+            longer = partial(ArchivedOplog, folder=self._archive, oplog=archived, stopped=self._stopped)
+        return LiveOplog(name, client, version, anew=self._anew, longer=longer)
 
     @property
     def live(self) -> Sequence[OplogMember]:
@@ -492,7 +514,7 @@ class Oplogs:
         assert self._cluster is not None
         client = self._cluster.client_at(shard) if shard.host else self._cluster.client(shard.name)
         self._hosts[shard.name] = shard.host
-        self._members[shard.name] = LiveOplog(shard.name, client, self.version, anew=self._anew)
+        self._members[shard.name] = self._oplog(shard.name, client, self.version, shard.name)
 
     def _move(self, name: str, host: str) -> None:
         """A shard has other servers now. If they are another replica set, which was given the name of a removed shard,
@@ -521,18 +543,6 @@ def same_replica_set(one: str, other: str) -> bool:
     come and go."""
     (name, _, servers), (other_name, _, others) = one.partition("/"), other.partition("/")
     return name == other_name and not set(servers.split(",")).isdisjoint(others.split(","))
-
-
-def _applied_at_once(entry: OplogEntry) -> Iterator[OplogEntry]:
-    """The operations of an ``applyOps`` command, which is not a transaction. The server's streams do not show them
-    (before 8.0), but the collection holds what they wrote."""
-    for raw in apply_ops(entry):
-        operation = parse_operation(raw, entry.position)
-        operation.cluster_time = entry.cluster_time
-        if operation.operation == "c" and b"applyOps" in operation.command_fields():
-            yield from _applied_at_once(operation)
-        else:
-            yield operation
 
 
 def read_window(members: Sequence[OplogMember], after: ClusterTime, until: ClusterTime, bytes_max: int) -> OplogWindow:
