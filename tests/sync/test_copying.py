@@ -75,6 +75,8 @@ def odd_documents(version: str) -> Iterator[bytes]:
     yield bson.encode({"_id": 6, "s": "\x01"}).replace(b"\x01\x00\x00", b"\xff\x00\x00")
     if version != "4.4.2":
         yield bson.encode({"_id": 7, "$set": {"a": 1}, "a.b": 1, "t": Timestamp(0, 0)})
+    if version in ("6.0.27", "7.0.28"):
+        yield bson.encode({"_id": {"x": {"$a": 1}}, "t": Timestamp(0, 0)})
     size = 16 * 1024 * 1024 - len(bson.encode({"_id": 8, "s": ""}))
     yield bson.encode({"_id": 8, "s": "x" * size})
     yield bson.encode({"_id": 9, "s": "y" * size})

@@ -163,6 +163,8 @@ def test_bytes_that_a_plain_write_would_change_stay(pair: tuple[ReplicaSet, Repl
         shop.insert_one({"_id": None})
         shop.insert_one({"_id": {"a": 1, "b": [1, 2]}})
         shop.insert_one({"_id": 7, "big": big})
+        odd = {"x": {"$a": 1}}  # from an update alone
+        shop.update_one({"_id": {"$eq": odd}}, {"$set": {"n": 1}}, upsert=True)
         client.shop.command({"insert": "orders", "documents": [RawBSONDocument(raw)]})
         client.shop.command({"insert": "a..b", "documents": [{"_id": 1}]})
         client.shop.command({"create": "a..c", "capped": True, "size": 4096})
@@ -177,6 +179,8 @@ def test_bytes_that_a_plain_write_would_change_stay(pair: tuple[ReplicaSet, Repl
         shop.update_one({"_id": {"a": 1, "b": [1, 2]}}, {"$set": {"c": 1}})
         shop.update_one({"_id": 7}, {"$set": {"n": 1}})
         shop.delete_one({"_id": 9})
+        shop.update_one({"_id": {"$eq": odd}}, {"$inc": {"n": 1}})
+        shop.replace_one({"_id": {"$eq": {"x": {"$b": 1}}}}, {"n": 1}, upsert=True)
         client.shop.command({"update": "a..b", "updates": [{"q": {"_id": 1}, "u": {"$set": {"n": 2}}}]})
         client.shop.command({"insert": "a..c", "documents": [{"_id": 7}]})
         client.shop.command({"update": "a..c", "updates": [{"q": {"_id": 7}, "u": {"$set": {"n": 2}}}]})
@@ -321,7 +325,7 @@ def test_a_document_that_no_client_may_write_is_refused(pair: tuple[ReplicaSet, 
     source, target, settings = pair
     with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
         client.shop.orders.insert_one({"_id": 1})
-        odd = {"op": "i", "ns": "shop.orders", "o": {"_id": {"x": {"$a": 1}}}}
+        odd = {"op": "i", "ns": "shop.orders", "o": {"_id": {"b": 1, "$a": 1}}}
         client.admin.command({"applyOps": [odd]})
         with following(source.uri, target.uri, settings) as follower, pytest.raises(SinkError, match="from no client"):
             follower.run_until(now(source.uri))

@@ -59,6 +59,8 @@ PARALLEL: Final = 4
 _RANGE_DOCUMENTS: Final = 50_000
 _RANGES_MAX: Final = 64
 _DUPLICATE: Final = 11000
+#: A name with a dollar, where an insert takes none.
+_DOLLAR: Final = 52
 #: One ``_id`` on two shards may be a document that is moving. It is no more where it stays so.
 _DUPLICATE_TRIES: Final = 6
 _DUPLICATE_PAUSE_S: Final = 0.5
@@ -344,6 +346,9 @@ class _RangeCopier:
             try:
                 return self._note(wanted, wanted.after(chunk.to, chunk.documents), pieces)
             except SinkError as error:
+                if error.code == _DOLLAR and not self._inserter.looks_at_ids:
+                    self._inserter.looks_at_ids = True
+                    continue
                 if error.code != _DUPLICATE:
                     raise
                 if not left or not isinstance(self._source, Cluster):

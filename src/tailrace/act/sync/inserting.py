@@ -2,6 +2,8 @@
 
 An insert puts the time in the place of a Timestamp of 0 on a document's top level (measured on 4.4.2, 5.0.4, 6.0.27 and
 7.0.28; not in ``_id``). Newer servers can be told not to; on others such a document goes as an update that inserts it.
+So does one whose ``_id`` is a document with a name in it that begins with a dollar: 6.0.27 and 7.0.28 refuse it in an
+insert (52), and take it from an update.
 """
 
 from __future__ import annotations
@@ -32,18 +34,20 @@ class Inserter:
     """Inserts documents as the bytes that they are, into any collection of a target. Of one thread.
 
     ``keeps_empty_timestamps``  whether the target's inserts can leave a Timestamp of 0 as it is
+    ``looks_at_ids``            whether each ``_id`` is looked at: once an insert was refused for one
     """
 
     def __init__(self, target: MongoClient[Any]) -> None:
         self._target = target
         self.keeps_empty_timestamps = _takes_empty_timestamps(target)
+        self.looks_at_ids = False
 
     def insert(self, namespace: str, pieces: Sequence[bytes], session: ClientSession) -> None:
         """Insert the documents of ``pieces``, each some of them one after the other. Raises OperationFailure."""
         database, _, name = namespace.partition(".")
         special: list[bytes] = []
-        if not self.keeps_empty_timestamps:
-            pieces, special = _without_special(pieces)
+        if not self.keeps_empty_timestamps or self.looks_at_ids:
+            pieces, special = self._without_special(pieces)
         command: dict[str, Any] = {
             "insert": name,
             "documents": [RawDocuments(one) for one in pieces],
@@ -59,6 +63,25 @@ class Inserter:
             updates = [insertion(one) for one in special]
             command = {"update": name, "updates": updates, "ordered": False, "bypassDocumentValidation": True}
             _raise_first(there.command(command, session=session))
+
+    def _without_special(self, pieces: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+        """The pieces without the documents that go as updates, and those documents."""
+        usual: list[bytes] = []
+        special: list[bytes] = []
+        for piece in pieces:
+            if not self.looks_at_ids and _EMPTY_TIMESTAMP.search(piece) is None:
+                usual.append(piece)
+                continue
+            rest: list[bytes] = []
+            for document in raw_bson.split(piece):
+                (special if self._is_special(document) else rest).append(document)
+            usual += _joined(rest)
+        return usual, special
+
+    def _is_special(self, document: bytes) -> bool:
+        if self.looks_at_ids and has_dollar_in_id(document):
+            return True
+        return not self.keeps_empty_timestamps and has_empty_timestamp(document)
 
 
 class RawDocuments(RawBSONDocument):
@@ -94,28 +117,18 @@ def _joined(documents: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(together)
 
 
-def _without_special(pieces: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """The pieces without the documents in which an insert would put the time in the place of an empty Timestamp, and
-    those documents."""
-    usual: list[bytes] = []
-    special: list[bytes] = []
-    for piece in pieces:
-        if _EMPTY_TIMESTAMP.search(piece) is None:
-            usual.append(piece)
-            continue
-        rest: list[bytes] = []
-        for document in raw_bson.split(piece):
-            (special if has_empty_timestamp(document) else rest).append(document)
-        usual += _joined(rest)
-    return usual, special
-
-
 def has_empty_timestamp(document: bytes) -> bool:
     """Whether a field of the document's own, other than ``_id``, is Timestamp(0, 0): servers put the time there."""
     return any(
         one.type == raw_bson.TIMESTAMP and one.name != b"_id" and not any(raw_bson.value(document, one))
         for one in raw_bson.elements(document)
     )
+
+
+def has_dollar_in_id(document: bytes) -> bool:
+    """Whether ``_id`` is a document that may have a name in it that begins with a dollar."""
+    found = raw_bson.find(document, b"_id")
+    return found is not None and found.type == raw_bson.OBJECT and b"$" in raw_bson.value(document, found)
 
 
 def insertion(document: bytes) -> dict[str, Any]:

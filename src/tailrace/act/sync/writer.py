@@ -28,7 +28,7 @@ from pymongo.errors import OperationFailure
 
 from tailrace.act.sync.deltas import DELTA, DeltaEncoder
 from tailrace.act.sync.fold import NOT_THERE, THERE, DocumentChanges
-from tailrace.act.sync.inserting import RawDocuments
+from tailrace.act.sync.inserting import RawDocuments, has_dollar_in_id
 from tailrace.act.sync.state import SyncedCollection
 from tailrace.act.sync.target import is_worth_again
 from tailrace.core import raw_bson
@@ -367,13 +367,15 @@ _UPSERT: Final = raw_bson.encode_element(raw_bson.BOOL, b"upsert", b"\x01")
 
 def needs_literal(document: bytes) -> bool:
     """Whether an insert or a replacement would not store these bytes: the server puts its time in the place of an empty
-    timestamp on top level, and takes names with a dollar there for operators."""
+    timestamp on top level, takes names with a dollar there for operators, and refuses them inside of ``_id``."""
     # Most have neither; looking for these is ten times as fast as the expression.
     if b"$" not in document and _NINE_ZEROS not in document:
         return False
     if _SUSPECT.search(document) is None:
         return False
-    return any(one.name.startswith(b"$") or _is_empty_time(document, one) for one in raw_bson.elements(document))
+    if any(one.name.startswith(b"$") or _is_empty_time(document, one) for one in raw_bson.elements(document)):
+        return True
+    return has_dollar_in_id(document)
 
 
 def _is_empty_time(document: bytes, one: raw_bson.Element) -> bool:
