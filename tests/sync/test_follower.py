@@ -237,6 +237,32 @@ def test_deltas_that_the_target_refuses_are_written_as_whole_documents(
         equal(source, target, settings)
 
 
+def test_small_changes_of_large_documents_are_few_in_a_transaction(
+    pair: tuple[ReplicaSet, ReplicaSet, SyncSettings],
+) -> None:
+    """The target's cache has to hold what a transaction writes: whole documents, however small the changes are."""
+    source, target, settings = pair
+    with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
+        state = SyncState(there, settings)
+        with following(source.uri, target.uri, settings) as follower:
+            client.shop.large.insert_many([{"_id": one, "pad": b"x" * (6 << 20), "n": 0} for one in range(6)])
+            client.shop.small.insert_many([{"_id": one, "n": 0} for one in range(6)])
+            follower.run_until(now(source.uri))
+        batches = []
+        for name in ("small", "large"):
+            for one in range(6):
+                client.shop[name].update_one({"_id": one}, {"$inc": {"n": 1}})
+            before = state.read()
+            with following(source.uri, target.uri, settings) as follower:
+                follower.run_until(now(source.uri))
+            after = state.read()
+            assert before is not None
+            assert after is not None
+            batches.append(after.batch - before.batch)
+            assert there.shop[name].count_documents({"n": 1}) == 6
+        assert batches == [1, 2]
+
+
 def test_a_target_that_somebody_else_wrote_to_is_not_written_on(
     pair: tuple[ReplicaSet, ReplicaSet, SyncSettings],
 ) -> None:

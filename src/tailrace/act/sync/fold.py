@@ -10,7 +10,7 @@ Steps come one at a time, and who takes them may look at ``collections`` meanwhi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -83,6 +83,16 @@ class _Changes:
     changes: list[Change] = field(default_factory=list)
 
 
+class _Group(dict[bytes, _Changes]):
+    """The changes of a collection, by the element ``_id``. ``size``: about that of a document."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+
 class _Delayed(NamedTuple):
     """An operation of a time whose definitions come first. ``key``: not ``None`` where it is not known whether the
     document was there, as for a shard's part of a transaction over several shards; of a delete there, the document key
@@ -141,24 +151,31 @@ class SyncFold:
 
     ``hold``        up to it, what was copied may be newer than the entries
     ``most``        a segment ends after about so many changes, or so many ``bytes_most``; may be set at any time
-    ``unselected``  names of collections that were seen and are not synced
+    ``size_of``     about how large a collection's documents are: a small change of a large document is a large write
     """
 
     def __init__(
-        self, settings: SyncSettings, collections: Mapping[bytes, SyncedCollection], hold: ClusterTime, most: int
+        self,
+        settings: SyncSettings,
+        collections: Mapping[bytes, SyncedCollection],
+        hold: ClusterTime,
+        most: int,
+        *,
+        size_of: Callable[[SyncedCollection], int] = lambda _: 0,
     ) -> None:
         self._catalog = FoldedCatalog(settings, collections, hold)
         self.most = most
-        self.bytes_most = 8 << 20
+        self.bytes_most = 16 << 20
+        self._size_of = size_of
         self._reset()
 
     def _reset(self) -> None:
         #: The time of a definition that no segment has followed yet. A later one may be carried out only once: two of
         #: them, done again in a row, need not give what they gave (an index that becomes unique).
         self._defined = _NEVER
-        self._groups: dict[bytes, dict[bytes, _Changes]] = {}
+        self._groups: dict[bytes, _Group] = {}
         #: The groups by what entries have for namespace and UUID.
-        self._places: dict[bytes, dict[bytes, _Changes]] = {}
+        self._places: dict[bytes, _Group] = {}
         self._capped: list[CappedChange] = []
         self._count = self._size = 0
 
@@ -196,7 +213,7 @@ class SyncFold:
         yield from self._at(waiting)
         yield self._segment(window.until)
 
-    def _place(self, one: _LocatedEntry, waiting: list[_Delayed], *, shared: bool) -> dict[bytes, _Changes] | None:
+    def _place(self, one: _LocatedEntry, waiting: list[_Delayed], *, shared: bool) -> _Group | None:
         """Where an entry's change goes; ``None``: nowhere, or it was taken care of."""
         if one.operation == COMMAND:
             waiting.extend(_operations(one))
@@ -210,7 +227,7 @@ class SyncFold:
         if self._catalog.collections[uuid].capped:
             self._add(uuid, one.operation, one.identifier, one.body, one.time)
             return None
-        group = self._groups.setdefault(uuid, {})
+        group = self._group(uuid)
         if not one.migrated:
             run = one.run
             self._places[run.raw[one.first : one.last]] = group
@@ -298,11 +315,17 @@ class SyncFold:
                 return  # the copy, which is of that time, has it
             self._capped.append(CappedChange(uuid, op, identifier, body, time))
         else:
-            self._note(self._groups.setdefault(uuid, {}), op, identifier, body, time, before=before)
+            self._note(self._group(uuid), op, identifier, body, time, before=before)
+
+    def _group(self, uuid: bytes) -> _Group:
+        found = self._groups.get(uuid)
+        if found is None:
+            found = self._groups[uuid] = _Group(self._size_of(self._catalog.collections[uuid]))
+        return found
 
     def _note(
         self,
-        group: dict[bytes, _Changes],
+        group: _Group,
         op: int,
         identifier: bytes,
         body: bytes,
@@ -315,6 +338,7 @@ class SyncFold:
             if before is None:
                 before = NOT_THERE if op == INSERT else UNKNOWN if op == DELETE_OF else THERE
             group[identifier] = _Changes(before, self._count, [(op, body, time)])
+            self._size += group.size
             return
         if op == INSERT and before is None and found.changes[-1][0] in (INSERT, UPDATE):
             raise two_documents(self._namespace_of(group), identifier)
@@ -325,7 +349,7 @@ class SyncFold:
             group[identifier] = found
             found.changes = [(op, body, time)]
 
-    def _namespace_of(self, group: dict[bytes, _Changes]) -> str:
+    def _namespace_of(self, group: _Group) -> str:
         return next(self._catalog.collections[uuid].namespace for uuid, one in self._groups.items() if one is group)
 
 

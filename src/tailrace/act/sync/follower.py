@@ -26,6 +26,7 @@ from tailrace.act.sync.folded_catalog import Definition
 from tailrace.act.sync.index_definitions import Note
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.sizes import DocumentSizes
 from tailrace.act.sync.state import COMMITS_KEPT, Committed, SyncDocument, SyncedCollection, SyncState
 from tailrace.act.sync.writer import ANEW, NAMES_SINCE, ChangesWriter, OtherWayError
 from tailrace.base.threads import CheckedThread
@@ -84,6 +85,7 @@ class Follower:
             takes_names=self._definitions.version >= NAMES_SINCE,
             takes_deltas=takes_deltas(state.client, state.database),
         )
+        self._sizes = DocumentSizes(state.client)
         self._most = _FIRST
         self._uncommitted: Committed | None = None
         self._flushed = time.monotonic()
@@ -166,7 +168,7 @@ class Follower:
         return True
 
     def _write(self, window: OplogWindow) -> None:
-        fold = SyncFold(self._settings, self.collections, self.hold, self._most)
+        fold = SyncFold(self._settings, self.collections, self.hold, self._most, size_of=self._sizes)
         notes: list[Note] = []
         with _StepsAhead(fold, window) as ahead:
             for step in ahead:

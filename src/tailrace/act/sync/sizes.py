@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
+from tailrace.act.sync.state import SyncedCollection
 from tailrace.read.source.mongod import MongodSource
+
+#: Seconds for which a size is believed.
+_FRESH_S: Final = 60.0
+
+
+class DocumentSizes:
+    """About how large the documents of each collection of a target are; 0 where it does not tell."""
+
+    def __init__(self, target: MongoClient[Any]) -> None:
+        self._target = target
+        self._known: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, collection: SyncedCollection) -> int:
+        now = time.monotonic()
+        asked, size = self._known.get(collection.target, (-_FRESH_S, 0))
+        if now - asked >= _FRESH_S:
+            database, _, name = collection.target.partition(".")
+            try:
+                size = int(self._target[database].command({"collStats": name}).get("avgObjSize", 0))
+            except PyMongoError:
+                size = 0
+            self._known[collection.target] = now, size
+        return size
 
 
 def sizes_of(clients: Sequence[MongoClient[Any]], namespaces: Sequence[str]) -> tuple[int, int, int]:
