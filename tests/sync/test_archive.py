@@ -31,21 +31,23 @@ DOCUMENTS = 2_000
 
 
 def test_an_archive_of_a_cluster_begins_before_the_sync_does(
-    start_sharded_cluster: Callable[..., ShardedCluster], start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
+    sharded_cluster: ShardedCluster, start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
 ) -> None:
-    source, target = start_sharded_cluster(shards=2), start_replica_set()
-    source.router.create_database("shop", "shard0")
-    for number in range(20):
-        source.router.insert_one("shop.orders", {"_id": number})
-    with Sync(source.uri, target.uri, archive=tmp_path / "archive") as sync:
-        sync.run(to_present=True)
-        source.router.insert_one("shop.orders", {"_id": 20})
-        sync.run(to_present=True)
+    router, target = sharded_cluster.router, start_replica_set()
+    router.create_database("archived", "shard0")
+    try:
+        router.insert_many("archived.orders", [{"_id": number} for number in range(20)])
+        with Sync(sharded_cluster.uri, target.uri, only=["archived.*"], archive=tmp_path / "archive") as sync:
+            sync.run(to_present=True)
+            router.insert_one("archived.orders", {"_id": 20})
+            sync.run(to_present=True)
+    finally:
+        router.drop_database("archived")
     with MongoClient[Any](target.uri) as there:
-        assert [one["_id"] for one in there.shop.orders.find(sort=[("_id", 1)])] == list(range(21))
-        time_ = ClusterTime.from_timestamp(there.tailrace_sync.syncs.find_one()["copied"])
-    for name in ("shard0", "shard1", CONFIG_OPLOG):
-        assert ArchiveSource(tmp_path / "archive", name).start < time_
+        assert [one["_id"] for one in there.archived.orders.find(sort=[("_id", 1)])] == list(range(21))
+        copied = ClusterTime.from_timestamp(there.tailrace_sync.syncs.find_one()["copied"])
+    for name in (*sharded_cluster.shards, CONFIG_OPLOG):
+        assert ArchiveSource(tmp_path / "archive", name).start < copied
 
 
 def until(what: Callable[[], Any], process: subprocess.Popen[bytes] | None = None) -> Any:
