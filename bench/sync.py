@@ -13,12 +13,14 @@ writes a second, and a sync of 100 collections is cut over.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +54,16 @@ def main() -> None:
             there.bench.orders.aggregate([{"$out": {"db": "floor", "coll": "orders"}}])
         before = client.admin.command("ping")["operationTime"]
         changes(collection, options.changes, options.documents, 7)
-        seconds = _timed_run(source, target)
+        with _cpu_told(target.uri, options.changes):
+            seconds = _timed_run(source, target)
         ours = told("steady, tailrace sync", options.changes, seconds, "changes")
-        told("  mongod alone", options.changes, floor(client, target.uri, before), "changes")
+        segments = _segments(client, before)
+        with _cpu_told(target.uri, options.changes):
+            seconds = floor(target.uri, segments)
+        told("  mongod alone", options.changes, seconds, "changes")
         for bulk, share in ((_BULK, options.loop), (1, options.loop // 20)):
-            seconds = loop(client, target.uri, before, share, bulk)
+            with _cpu_told(target.uri, share):
+                seconds = loop(client, target.uri, before, share, bulk)
             rate = told(f"steady, the loop in bulks of {bulk:,}", share, seconds, "changes")
             print(f"  tailrace sync is {ours / rate:.1f} times as fast")
         with MongoClient[Any](target.uri) as there:
@@ -112,11 +119,31 @@ def loop(client: MongoClient[Any], uri: str, start: Any, count: int, bulk: int) 
         return time.monotonic() - begun
 
 
-def floor(client: MongoClient[Any], uri: str, start: Any) -> float:
-    """Seconds that the target needs for the same writes: made beforehand, in transactions with a position each."""
+@contextmanager
+def _cpu_told(uri: str, count: int) -> Iterator[None]:
+    """Print the processor time that the target's primary and this process need."""
+    with MongoClient[Any](uri) as client:
+        pid = client.admin.command("serverStatus")["pid"]
+    before = _cpu(pid), time.process_time()
+    yield
+    server, ours = _cpu(pid) - before[0], time.process_time() - before[1]
+    print(f"microseconds of CPU each: {server / count * 1e6:.0f} of the target, {ours / count * 1e6:.0f} here")
+
+
+def _cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _segments(client: MongoClient[Any], start: Any) -> list[list[dict[str, Any]]]:
+    """The commands of the changes since ``start``, as a sync sends them."""
     query = {"ts": {"$gt": start}, "ns": "bench.orders", "op": {"$in": ["i", "u", "d"]}}
     entries = list(client.local["oplog.rs"].find(query, sort=[("$natural", 1)]))
-    segments = [_commands(entries[at : at + _SEGMENT]) for at in range(0, len(entries), _SEGMENT)]
+    return [_commands(entries[at : at + _SEGMENT]) for at in range(0, len(entries), _SEGMENT)]
+
+
+def floor(uri: str, segments: list[list[dict[str, Any]]]) -> float:
+    """Seconds that the target needs for the same writes: made beforehand, in transactions with a position each."""
     with MongoClient[Any](uri) as there, there.start_session() as session:
         begun = time.monotonic()
         for number, commands in enumerate(segments):
