@@ -14,6 +14,7 @@ from typing import Any
 import bson
 import pytest
 from bson.codec_options import CodecOptions
+from bson.dbref import DBRef
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
@@ -75,6 +76,7 @@ def odd_documents(version: str) -> Iterator[bytes]:
     yield bson.encode({"_id": 6, "s": "\x01"}).replace(b"\x01\x00\x00", b"\xff\x00\x00")
     if version != "4.4.2":
         yield bson.encode({"_id": 7, "$set": {"a": 1}, "a.b": 1, "t": Timestamp(0, 0)})
+    yield bson.encode({"_id": {"r": DBRef("c", 1)}, "r": DBRef("c", 1)})
     if version in ("6.0.27", "7.0.28"):
         yield bson.encode({"_id": {"x": {"$a": 1}}, "t": Timestamp(0, 0)})
     size = 16 * 1024 * 1024 - len(bson.encode({"_id": 8, "s": ""}))

@@ -14,6 +14,7 @@ from typing import Any
 import bson
 import pytest
 from bson.binary import Binary
+from bson.dbref import DBRef
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
@@ -163,6 +164,7 @@ def test_bytes_that_a_plain_write_would_change_stay(pair: tuple[ReplicaSet, Repl
         shop.insert_one({"_id": None})
         shop.insert_one({"_id": {"a": 1, "b": [1, 2]}})
         shop.insert_one({"_id": 7, "big": big})
+        shop.insert_one({"_id": {"r": DBRef("c", 1)}, "r": DBRef("c", 1)})
         odd = {"x": {"$a": 1}}  # from an update alone
         shop.update_one({"_id": {"$eq": odd}}, {"$set": {"n": 1}}, upsert=True)
         client.shop.command({"insert": "orders", "documents": [RawBSONDocument(raw)]})

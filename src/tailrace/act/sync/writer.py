@@ -337,7 +337,8 @@ class _Table:
             raw_bson.encode_element(raw_bson.OBJECT, b"u", raw_bson.encode_document(change)),
         )
         self._send({"insert": self._name, "documents": [RawDocuments(document)], **_BYPASS}, 1, "insert")
-        self._send({"update": self._name, "updates": [RawDocuments(statement)], **_BYPASS}, 1, "insert")
+        if empty:
+            self._send({"update": self._name, "updates": [RawDocuments(statement)], **_BYPASS}, 1, "insert")
 
     def _send(self, command: dict[str, Any], expected: int, what: str) -> None:
         reply = self._database.command(command, session=self._session, codec_options=CodecOptions(document_class=dict))
