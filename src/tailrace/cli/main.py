@@ -45,6 +45,8 @@ COMMANDS: Final = {
     "view": "verify, rebuild or keep a denormalised view",
     "gateway": "serve change streams to drivers of any language",
     "streams": "list the change streams that a gateway serves",
+    "console": "a page that shows streams, leases, lakes and the live tail",
+    "top": "the same in the terminal",
     "doctor": "check a deployment: oplog, rights, version, images",
     "compare": "compare the server's own change stream with ours, on your deployment",
 }
@@ -66,6 +68,8 @@ _EXTRAS: Final = {
     "snappy": "gateway",
     "icu": "icu",
     "prometheus_client": "metrics",
+    "starlette": "console",
+    "uvicorn": "console",
     "duckdb": "dev",
     "pandas": "dev",
     "redis": "redis",

@@ -55,22 +55,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
-    from pymongo.errors import OperationFailure, PyMongoError  # noqa: PLC0415  so that --help does not load it
-
-    from tailrace.read.source.connection import open_client  # noqa: PLC0415
-    from tailrace.read.source.failure import source_error  # noqa: PLC0415
+    from tailrace.read.source.connection import open_client  # noqa: PLC0415  so that --help does not load it
 
     with open_client(find_uri(args.uri)) as client:
-        try:
-            reply = client.admin.command("tailraceStreams")
-            if args.kill is not None:
-                return _kill(client, reply["streams"], args.kill)
-        except PyMongoError as error:
-            if isinstance(error, OperationFailure) and error.code == _COMMAND_NOT_FOUND:
-                raise UsageError(
-                    "that is a server, not a gateway", hint="Name the address that tailrace gateway listens at"
-                ) from None
-            raise source_error(error, client) from None
+        reply = ask_streams(client)
+        if args.kill is not None:
+            return _kill(client, reply["streams"], args.kill)
     if args.format == "json":
         say(json.dumps({"streams": reply["streams"], "gateway": reply["gateway"]}, default=_text, indent=2), lines=True)
     else:
@@ -78,12 +68,37 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def ask_streams(client: MongoClient[Any]) -> Mapping[str, Any]:
+    """What the gateway that ``client`` leads to says of its streams. Raises UsageError where that is a server, and
+    SourceError where it does not answer."""
+    from pymongo.errors import OperationFailure, PyMongoError  # noqa: PLC0415  as in run()
+
+    from tailrace.read.source.failure import source_error  # noqa: PLC0415
+
+    try:
+        reply: Mapping[str, Any] = client.admin.command("tailraceStreams")
+    except PyMongoError as error:
+        if isinstance(error, OperationFailure) and error.code == _COMMAND_NOT_FOUND:
+            raise UsageError(
+                "that is a server, not a gateway", hint="Name the address that tailrace gateway listens at"
+            ) from None
+        raise source_error(error, client) from None
+    return reply
+
+
 def _kill(client: MongoClient[Any], streams: Sequence[Mapping[str, Any]], cursor: int) -> int:
-    """Close one of the streams. Raises PyMongoError."""
+    """Close one of the streams. Raises UsageError and SourceError."""
+    from pymongo.errors import PyMongoError  # noqa: PLC0415  as in run()
+
+    from tailrace.read.source.failure import source_error  # noqa: PLC0415
+
     for one in streams:
         if one["cursor"] == cursor:
             database, _, collection = one["ns"].partition(".")
-            client[database].command("killCursors", collection, cursors=[Int64(cursor)])
+            try:
+                client[database].command("killCursors", collection, cursors=[Int64(cursor)])
+            except PyMongoError as error:
+                raise source_error(error, client) from None
             say(f"closed the stream {cursor} on {one['ns']}")
             return 0
     raise UsageError(f"there is no stream {cursor}", hint="tailrace streams lists them")
@@ -112,8 +127,12 @@ def _print_table(reply: Mapping[str, Any], now: datetime) -> None:
 
 def _row(stream: Mapping[str, Any], now: datetime) -> tuple[object, ...]:
     age = now - stream["openedAt"].replace(tzinfo=UTC)
-    state = "opens" if stream["opening"] else "waits" if stream["waiting"] else "rests"
-    if stream["computingSeconds"] is not None:
-        state = f"computes for {stream['computingSeconds']:.1f} s"
     open_for = f"{age.seconds + 86400 * age.days} s"
-    return stream["ns"], ", ".join(stream["users"]), open_for, stream["events"], state, stream["cursor"]
+    return stream["ns"], ", ".join(stream["users"]), open_for, stream["events"], state_of(stream), stream["cursor"]
+
+
+def state_of(stream: Mapping[str, Any]) -> str:
+    """What a stream is doing, in a word."""
+    if stream["computingSeconds"] is not None:
+        return f"computes for {stream['computingSeconds']:.1f} s"
+    return "opens" if stream["opening"] else "waits" if stream["waiting"] else "rests"

@@ -240,42 +240,23 @@ def _verify(uri: str | None, words: list[str], sample: int | None) -> int:
 
 
 def _status(root: Path, words: list[str]) -> int:
-    from tailrace.lake.tables.delta_commit import newest, time_text  # noqa: PLC0415
-    from tailrace.lake.tables.delta_table import CollectionTable  # noqa: PLC0415
-    from tailrace.lake.tables.description import described  # noqa: PLC0415
-    from tailrace.lake.tables.names import folder_of  # noqa: PLC0415
-    from tailrace.lake.tables.standing import harm_of  # noqa: PLC0415
-    from tailrace.lake.tables.state import UNKNOWN, TableState  # noqa: PLC0415
-    from tailrace.lake.tables.versions import disk_use  # noqa: PLC0415
+    from tailrace.lake.tables.report import report  # noqa: PLC0415  so that --help loads no Arrow
 
-    state = TableState(root / "_tailrace" / "state", readonly=True)
-    try:
-        (position, marks, _), resyncing = state.snapshot(), state.resyncing()
-    finally:
-        state.close()
-    if position is not None and not marks:
+    found = report(root, words, columns=True)
+    if found.is_empty:
         say("There are no tables: no collection matches")
         return 0
-    say(_stated(None if position is None or not position.stated else position.stated))
-    for namespace in words:
-        if namespace not in marks:
-            raise UsageError(f"{namespace} has no table in {root}")
-    for namespace in sorted(words or marks):
-        table = CollectionTable(root / folder_of(namespace), namespace)
-        last = newest(table.root)
-        changed = "never" if last is None else time_text(last.time)
-        files = sum(1 for _ in table.files())
-        say(f"{namespace}: version {table.version}, {table.rows():,} rows in {files:,} files, last changed {changed}")
-        if namespace in resyncing:
-            say(f"{namespace}: is being copied again")
-        elif marks[namespace].collection == UNKNOWN or harm_of(table.root, marks[namespace]) is not None:
-            say(f"{namespace}: does not match the state; the next run rewrites it")
-        disk = disk_use(table.root)
+    say(_stated(found.time))
+    for table in found.tables:
+        changed, name = table.changed or "never", table.namespace
+        say(f"{name}: version {table.version}, {table.rows:,} rows in {table.files:,} files, last changed {changed}")
+        if table.trouble is not None:
+            say(f"{name}: {table.trouble}")
         say(
-            f"  {table.live_bytes:,} bytes; with older versions {disk.bytes:,} bytes in {disk.files:,} files, "
-            f"and {disk.log:,} files of the log"
+            f"  {table.bytes:,} bytes; with older versions {table.bytes_on_disk:,} bytes in {table.files_on_disk:,} "
+            f"files, and {table.log_files:,} files of the log"
         )
-        for line in described(table, whole=bool(words)):
+        for line in table.columns:
             say(f"  {line}")
     return 0
 

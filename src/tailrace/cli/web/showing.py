@@ -1,0 +1,59 @@
+"""What a console shows: the panels and the activity of a deployment, looked at while somebody watches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tailrace.base.threads import CheckedThread
+from tailrace.cli.panels.activity import Activity
+from tailrace.cli.panels.panel import Panel, Panels
+from tailrace.cli.panels.sources import Targets, panels_of
+from tailrace.cli.web.feed import message
+from tailrace.read.source.uri import ConnectionString
+
+if TYPE_CHECKING:
+    from tailrace.watch.client.client import Client
+
+#: Between two looks at the counts.
+_COUNTS_S = 2.0
+
+
+class Showing:
+    """Begin it with ``start``, end it with ``stop``. ``send`` is told of what is new: its kind, and JSON text."""
+
+    def __init__(
+        self,
+        client: Client[Any],
+        uri: ConnectionString,
+        targets: Targets,
+        send: Callable[[str, str], None] = lambda kind, text: None,
+        *,
+        images: bool = True,
+    ) -> None:
+        self._activity = Activity(client, lambda event: send("event", json.dumps(event, default=str)), images=images)
+        counts = Panel("activity", _COUNTS_S, self._activity.read)
+        self.panels = Panels([counts, *panels_of(client, uri, targets)], lambda _, text: send("panel", text))
+        self._follower = CheckedThread(self._activity.run, "tailrace-console-activity")
+
+    def start(self) -> None:
+        """Begin to follow the deployment; panels are looked at once somebody watches."""
+        self._follower.start()
+        self.panels.start()
+
+    def stop(self) -> None:
+        """End soon."""
+        self._activity.stop()
+        self.panels.stop()
+
+    def shown(self) -> dict[str, str]:
+        """Each panel as JSON text. One that was not looked at yet is left out."""
+        return self.panels.shown
+
+    def first_messages(self) -> list[bytes]:
+        """What a page is sent when it is opened."""
+        names = json.dumps([panel.name for panel in self.panels.panels])
+        recent = json.dumps(self._activity.recent, default=str)
+        shown = [message("panel", text) for text in self.panels.shown.values()]
+        return [message("panels", names), *shown, message("events", recent)]
