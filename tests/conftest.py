@@ -6,6 +6,7 @@ import atexit
 import functools
 import gc
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -101,7 +102,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=WAITS_FOR_WINE))
 
 
+    for marker, program in PROGRAMS.items():
+        for item in items if shutil.which(program) is None else ():
+            if item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"waits for {program}"))
+
+
 WAITS_FOR_WINE = "waits for wine64"
+#: By marker, programs of Debian's that some tests run where they are found. Each is in a package of its name.
+PROGRAMS = {"chromium": "chromium", "prometheus": "prometheus"}
 
 
 def needs_wine(item: pytest.Item) -> bool:
@@ -127,6 +136,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     waiting = [report for report in terminalreporter.getreports("skipped") if WAITS_FOR_WINE in str(report.longrepr)]
     if waiting:
         terminalreporter.write_line(f"{len(waiting)} tests wait for wine64, to run on mongod 7.0: {wine.INSTALL}")
+    for program in PROGRAMS.values():
+        waits = f"waits for {program}"
+        number = sum(waits in str(report.longrepr) for report in terminalreporter.getreports("skipped"))
+        if number:
+            terminalreporter.write_line(f"{number} tests wait for {program}: apt-get install --yes {program}")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,7 +10,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,10 +29,11 @@ _FLAGS: Final = (
 
 
 class Page:
-    """One page of the browser. ``problems`` are the errors that it has told: exceptions, and what its policy forbade."""
+    """One page of the browser. ``problems`` are the errors that it has told: exceptions, and breaches of the policy."""
 
     def __init__(self, address: str) -> None:
-        self._socket = connect(address, max_size=1 << 26)
+        self._opened = ExitStack()
+        self._socket = self._opened.enter_context(connect(address, max_size=1 << 26))
         self._number = 0
         self.problems: list[str] = []
         for domain in ("Page", "Runtime", "Log"):
@@ -89,7 +90,7 @@ class Page:
 
     def close(self) -> None:
         """Let the page go."""
-        self._socket.close()
+        self._opened.close()
 
 
 @contextmanager

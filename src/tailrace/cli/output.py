@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, TextIO
 
@@ -82,6 +82,31 @@ def _write(stream: TextIO | None, text: str) -> None:
         with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal comes in the middle of a write
             target.write(text)
             target.flush()
+
+
+class Screen:
+    """The whole of a terminal, on which a look takes the place of the one before it. ``size``: columns and lines."""
+
+    def __init__(self, size: Callable[[], tuple[int, ...]]) -> None:
+        self._size = size
+        self._plain = bool(os.environ.get("NO_COLOR"))
+        sys.stdout.write("\x1b[?1049h\x1b[?25l")  # another screen, no cursor
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Show so many of the lines as there is room for. The first one, and those in capitals, stand out."""
+        width, height = self._size()
+        shown = []
+        for number, line in enumerate(lines[: height - 1]):
+            text = in_a_line(line)[:width]
+            stands_out = not self._plain and (number == 0 or text.partition(" ")[0].rstrip(":,").isupper())
+            shown.append(f"\x1b[1m{text}\x1b[0m\x1b[K" if stands_out else f"{text}\x1b[K")
+        sys.stdout.write("\x1b[H" + "\r\n".join(shown) + "\x1b[J")
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Give the terminal back as it was."""
+        sys.stdout.write("\x1b[?25h\x1b[?1049l")
+        sys.stdout.flush()
 
 
 def reader_is_gone() -> bool:

@@ -19,6 +19,7 @@ from pymongo.errors import PyMongoError
 from tailrace.cli.panels.difference import shown_event
 from tailrace.core import raw_bson
 from tailrace.errors import TailraceError
+from tailrace.read.source.uri import redact_uri
 
 if TYPE_CHECKING:
     from tailrace.watch.client.change_stream import ChangeStream
@@ -45,6 +46,7 @@ _LAG_MAX_S: Final = 60
 _RETRY_S: Final = 5.0
 #: The first version that keeps images.
 _IMAGES_SINCE: Final = (6, 0)
+_UNAUTHORIZED: Final = 13
 _log = logging.getLogger("tailrace.console")
 
 
@@ -66,7 +68,9 @@ class Activity:
         self._steps: deque[tuple[int, Counter[tuple[str, str]]]] = deque()
         self._namespaces: dict[bytes, str] = {}
         self._recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)
-        self._total = self._number = self._skipped = 0
+        #: How many events have come.
+        self.total = 0
+        self._number = self._skipped = 0
         self._began = int(time.time()) // STEP_S * STEP_S
         #: The second, and how many events of each namespace were shown in it.
         self._second, self._shown = 0, Counter[str]()
@@ -78,32 +82,33 @@ class Activity:
 
     def run(self) -> None:
         """Follow until ``stop``. What cannot be read is said on the panel, and tried again."""
+        resume: Any = None
         while not self._stopped.is_set():
+            stream = None
             try:
-                with self._opened() as stream:
-                    self._trouble = None
+                with self._opened(resume) as stream:
+                    self._trouble = resume = None
                     self._follow(stream)
             except (TailraceError, PyMongoError) as error:
-                if self._reads_images and self._has_images:
-                    self._reads_images = False  # a user without the right to read images sees what is in the oplog
+                if self._reads_images and getattr(error, "code", None) == _UNAUTHORIZED:
+                    # A user without the right to read images sees what is in the oplog, from there on.
+                    self._reads_images = False
+                    resume = None if stream is None else stream.resume_token
                     continue
-                self._trouble = str(error)
+                self._trouble = redact_uri(str(error))
                 self._stopped.wait(_RETRY_S)
 
     def stop(self) -> None:
         """End soon, from any thread."""
         self._stopped.set()
 
-    @property
-    def _has_images(self) -> bool:
-        return tuple(self._client.server_info()["versionArray"][:2]) >= _IMAGES_SINCE
-
-    def _opened(self) -> ChangeStream:
-        images: dict[str, Any] = {}
-        if self._reads_images and self._has_images:
-            images = {"full_document": "whenAvailable", "full_document_before_change": "whenAvailable"}
+    def _opened(self, resume: Any) -> ChangeStream:
+        options: dict[str, Any] = {} if resume is None else {"resume_after": resume}
+        self._reads_images &= tuple(self._client.server_info()["versionArray"][:2]) >= _IMAGES_SINCE
+        if self._reads_images:
+            options |= {"full_document": "whenAvailable", "full_document_before_change": "whenAvailable"}
         return self._client.watch(
-            document_class=RawBSONDocument, max_await_time_ms=1_000, show_expanded_events=True, **images
+            document_class=RawBSONDocument, max_await_time_ms=1_000, show_expanded_events=True, **options
         )
 
     def _follow(self, stream: ChangeStream) -> None:
@@ -133,7 +138,7 @@ class Activity:
                 while self._steps[0][0] <= step - WINDOW_S:
                     self._steps.popleft()
             self._steps[-1][1][namespace, operation] += 1
-            self._total += 1
+            self.total += 1
             self._lag = max(0.0, now - seconds)
         if int(now) != self._second:
             self._second, self._shown = int(now), Counter()
@@ -184,7 +189,7 @@ class Activity:
         now = int(time.time()) // STEP_S * STEP_S
         with self._lock:
             steps = [(at, dict(counts)) for at, counts in self._steps if at > now - WINDOW_S]
-            lag, total = self._lag, self._total
+            lag, total = self._lag, self.total
         kinds: dict[str, dict[int, int]] = {}
         names: dict[str, Counter[str]] = {}
         for at, counts in steps:

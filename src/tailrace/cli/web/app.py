@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from tailrace.cli.panels.showing import Showing
 from tailrace.cli.token import describe, read_token
 from tailrace.cli.web.feed import Feed
 from tailrace.cli.web.guard import Guard, HostNames
 from tailrace.cli.web.login import Logins
-from tailrace.cli.web.showing import Showing
 from tailrace.errors import TailraceError
 
 _PAGE: Final = {
@@ -43,7 +43,7 @@ def make_app(showing: Showing, feed: Feed, names: HostNames, logins: Logins | No
     async def live(_: Request) -> Response:
         if feed.is_full:
             return PlainTextResponse("too many pages are open", status_code=503)
-        return StreamingResponse(feed.messages(showing.first_messages), media_type="text/event-stream")
+        return StreamingResponse(feed.messages(showing.first), media_type="text/event-stream")
 
     async def token(request: Request) -> Response:
         return JSONResponse(_decoded(request.query_params))

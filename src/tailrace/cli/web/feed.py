@@ -32,7 +32,7 @@ class Feed:
         """Send a message of JSON to all pages that are open."""
         loop = self._loop
         if loop is not None and self._viewers:
-            loop.call_soon_threadsafe(self._put, message(kind, text))
+            loop.call_soon_threadsafe(self._put, _message(kind, text))
 
     def close(self) -> None:
         """Let every page go."""
@@ -46,15 +46,15 @@ class Feed:
                 queue.get_nowait()
             queue.put_nowait(data)
 
-    async def messages(self, first: Callable[[], list[bytes]]) -> AsyncIterator[bytes]:
+    async def messages(self, first: Callable[[], list[tuple[str, str]]]) -> AsyncIterator[bytes]:
         """The messages for one page: ``first`` what there is already, then what comes."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_WAITING_MAX)
         self._loop = asyncio.get_running_loop()
         self._viewers.add(queue)
         self._watched(True)
         try:
-            for data in first():
-                yield data
+            for kind, text in first():
+                yield _message(kind, text)
             while True:
                 try:
                     async with asyncio.timeout(_SILENCE_S):
@@ -70,6 +70,6 @@ class Feed:
                 self._watched(False)
 
 
-def message(kind: str, text: str) -> bytes:
+def _message(kind: str, text: str) -> bytes:
     """A message as it is sent. ``text`` is JSON on one line."""
     return f"event: {kind}\ndata: {text}\n\n".encode()

@@ -14,12 +14,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tailrace.base.threads import CheckedThread
+from tailrace.cli.panels.showing import Showing
 from tailrace.cli.panels.sources import Targets
 from tailrace.cli.web.app import make_app
 from tailrace.cli.web.feed import Feed
 from tailrace.cli.web.guard import HostNames, is_loopback
 from tailrace.cli.web.login import Logins, login_check
-from tailrace.cli.web.showing import Showing
 from tailrace.errors import SinkError, UsageError
 from tailrace.read.source.uri import ConnectionString
 from tailrace.watch.client import connect

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.base.threads import CheckedThread
 from tailrace.cli.panels.activity import Activity
 from tailrace.cli.panels.panel import Panel, Panels
 from tailrace.cli.panels.sources import Targets, panels_of
-from tailrace.cli.web.feed import message
 from tailrace.read.source.uri import ConnectionString
 
 if TYPE_CHECKING:
     from tailrace.watch.client.client import Client
 
 #: Between two looks at the counts.
-_COUNTS_S = 2.0
+_COUNTS_S: Final = 2.0
+#: A server's wait for events takes a second.
+_STOP_S: Final = 5.0
 
 
 class Showing:
@@ -43,17 +44,23 @@ class Showing:
         self.panels.start()
 
     def stop(self) -> None:
-        """End soon."""
+        """End; a look that waits for a server ends by itself."""
         self._activity.stop()
         self.panels.stop()
+        if self._follower.is_alive():
+            self._follower.join(_STOP_S)
 
     def shown(self) -> dict[str, str]:
         """Each panel as JSON text. One that was not looked at yet is left out."""
         return self.panels.shown
 
-    def first_messages(self) -> list[bytes]:
-        """What a page is sent when it is opened."""
+    @property
+    def total(self) -> int:
+        """How many events have come."""
+        return self._activity.total
+
+    def first(self) -> list[tuple[str, str]]:
+        """What a page is sent when it is opened: kinds of messages, and JSON text."""
         names = json.dumps([panel.name for panel in self.panels.panels])
         recent = json.dumps(self._activity.recent, default=str)
-        shown = [message("panel", text) for text in self.panels.shown.values()]
-        return [message("panels", names), *shown, message("events", recent)]
+        return [("panels", names), *(("panel", text) for text in self.shown().values()), ("events", recent)]
