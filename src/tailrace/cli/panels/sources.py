@@ -204,7 +204,7 @@ def dead_letters(client: Client[Any], where: tuple[str, str]) -> dict[str, Any]:
     return {
         "collection": ".".join(where),
         "count": collection.count_documents({}, limit=_LETTERS_COUNTED_MAX),
-        "letters": [{**shown(one), "event": shown_event(one.raw) if one.raw else None} for one in found],
+        "letters": [{**shown(letter), "event": shown_event(letter.raw) if letter.raw else None} for letter in found],
     }
 
 

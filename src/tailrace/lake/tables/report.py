@@ -19,7 +19,7 @@ from tailrace.lake.tables.versions import disk_use
 
 
 @dataclass(frozen=True, slots=True)
-class TableReport:
+class TableStatus:
     """One table. ``changed`` is when it was changed last, ``trouble`` what is to be done to it; ``columns`` say where
     fields went whose columns have other names."""
 
@@ -42,7 +42,7 @@ class TablesReport:
     no tables, since no collection matches."""
 
     time: ClusterTime | None
-    tables: tuple[TableReport, ...]
+    tables: tuple[TableStatus, ...]
     is_empty: bool = False
 
 
@@ -71,9 +71,9 @@ def report(root: Path, namespaces: Sequence[str] = (), *, columns: bool = False)
     return TablesReport(time, tuple(found))
 
 
-def _report(table: CollectionTable, trouble: str | None, columns: tuple[str, ...]) -> TableReport:
+def _report(table: CollectionTable, trouble: str | None, columns: tuple[str, ...]) -> TableStatus:
     last, disk = newest(table.root), disk_use(table.root)
-    return TableReport(
+    return TableStatus(
         namespace=table.namespace,
         version=table.version,
         rows=table.rows(),
