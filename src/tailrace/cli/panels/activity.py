@@ -18,6 +18,7 @@ from pymongo.errors import PyMongoError
 
 from tailrace.cli.panels.difference import shown_event
 from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import TailraceError
 from tailrace.read.source.uri import redact_uri
 
@@ -113,15 +114,15 @@ class Activity:
 
     def _follow(self, stream: ChangeStream) -> None:
         while not self._stopped.is_set() and stream.alive:
-            event = stream.try_next()
+            event, raw = stream.try_next(), b""
             taken = 0
             while event is not None:
-                self._take(raw_bson.bytes_of(event))
+                raw = raw_bson.bytes_of(event)
+                self._take(raw)
                 taken += 1
                 event = stream.try_next() if stream.has_next else None
-            if not taken:
-                self._lag = 0.0
-            elif self._lag is not None and self._lag > _LAG_MAX_S:
+            self._lag = _age(raw) if raw else 0.0
+            if self._lag > _LAG_MAX_S:
                 self._skipped += 1
                 _log.warning("the console lags by %d s and goes on at the present", self._lag)
                 return
@@ -129,7 +130,7 @@ class Activity:
                 self._stopped.wait(_PACE_S)
 
     def _take(self, raw: bytes) -> None:
-        operation, namespace, seconds = self._outline(raw)
+        operation, namespace = self._outline(raw)
         now = time.time()
         step = int(now) // STEP_S * STEP_S
         with self._lock:
@@ -139,25 +140,19 @@ class Activity:
                     self._steps.popleft()
             self._steps[-1][1][namespace, operation] += 1
             self.total += 1
-            self._lag = max(0.0, now - seconds)
         if int(now) != self._second:
             self._second, self._shown = int(now), Counter()
         if self._shown[namespace] < _SHOWN_OF_ONE and self._shown.total() < SHOWN_PER_SECOND:
             self._shown[namespace] += 1
             self._show(raw, operation, namespace, now)
 
-    def _outline(self, raw: bytes) -> tuple[str, str, int]:
-        """Operation type, namespace and the seconds of the cluster time, without a look into documents."""
-        operation, namespace, seconds = "", "", 0
-        for element in raw_bson.elements(raw):
-            if element.name == b"operationType":
-                operation = raw_bson.read_string(raw, element.value_start).decode()
-            elif element.name == b"clusterTime":
-                seconds = int.from_bytes(raw[element.value_start + 4 : element.value_start + 8], "little")
-            elif element.name == b"ns":
-                namespace = self._name_of(raw[element.value_start : element.end])
-                break
-        return operation, namespace, seconds
+    def _outline(self, raw: bytes) -> tuple[str, str]:
+        """Operation type and namespace, without a look into documents."""
+        operation, namespace = raw_bson.find(raw, b"operationType"), raw_bson.find(raw, b"ns")
+        return (
+            "" if operation is None else raw_bson.read_string(raw, operation.value_start).decode(),
+            "" if namespace is None else self._name_of(raw_bson.value(raw, namespace)),
+        )
 
     def _name_of(self, document: bytes) -> str:
         found = self._namespaces.get(document)
@@ -215,3 +210,11 @@ class Activity:
             "images": self._reads_images,
             "trouble": self._trouble,
         }
+
+
+def _age(raw: bytes) -> float:
+    """How long ago an event was made, by this machine's clock."""
+    found = raw_bson.find(raw, b"clusterTime")
+    if found is None:
+        return 0.0
+    return max(0.0, time.time() - ClusterTime.from_bytes_le(raw_bson.value(raw, found)).seconds)

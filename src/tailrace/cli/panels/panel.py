@@ -24,12 +24,14 @@ _AFTER_FAILURE: Final = 3
 @dataclass(frozen=True, slots=True)
 class Panel:
     """``read`` gives what the panel shows as JSON values, ``every_s`` seconds after the last look; it may raise.
-    ``client`` is whom it reads with, for the sentence about a failure of the driver."""
+    ``client`` is whom it reads with, for the sentence about a failure of the driver; ``close`` gives back what it has
+    opened itself."""
 
     name: str
     every_s: float
     read: Callable[[], Any]
     client: MongoClient[Any] | None = None
+    close: Callable[[], None] | None = None
 
     def look(self) -> dict[str, Any]:
         """What is shown: ``data``, or ``error`` with a sentence and, where there is one, a ``hint``. Never raises."""
@@ -84,6 +86,9 @@ class Panels:
         """End every look; a thread that waits for a server ends with it."""
         self._stopped.set()
         self._watched.set()
+        for panel in self.panels:
+            if panel.close is not None:
+                panel.close()
 
     @property
     def shown(self) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -59,9 +59,10 @@ def panels_of(client: Client[Any], uri: ConnectionString, targets: Targets) -> l
     """The panels of a deployment, but for its activity."""
     shards = Shards(client)
     store, letters = store_namespace(targets.store), store_namespace(targets.letters)
+    gateway = Streams(targets.gateway or uri)
     found = [
         Panel("shards", 5.0, shards.read, client),
-        Panel("streams", 3.0, lambda: streams(targets.gateway or uri)),
+        Panel("streams", 3.0, gateway.read, close=gateway.close),
         Panel("leases", 3.0, lambda: leases(client, store, shards), client),
         Panel("letters", 10.0, lambda: dead_letters(client, letters), client),
         Panel("doctor", 60.0, lambda: doctor(uri)),
@@ -148,10 +149,26 @@ def doctor(uri: ConnectionString) -> list[dict[str, Any]]:
 # -- who reads ------------------------------------------------------------------------------------------------------
 
 
-def streams(uri: ConnectionString) -> dict[str, Any]:
-    """What a gateway serves. Raises UsageError where the URI does not lead to one."""
-    with open_client(uri) as client:
-        reply = ask_streams(client)
+class Streams:
+    """What a gateway serves, asked over a connection that stays."""
+
+    def __init__(self, uri: ConnectionString) -> None:
+        self._uri = uri
+        self._client: MongoClient[Any] | None = None
+
+    def read(self) -> dict[str, Any]:
+        """Raises UsageError where the URI does not lead to a gateway."""
+        if self._client is None:
+            self._client = open_client(self._uri)
+        return _served(ask_streams(self._client))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._client is not None:
+            self._client.close()
+
+
+def _served(reply: Mapping[str, Any]) -> dict[str, Any]:
     now = datetime.now(UTC)
     every = reply["streams"]
     return {
