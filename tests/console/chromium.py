@@ -71,7 +71,7 @@ class Page:
     def open(self, url: str) -> None:
         """Go there, and wait until the document has been read."""
         self._send("Page.navigate", url=url)
-        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.wait(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
 
     def ask(self, expression: str) -> Any:
         """What an expression gives, a promise's value too."""

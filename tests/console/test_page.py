@@ -32,11 +32,16 @@ def browser() -> Iterator[Page]:
         yield found
 
 
-@pytest.fixture
-def page(browser: Page, console: ServedConsole) -> Iterator[Page]:
+def open_anew(browser: Page, console: ServedConsole) -> None:
+    browser.open("about:blank#anew")  # what the page before has told comes until then
     browser.problems.clear()
     browser.open(console.url)
     browser.wait("document.getElementById('connection').textContent === 'live'")
+
+
+@pytest.fixture
+def page(browser: Page, console: ServedConsole) -> Iterator[Page]:
+    open_anew(browser, console)
     yield browser
     assert browser.problems == []
 
@@ -67,6 +72,7 @@ def test_every_section_opens(page: Page) -> None:
         go(page, name)
         page.wait("document.getElementById('content').textContent.trim().length > 20")
         page.wait("!document.getElementById('content').textContent.includes('looking…')")
+        assert "[object" not in page.ask("document.getElementById('content').textContent"), name
     assert "MongoDB" in page.ask("document.getElementById('deployment').textContent")
 
 
@@ -86,14 +92,14 @@ def test_what_a_document_holds_is_text(page: Page, shop: Any) -> None:
     assert page.ask("document.querySelectorAll('#content script, #content img').length") == 0
 
 
-def test_the_policy_runs_no_script_but_our_own(browser: Page, page: Page) -> None:
+def test_the_policy_runs_no_script_but_our_own(browser: Page, console: ServedConsole) -> None:
+    open_anew(page := browser, console)
     page.ask("document.getElementById('content').innerHTML = '<img src=data:, onerror=\"window.pwned = 1\">'")
     page.wait("document.querySelector('#content img')?.complete")
     page.ask("new Promise((done) => setTimeout(done, 100))")
     assert page.ask("window.pwned") is None
     assert page.ask("fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')") == "refused"
     assert any("Content Security Policy" in one for one in browser.problems), browser.problems
-    browser.problems.clear()
 
 
 def test_a_change_is_shown_as_what_was_and_what_is(page: Page, shop: Any) -> None:
@@ -158,4 +164,3 @@ def test_a_console_that_has_gone_is_told(browser: Page, replica_set: ReplicaSet)
         browser.open(console.url)
         browser.wait("document.getElementById('connection').textContent === 'live'")
     browser.wait("document.getElementById('connection').textContent.startsWith('not connected')")
-    browser.problems.clear()

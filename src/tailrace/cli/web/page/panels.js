@@ -14,7 +14,7 @@ export function el(tag, attributes, ...children) {
     else if (name === "open") made.open = value;
     else made.setAttribute(name, value);
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     made.append(child instanceof Node ? child : safe(child));
   }
@@ -261,14 +261,14 @@ function tablesCard(one) {
   if (one.error) return card(one.place, "tables", error(one));
   const data = one.data;
   const rows = data.tables.map((table) => el("tr", {}, el("td", { class: "name" }, table.namespace, table.trouble ? el("div", { class: "note" }, table.trouble) : null), el("td", { class: "number" }, count(table.rows)),
-    el("td", { class: "number" }, count(table.files)), el("td", { class: "number" }, bytes(table.bytes)), el("td", { class: "number" }, count(table.version)), el("td", { class: "muted" }, some(table.changed))));
+    el("td", { class: "number" }, count(table.files)), el("td", { class: "number" }, bytes(table.bytes)), el("td", { class: "number" }, count(table.version)), el("td", { class: "muted" }, table.changed ? moment(Number(table.changed.split(",")[0])) : "never")));
   return card(one.place, "tables", facts([["equal their collections at", data.time ? moment(data.time.t) : "no time yet: a copy has not caught up"], ["that is ago", span(data.lag)]]),
     rows.length ? table([["collection"], ["rows", "number"], ["files", "number"], ["size", "number"], ["version", "number"], ["changed"]], rows) : el("p", { class: "muted" }, "No collection matches."));
 }
 
 function archiveCard(one) {
   if (one.error) return card(one.place, "archive", error(one));
-  const rows = one.data.map((oplog) => el("tr", {}, el("td", { class: "name" }, oplog.name, oplog.faults.map((text) => el("div", { class: "error" }, text))), el("td", { class: "number" }, count(oplog.segments)),
+  const rows = one.data.map((oplog) => el("tr", {}, el("td", { class: "name" }, oplog.name, oplog.segments ? null : el("div", { class: "note" }, "nothing is archived yet"), oplog.faults.map((text) => el("div", { class: "error" }, text))), el("td", { class: "number" }, count(oplog.segments)),
     el("td", { class: "number" }, count(oplog.entries)), el("td", { class: "number" }, count(oplog.images)), el("td", { class: "number" }, bytes(oplog.bytes)),
     el("td", { class: "muted" }, oplog.after === null ? "–" : moment(oplog.after)), el("td", { class: "muted" }, oplog.until === null ? "–" : moment(oplog.until))));
   return card(one.place, "archive", table([["oplog"], ["segments", "number"], ["entries", "number"], ["pre-images", "number"], ["size", "number"], ["from"], ["to"]], rows));
