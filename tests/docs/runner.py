@@ -35,7 +35,7 @@ _INSTRUCTIONS: Final = frozenset(
 _ENDLESS_S: Final = 1.0
 #: Commands that go on until they are interrupted, but for the options that have them end.
 _ENDLESS: Final = re.compile(
-    r"tailrace (watch|run|listen|gateway|view run|archive (?!status|verify)"
+    r"tailrace (watch|run|listen|gateway|console|top|view run|archive (?!status|verify)"
     r"|sync (?!plan|status|verify|pause|resume|cutover))|python "
 )
 _ENDS: Final = re.compile(r"--(until|available-now|once|compact|verify|help)")
@@ -43,7 +43,7 @@ _LIMIT_S: Final = 400.0
 #: Spark in the pages' examples uses Java's compiler C1 alone: it runs too briefly for the other one to pay off.
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _EXTRAS: Final = frozenset(
-    {"spark", "archive", "tables", "icu", "gateway", "embedded", "redis", "nats", "kafka", "docs", "dev"}
+    {"spark", "archive", "tables", "icu", "console", "gateway", "embedded", "redis", "nats", "kafka", "docs", "dev"}
 )
 
 

@@ -23,7 +23,7 @@ DEPLOY = ROOT / "deploy"
 
 
 def test_every_file_is_looked_at_and_named_on_the_page() -> None:
-    pages = [ROOT / "docs" / "how-to" / f"{name}.md" for name in ("gateway", "operations")]
+    pages = [ROOT / "docs" / "how-to" / f"{name}.md" for name in ("gateway", "operations", "console")]
     page = "".join(path.read_text() for path in pages)
     files = {str(path.relative_to(ROOT)) for path in DEPLOY.rglob("*") if path.is_file()}
     assert files == {
@@ -33,6 +33,8 @@ def test_every_file_is_looked_at_and_named_on_the_page() -> None:
         *(f"deploy/container/{name}.lock" for name in ("build", "gateway", "stores")),
         "deploy/kubernetes/gateway.yaml",
         "deploy/kubernetes/stores.yaml",
+        "deploy/prometheus/tailrace-alerts.yaml",
+        "deploy/grafana/tailrace.json",
     }
     assert [name for name in files if name not in page] == []
 
