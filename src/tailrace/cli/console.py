@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tailrace.cli.dead_letters import LETTERS
-from tailrace.cli.listen import STORE, store_namespace
+from tailrace.cli.handler_argument import LETTERS, STORE, store_namespace
 from tailrace.cli.one_shard import warn_of_one_shard
 from tailrace.cli.output import tell
 from tailrace.cli.stream_arguments import add_uri_argument, address_of

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from tailrace.cli.listen import load_handler, store_namespace
+from tailrace.cli.handler_argument import LETTERS, load_handler, store_namespace
 from tailrace.cli.output import say
 from tailrace.errors import TailraceError, UsageError
 from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
@@ -17,7 +17,6 @@ from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 if TYPE_CHECKING:
     from tailrace.act.consumer.dead_letters import DeadLetter, DeadLetters
 
-LETTERS: Final = "tailrace.deadLetters"
 _DESCRIPTION: Final = """\
 The changes that listeners gave up (tailrace listen --dead-letters), and those that an operator left out (tailrace
 leases skip).

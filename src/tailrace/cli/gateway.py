@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -14,11 +15,12 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from tailrace.base.service_manager import notifying
+from tailrace.cli.console_beside import ServiceNumbers, add_console_argument, check_console, console_beside
 from tailrace.cli.output import tell
 from tailrace.cli.sampled import add_compare_arguments, check_compare, collectors, sampled
 from tailrace.cli.stream_arguments import address_of
 from tailrace.errors import UsageError
-from tailrace.read.source.uri import find_uri
+from tailrace.read.source.uri import find_uri, hide
 
 if TYPE_CHECKING:
     import ssl
@@ -68,6 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: gateway)"
     )
+    add_console_argument(parser)
     parser.add_argument(
         "--log",
         choices=("warnings", "text", "json"),
@@ -167,13 +170,32 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.metrics is not None:
         address_of(args.metrics, "--metrics")  # checked first: nobody connects if it is wrong
+    check_console(args)
     if args.log != "warnings":
         log_to_standard_error(args.log)
     uri = find_uri(args.upstream)
-    with sampled(args, uri, None, _comparable) as comparison:
-        result = asyncio.run(_serve(args, uri, options, comparison))
+    numbers = ServiceNumbers()
+    with (
+        sampled(args, uri, None, _comparable) as comparison,
+        console_beside(args, uri, numbers, gateway=_own_uri(uri, options)),
+    ):
+        result = asyncio.run(_serve(args, uri, options, comparison, numbers))
     _leave_threads(result)
     return result
+
+
+def _own_uri(upstream: ConnectionString, options: GatewayOptions) -> ConnectionString | None:
+    """Where the console asks this gateway for its streams, as the user of the upstream; ``None`` where that is not
+    known before it listens, or a certificate would have to be trusted."""
+    if options.tls is not None or not options.port:
+        return None
+    text = upstream.reveal()
+    found = re.match(r"mongodb(?:\+srv)?://([^/?]*@)?", text)
+    user = "" if found is None or found[1] is None else found[1]
+    kept = re.findall(r"[?&](auth\w+=[^&]*)", text, re.IGNORECASE)
+    host = "127.0.0.1" if options.host in _ALL else options.host
+    where = f"[{host}]" if ":" in host else host
+    return hide(f"mongodb://{user}{where}:{options.port}/?{'&'.join(['directConnection=true', *kept])}")
 
 
 def _comparable() -> tuple[Streams, list[str]]:
@@ -223,7 +245,11 @@ def _made(args: argparse.Namespace, uri: ConnectionString, options: GatewayOptio
 
 
 async def _serve(
-    args: argparse.Namespace, uri: ConnectionString, options: GatewayOptions, comparison: SampledComparison | None
+    args: argparse.Namespace,
+    uri: ConnectionString,
+    options: GatewayOptions,
+    comparison: SampledComparison | None,
+    numbers: ServiceNumbers,
 ) -> int:
     from tailrace.watch.gateway.process import raise_file_limit, settle  # noqa: PLC0415
     from tailrace.watch.gateway.pulse import Pulse  # noqa: PLC0415
@@ -242,11 +268,13 @@ async def _serve(
     pulse = Pulse(gateway.tail_statistics)
     try:
         with ExitStack() as stack:
-            if metrics is not None:
-                from tailrace.base.metrics_server import serve_metrics  # noqa: PLC0415
+            if metrics is not None or args.console is not None:
                 from tailrace.watch.gateway.collector import GatewayCollector  # noqa: PLC0415
 
-                collector = GatewayCollector(gateway.metrics, gateway.tail_statistics)
+                numbers.collector = collector = GatewayCollector(gateway.metrics, gateway.tail_statistics)
+            if metrics is not None:
+                from tailrace.base.metrics_server import serve_metrics  # noqa: PLC0415
+
                 beside = collectors(comparison)
                 address = address_of(metrics, "--metrics")
                 url = stack.enter_context(serve_metrics(collector, *address, beside=beside, health=pulse.health))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.cli import dead_letters
+from tailrace.cli.handler_argument import LETTERS, STORE, store_namespace
 from tailrace.cli.lease_lines import belongs, lease_lines, say_details, say_json, say_lines, without_sealed
-from tailrace.cli.listen import STORE, store_namespace
 from tailrace.cli.output import say
 from tailrace.cli.token import parse_time, parse_timestamp, read_token
 from tailrace.errors import SourceError, UsageError
@@ -213,7 +213,7 @@ def _skip(args: argparse.Namespace, operations: LeaseOperations, resource: str) 
         was = operations.withdraw_skip(resource)
         say(f"{resource}: " + ("the next change is handled after all" if was else "no change was to be left out"))
         return 0
-    letters = args.letters or dead_letters.LETTERS
+    letters = args.letters or LETTERS
     store_namespace(letters)
     names = operations.skip(resource, letters, all_lanes=args.all_lanes, now=args.now)
     wait = _WAIT_S if args.wait is None else args.wait

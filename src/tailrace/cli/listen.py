@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Literal
 
+from tailrace.cli.console_beside import ServiceNumbers, add_console_argument, check_console, console_beside
+from tailrace.cli.handler_argument import LETTERS, STORE, load_handler, store_namespace
 from tailrace.cli.output import tell
 from tailrace.cli.standing import add_health_arguments, watched_over
 from tailrace.cli.stream_arguments import address_of, pipeline_of
@@ -24,7 +23,6 @@ _DESCRIPTION: Final = """\
 Call a handler with every change of a cluster, a database or a collection: in order, in one process at a time, from the
 committed position on. Start it as often as you like: one process works, the others wait for its lease. SIGTERM and
 Ctrl-C finish the change in hand, commit and release the lease."""
-STORE: Final = "tailrace.leases"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,6 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
     add_watch_arguments(parser)
     add_commit_arguments(parser)
+    add_console_argument(parser)
     parser.add_argument(
         "--metrics",
         metavar="HOST:PORT",
@@ -130,6 +129,7 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
+    check_console(args)
     if args.processes == 1:
         return run_here(args)
     from tailrace.cli.processes import run_processes  # noqa: PLC0415  so that --help does not load it
@@ -146,6 +146,8 @@ def divided(args: argparse.Namespace) -> list[argparse.Namespace]:
         )
     load_handler(args.handler)  # so that an error is reported once
     parts = [argparse.Namespace(**{**vars(args), "processes": 1, "is_part": True}) for _ in range(args.processes)]
+    for part in parts[1:]:
+        part.console = None  # one page shows the leases of all
     if args.metrics is not None:
         host, port = address_of(args.metrics, "--metrics")
         for number, part in enumerate(parts):
@@ -196,8 +198,10 @@ def run_here(args: argparse.Namespace) -> int:
             full_document_before_change=args.full_document_before_change,
             show_expanded_events=args.show_expanded_events or None,
         )
+        numbers = ServiceNumbers()
         with (
-            watched_over([listener], client, store, args) as told,
+            watched_over([listener], client, store, args, numbers) as told,
+            console_beside(args, uri, numbers, store=args.store, letters=args.dead_letters or LETTERS),
             _stopping_on_signals([told, listener.stop], args.is_part),
         ):
             tell(f"tailrace: listening as {listener.owner} on {args.resource}")
@@ -242,39 +246,6 @@ def error_policy(args: argparse.Namespace, keeper: Any, *, then: Literal["skip",
     database, collection = store_namespace(args.dead_letters)
     letters = DeadLetters(keeper[database][collection], tries=args.retries + 1, then=then)
     return {"on_error": letters, "retries": replace(retry, retries=0)}
-
-
-def load_handler(name: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names, found from the current directory too. Raises UsageError."""
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise UsageError(f"{name!r} does not name a handler", hint="Write module:function, such as shop.orders:handle")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise UsageError(f"the module {module_name!r} cannot be loaded: {error}") from error
-        raise UsageError(
-            f"there is no module {module_name!r}", hint="It is looked for in the current directory and on PYTHONPATH"
-        ) from None
-    except Exception as error:
-        raise UsageError(f"the module {module_name!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise UsageError(f"the module {module_name!r} has no function {attribute!r}")
-    handler: Callable[..., Any] = found
-    return handler
-
-
-def store_namespace(text: str) -> tuple[str, str]:
-    """Database and collection of ``db.coll``. Raises UsageError."""
-    scope = Scope.parse(text)
-    if scope.database is None or scope.collection is None:
-        raise UsageError(f"{text!r} is not a collection", hint="Write it as database.collection")
-    return scope.database, scope.collection
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tailrace.base import durable
 from tailrace.base.service_manager import ServiceManager, notifying
+from tailrace.cli.console_beside import add_console_argument, check_console, console_beside
 from tailrace.cli.copy_progress import CopyProgress, CopyWatch
 from tailrace.cli.lake import print_compaction, print_verification
 from tailrace.cli.output import say, show_progress, tell
@@ -26,6 +27,7 @@ from tailrace.cli.sampled import add_compare_arguments, check_compare, collector
 from tailrace.cli.stream_arguments import address_of
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import TailraceError, UsageError
+from tailrace.read.source.uri import hide
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -75,6 +77,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="day,hour,collection",
         help="what a new lake's files are divided by, whatever the file says (default: day, which is always included)",
     )
+    add_console_argument(parser)
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: metrics)"
     )
@@ -115,6 +118,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     check_compare(args)
     if args.compare is not None and (args.compact or args.verify):
         raise WrongUsageError(f"{jobs[0]} follows no stream that --compare could compare")
+    check_console(args)
     if args.metrics is not None:
         address_of(args.metrics, "--metrics")  # checked first: Spark takes seconds to start
     if args.full and not args.verify:
@@ -140,6 +144,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     hush_loss_of_java()
     with (
         _only_run(settings),
+        _console(settings, args),
         _spark_log(args.verbose) as log,
         archiving(settings.source["uri"], settings.archive, stop, once=settings.available_now) as archive,
         tabling(settings.source["uri"], settings.tables, stop, once=settings.available_now) as tables,
@@ -326,6 +331,19 @@ def _sampled(
 
     with sampled(args, read.uri, read.scope, asked, told=told) as comparison:
         yield comparison
+
+
+def _console(settings: PipelineSettings, args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """The console with the lake, the tables and the archive of the pipeline."""
+    tables, archive = settings.tables, settings.archive
+    return console_beside(
+        args,
+        hide(settings.source["uri"]),
+        None,
+        lakes=[settings.lake],
+        tables=[] if tables is None else [tables.root],
+        archives=[] if archive is None else [archive.path],
+    )
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from tailrace.errors import UsageError
 if TYPE_CHECKING:
     from tailrace.act.consumer.lease import LeaseStore
     from tailrace.act.consumer.listener import Listener
+    from tailrace.cli.console_beside import ServiceNumbers
     from tailrace.cli.processes import Beat
 
 
@@ -41,10 +42,15 @@ def add_health_arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def watched_over(
-    listeners: Sequence[Listener], client: Any, store: LeaseStore, args: argparse.Namespace
+    listeners: Sequence[Listener],
+    client: Any,
+    store: LeaseStore,
+    args: argparse.Namespace,
+    numbers: ServiceNumbers | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Serve statistics and health, and tell systemd, while the body runs, as far as that is asked for. What is yielded
-    is to be called when the process is told to stop. Raises UsageError."""
+    is to be called when the process is told to stop. ``numbers`` are told of the statistics where a console shows them.
+    Raises UsageError."""
     from tailrace.act.consumer.rules.health import HealthLimits  # noqa: PLC0415
 
     for name in ("hung_after", "behind_after"):
@@ -53,7 +59,8 @@ def watched_over(
             raise UsageError(f"--{name.replace('_', '-')} must be a number of seconds above 0, not {value:g}")
     beat: Beat | None = getattr(args, "beat", None)
     manager = ServiceManager(os.environ) if beat is None else beat
-    if args.metrics is None and not manager.is_there:
+    is_shown = numbers is not None and args.console is not None
+    if args.metrics is None and not is_shown and not manager.is_there:
         yield lambda: None
         return
     from tailrace.act.consumer.standing import Standing  # noqa: PLC0415
@@ -61,12 +68,17 @@ def watched_over(
     with ExitStack() as stack:
         limits = HealthLimits(args.hung_after, args.behind_after)
         standing = stack.enter_context(Standing(listeners, client, store, limits=limits))
-        if args.metrics is not None:
+        if args.metrics is not None or is_shown:
             from tailrace.act.consumer.metrics import ListenerCollector  # noqa: PLC0415
+
+            collector = ListenerCollector(listeners, standing.lag)
+            if numbers is not None:
+                numbers.collector = collector
+        if args.metrics is not None:
             from tailrace.base.metrics_server import serve_metrics  # noqa: PLC0415
 
             served = serve_metrics(
-                ListenerCollector(listeners, standing.lag),
+                collector,
                 *address_of(args.metrics, "--metrics"),
                 health=standing.health,
             )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.base.health import Health
 from tailrace.base.service_manager import notifying
+from tailrace.cli.console_beside import ServiceNumbers, add_console_argument, check_console, console_beside
 from tailrace.cli.output import say, tell
 from tailrace.cli.sampled import add_compare_arguments, check_compare, collectors, sampled
 from tailrace.cli.stream_arguments import address_of, parse_duration
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tailrace.lake.tables.progress import TablesProgress
     from tailrace.lake.tables.settings import TableSettings
     from tailrace.lake.tables.writer import TablesWriter
+    from tailrace.read.source.uri import ConnectionString
     from tailrace.watch.compare.deployment import Streams
     from tailrace.watch.compare.sampling import SampledComparison
 
@@ -68,6 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="HOST:PORT",
         help="with write: serve statistics to Prometheus, /livez and /readyz (extra: metrics)",
     )
+    add_console_argument(parser, "with write: ")
     add_compare_arguments(parser, "with write: ")
     parser.add_argument("--sample", type=int, metavar="N", help="with verify: compare N documents of each collection")
     parser.add_argument("--archive", type=Path, metavar="DIR", help="with as-of: read entries from this archive")
@@ -97,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
         return _write(args, words)
     if args.compare is not None or args.compare_report is not None:
         raise WrongUsageError(f"tailrace tables {args.action} follows no stream: --compare belongs to write")
+    if args.console is not None:
+        raise WrongUsageError(f"tailrace tables {args.action} is no service: --console belongs to write")
     if args.action == "verify":
         return _verify(args.uri, words, args.sample)
     if not words:
@@ -132,6 +137,7 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
     settings = TableSettings(Path(words[0]), tuple(TableRule(pattern) for pattern in words[1:]))
     settings.check()  # before anything is opened
     check_compare(args)
+    check_console(args)
     if args.metrics is not None:
         address_of(args.metrics, "--metrics")
 
@@ -148,6 +154,7 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
         sampled(args, found, _compared_scope(settings), _comparable) as comparison,
         TablesWriter(found, settings) as writer,
         _served(writer, args.metrics, comparison),
+        _console(args, found, writer, settings.root),
     ):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: writer.stop())
@@ -173,6 +180,17 @@ def _comparable() -> tuple[Streams, list[str]]:
     from tailrace.watch.compare.deployment import Streams  # noqa: PLC0415  as in _write()
 
     return Streams(show_expanded_events=True), []
+
+
+@contextmanager
+def _console(args: argparse.Namespace, uri: ConnectionString, writer: TablesWriter, root: Path) -> Iterator[None]:
+    if args.console is None:
+        yield
+        return
+    from tailrace.lake.tables.metrics import TablesCollector  # noqa: PLC0415
+
+    with console_beside(args, uri, ServiceNumbers(TablesCollector(writer)), tables=[root]):
+        yield
 
 
 @contextmanager

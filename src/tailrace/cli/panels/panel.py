@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
@@ -16,9 +16,6 @@ from tailrace.base.threads import CheckedThread
 from tailrace.errors import TailraceError
 from tailrace.read.source.failure import source_error
 from tailrace.read.source.uri import redact_uri
-
-#: After a failure the next look is so many times later.
-_AFTER_FAILURE: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,6 @@ class Panels:
             self._watched.wait()
             if self._stopped.is_set():
                 return
-            found = panel.look()
-            self._shown[panel.name] = text = json.dumps(found, default=str)
+            self._shown[panel.name] = text = json.dumps(panel.look(), default=str)
             self._changed(panel.name, text)
-            self._stopped.wait(panel.every_s * (_AFTER_FAILURE if "error" in found else 1))
+            self._stopped.wait(panel.every_s)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import MongoClient
 
-from tailrace.cli.dead_letters import LETTERS, shown
+from tailrace.cli.dead_letters import shown
 from tailrace.cli.doctor import examine_deployment
+from tailrace.cli.handler_argument import LETTERS, STORE, store_namespace
 from tailrace.cli.lease_lines import lease_lines, without_sealed
-from tailrace.cli.listen import STORE, store_namespace
 from tailrace.cli.panels.difference import shown_event
 from tailrace.cli.panels.panel import Panel
 from tailrace.cli.streams import ask_streams, state_of
