@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import MongoClient
 
+from tailrace.base.threads import CheckedThread
 from tailrace.cli.dead_letters import shown
 from tailrace.cli.doctor import examine_deployment
 from tailrace.cli.handler_argument import LETTERS, STORE, store_namespace
@@ -164,8 +165,13 @@ class Streams:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._client is not None:
-            self._client.close()
+        client = self._client
+        if client is None:
+            return
+        if client.topology_description.has_readable_server():
+            client.close()
+        else:  # it would look for the gateway for seconds, to tell it that a session has ended
+            CheckedThread(client.close, "tailrace-close").start()
 
 
 def _served(reply: Mapping[str, Any]) -> dict[str, Any]:
