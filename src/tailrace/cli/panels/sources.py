@@ -60,7 +60,7 @@ def panels_of(client: Client[Any], uri: ConnectionString, targets: Targets) -> l
     """The panels of a deployment, but for its activity."""
     shards = Shards(client)
     store, letters = store_namespace(targets.store), store_namespace(targets.letters)
-    gateway = Streams(targets.gateway or uri)
+    gateway = GatewayStreams(targets.gateway or uri)
     found = [
         Panel("shards", 5.0, shards.read, client),
         Panel("streams", 3.0, gateway.read, close=gateway.close),
@@ -150,7 +150,7 @@ def doctor(uri: ConnectionString) -> list[dict[str, Any]]:
 # -- who reads ------------------------------------------------------------------------------------------------------
 
 
-class Streams:
+class GatewayStreams:
     """What a gateway serves, asked over a connection that stays."""
 
     def __init__(self, uri: ConnectionString) -> None:
