@@ -101,7 +101,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if needs_wine(item):
                 item.add_marker(pytest.mark.skip(reason=WAITS_FOR_WINE))
 
-
     for marker, program in PROGRAMS.items():
         for item in items if shutil.which(program) is None else ():
             if item.get_closest_marker(marker) is not None:
