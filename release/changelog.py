@@ -1,8 +1,8 @@
-"""The version that the project says it has, in ``pyproject.toml`` and at the head of ``CHANGELOG.md``.
+"""The project's version, as ``pyproject.toml`` and the head of ``CHANGELOG.md`` state it.
 
-python release/changelog.py cut        the heading gets today's date instead of "not released yet"
-python release/changelog.py check TAG  fails unless both say the version of the tag v1.2.3, with a date
-python release/changelog.py notes      what users notice in it: the text of a release
+python release/changelog.py cut        puts today's date into the heading in place of "not released yet"
+python release/changelog.py check TAG  fails unless both state the version of the tag (v1.2.3), with a date
+python release/changelog.py notes      prints what users notice in this version: the text of a release
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def newest(text: str) -> re.Match[str]:
 
 
 def cut(text: str, today: str) -> str:
-    """The changelog with a date at its newest version."""
+    """The changelog, with a date at its newest version."""
     heading, version = newest(text), project_version()
     if heading["version"] != version:
-        raise SystemExit(f"CHANGELOG.md begins with {heading['version']}, and pyproject.toml says {version}.")
+        raise SystemExit(f"CHANGELOG.md begins with {heading['version']}, but pyproject.toml says {version}.")
     if heading["state"] != OPEN:
         raise SystemExit(f"{version} was cut on {heading['state']}: set the next version in pyproject.toml first.")
     return f"{text[: heading.start()]}## {version} ({today}){text[heading.end() :]}"

@@ -1,13 +1,13 @@
-"""Build what is published, and try it as its users will: ``make dist``.
+"""Build what is published, and test it as its users will use it: ``make dist``.
 
-1. A source distribution and a wheel from the files that git has, the wheel from the source distribution.
-2. What they hold is looked at; ``twine`` checks their metadata; the manifests of ``deploy/kubernetes`` are checked
+1. A source distribution is built from the files that git has, and a wheel from the source distribution.
+2. Their contents are checked; ``twine`` checks their metadata; the manifests of ``deploy/kubernetes`` are checked
    against Kubernetes' own schemas.
-3. In a clean environment of each Python that is found, the wheel is installed and ``smoke.py`` is run: without extras,
+3. In a clean environment for each Python that is found, the wheel is installed and ``smoke.py`` is run: without extras,
    and with the lowest PyMongo that is allowed. Each extra is resolved.
-4. A bill of materials (CycloneDX) for the gateway's container, and one for a bare installation.
+4. Two bills of materials (CycloneDX) are written: one for the gateway's container, one for a bare installation.
 
-All of it lands in ``dist/``.
+All of it is put into ``dist/``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ DIST = ROOT / "dist"
 SMOKE = ROOT / "release" / "smoke.py"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 KUBERNETES = "1.33"
-#: What a source distribution needs so that somebody can test and change it, and what neither may have.
+#: What a source distribution needs so that others can test and change it; what a wheel needs, and what it may not have.
 IN_SOURCES = ("Makefile", "requirements.lock", "CHANGELOG.md", "docs/index.md", "tests/conftest.py", "build_kernel.py")
 IN_WHEEL = ("tailrace/py.typed", "tailrace/core/kernel/libkernel.so.1", "pyspark_tailrace/__init__.py")
 NOT_IN_WHEEL = re.compile(r"^(tests|docs|bench|release|deploy)/|\.pyc$|__pycache__|\.lock$")
-#: Nothing of one machine may be in a file that is published.
+#: A published file may not hold a path of one machine.
 OF_A_MACHINE = re.compile(rb"/home/\w+/|/root/")
 
 
@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 def run(*words: str | Path, cwd: Path | None = None, quiet: bool = True, env: dict[str, str] | None = None) -> str:
-    """Run a command; its output is shown where it fails."""
+    """Run a command; its output is shown if it fails."""
     done = subprocess.run(
         [str(word) for word in words],
         cwd=cwd,
@@ -67,10 +67,10 @@ def project() -> dict[str, object]:
 
 
 def build(*, dirty: bool) -> tuple[Path, Path]:
-    """The source distribution and the wheel, of what is committed (``dirty``: of what lies here)."""
+    """The source distribution and the wheel of what is committed (``dirty``: with uncommitted changes too)."""
     changed = run("git", "status", "--porcelain", cwd=ROOT).strip()
     if changed and not dirty:
-        raise SystemExit(f"These are not committed; --dirty builds them too:\n{changed}")
+        raise SystemExit(f"These changes are not committed; --dirty includes them:\n{changed}")
     shutil.rmtree(DIST, ignore_errors=True)
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory) / "tree"
@@ -79,7 +79,7 @@ def build(*, dirty: bool) -> tuple[Path, Path]:
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, tree / name)
         epoch = run("git", "log", "-1", "--format=%ct", cwd=ROOT).strip()
-        # The kernel must be compiled: a wheel without it is built for nobody.
+        # The kernel must be compiled: a wheel without it is of no use to anybody.
         run(sys.executable, "-m", "build", "--outdir", DIST, tree, env={
             "TAILRACE_KERNEL": "required", "SOURCE_DATE_EPOCH": epoch,
         })  # fmt: skip
@@ -106,19 +106,19 @@ def check_wheel(path: Path) -> None:
         missing = [name for name in IN_WHEEL if name not in names]
         private = [name for name in names if OF_A_MACHINE.search(archive.read(name))]
     if strange or missing or private:
-        raise SystemExit(f"{path.name}: too much {strange[:5]}, missing {missing}, paths of this machine {private[:5]}")
+        raise SystemExit(f"{path.name}: unexpected {strange[:5]}, missing {missing}, local paths {private[:5]}")
 
 
 def check_manifests() -> None:
-    """Kubernetes' own schemas, without a field that they do not know."""
+    """Check the manifests against Kubernetes' own schemas: unknown fields fail."""
     files = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
     tool = Path(sys.executable).with_name("kubernetes-validate")
     run(tool, "--strict", "--kubernetes-version", KUBERNETES, *files)
-    print(f"{len(files)} files of manifests fit Kubernetes {KUBERNETES}")
+    print(f"{len(files)} manifest files are valid for Kubernetes {KUBERNETES}")
 
 
 def pythons() -> Iterator[tuple[str, Path]]:
-    """Each version of Python that can be found, and where."""
+    """Each version of Python that can be found, and its path."""
     known = Path.home() / ".pyenv" / "versions"
     for version in PYTHONS:
         places = [shutil.which(f"python{version}"), *map(str, sorted(known.glob(f"{version}.*/bin/python3")))]
@@ -131,17 +131,17 @@ def pythons() -> Iterator[tuple[str, Path]]:
                 yield version, Path(place)
                 break
         else:
-            print(f"Python {version} was not found here: not tried")
+            print(f"Python {version} was not found here: not tested")
 
 
 def environment(python: Path, directory: Path) -> Path:
-    """A clean environment; the path of its Python."""
+    """Make a clean environment, and give the path of its Python."""
     run(python, "-m", "venv", directory)
     return directory / "bin" / "python"
 
 
 def try_wheel(wheel: Path, scratch: Path) -> Path:
-    """Install and use the wheel with each Python. The Python of the last environment."""
+    """Install and use the wheel with each Python, and give the Python of the last environment."""
     tried: Path | None = None
     lowest = next(re.sub(r"^pymongo>=([\d.]+).*", r"\1", str(one)) for one in _dependencies() if "pymongo" in one)
     for version, python in pythons():
@@ -155,7 +155,7 @@ def try_wheel(wheel: Path, scratch: Path) -> Path:
         run(inside, "-m", "pip", "install", "--quiet", "--upgrade", wheel, "pymongo<5")
         tried = inside
     if tried is None:
-        raise SystemExit("no Python was found to try the wheel with")
+        raise SystemExit("no Python was found to test the wheel with")
     return tried
 
 
@@ -172,7 +172,7 @@ def _extras() -> list[str]:
 
 
 def bills(wheel: Path, python: Path, scratch: Path) -> None:
-    """CycloneDX bills of materials."""
+    """Write the CycloneDX bills of materials."""
     tool, name = Path(sys.executable).with_name("cyclonedx-py"), wheel.name.split("-py3")[0]
     gateway = environment(python, scratch / "container")
     lock = ROOT / "deploy" / "container" / "gateway.lock"
@@ -187,7 +187,7 @@ def bills(wheel: Path, python: Path, scratch: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dirty", action="store_true", help="build what is not committed too")
+    parser.add_argument("--dirty", action="store_true", help="include uncommitted changes")
     wanted = parser.parse_args()
     say("build")
     sources, wheel = build(dirty=wanted.dirty)

@@ -1,11 +1,11 @@
-"""Whether an installed Tailrace works: run by the Python of an environment that has nothing else of the project.
+"""Check that an installed Tailrace works: run by the Python of an environment that has nothing else of the project.
 
 The dumps of real servers in ``tests/golden/data`` are replayed, and the events must be the bytes that the server gave.
-The environment lacks all extras, so what needs one must say so and not fail in another way.
+The environment has no extras, so what needs one must say so and not fail in another way.
 
     python release/smoke.py [--compiled]
 
-``--compiled``  the kernel must have come as machine code
+``--compiled``  the kernel must come as machine code
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bson.raw_bson import RawBSONDocument
 
 DATA = Path(__file__).parents[1] / "tests" / "golden" / "data"
 RECORDINGS = ("updates_4.4.2", "updates_5.0.4", "updates_6.0.27", "updates_7.0.28", "ddl_6.0.27", "definitions_7.0.28")
-#: Of each recording: a command for each.
+#: How many streams of each recording are replayed, with one command each.
 STREAMS = 4
 RAW = CodecOptions(document_class=RawBSONDocument)
 BIN = Path(sys.executable).parent
@@ -42,7 +42,7 @@ def tailrace(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byt
 
 
 def streams_of(recording: Any) -> Iterator[tuple[list[str], list[str], list[bytes]]]:
-    """The options and the scope of a replay, and the server's events, of each plain or expanded stream."""
+    """For each plain or expanded stream: the options and the scope of a replay, and the server's events."""
     for stream in recording["streams"]:
         command = bson.decode(stream["command"].raw)
         (first, *others) = command["pipeline"]
@@ -59,8 +59,8 @@ def streams_of(recording: Any) -> Iterator[tuple[list[str], list[str], list[byte
 
 
 def dump_of(recording: Any) -> bytes:
-    """The recording's oplog as a dump. It has to reach back to where the first stream starts, and a recording begins
-    with what its streams have seen."""
+    """The recording's oplog as a dump. It has to reach back to the start of the first stream, but a recording begins
+    with the first entry that its streams have seen."""
     entries = [entry.raw for entry in recording["oplog"]]
     pipelines = [bson.decode(stream["command"].raw)["pipeline"] for stream in recording["streams"]]
     start = min(stages[0]["$changeStream"]["startAtOperationTime"] for stages in pipelines)
@@ -70,7 +70,7 @@ def dump_of(recording: Any) -> bytes:
 
 
 def replayed(directory: Path) -> int:
-    """Replay the recordings and compare; how many events were equal."""
+    """Replay the recordings, compare, and count the events that were equal."""
     equal = 0
     for name in RECORDINGS:
         recording = RawBSONDocument(lzma.decompress((DATA / f"{name}.bson.xz").read_bytes()), RAW)
@@ -92,7 +92,7 @@ def replayed(directory: Path) -> int:
 
 def kernel_is_compiled() -> bool:
     """Whether the kernel's machine code came with the package."""
-    from tailrace.core.kernel import native  # noqa: PLC0415  only what is asked for it has to be there
+    from tailrace.core.kernel import native  # noqa: PLC0415  only needed if it is asked for
 
     return native.library() is not None
 
