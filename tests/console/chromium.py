@@ -7,15 +7,15 @@ import json
 import shutil
 import subprocess
 import tempfile
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from websockets.sync.client import connect
 
+from tests.differential.beside import wait_until
 from tests.patience import PATIENCE_S
 
 PROGRAM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -116,11 +116,3 @@ def opened_page() -> Iterator[Page]:
         finally:
             process.terminate()
             process.wait(PATIENCE_S)
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Look until it is so."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)

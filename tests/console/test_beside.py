@@ -17,8 +17,8 @@ import pytest
 
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
-from tests.console.chromium import wait_until
 from tests.console.serving import ServedConsole
+from tests.differential.beside import wait_until
 
 pytestmark = pytest.mark.mongod
 DATABASE = "console_beside"

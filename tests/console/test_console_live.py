@@ -16,14 +16,18 @@ from typing import Any
 import pymongo
 import pytest
 
+import tailrace
+from tailrace.base.threads import CheckedThread
+from tailrace.cli.panels.activity import Activity
+from tailrace.cli.panels.screen import screen
 from tailrace.cli.panels.sources import Targets
 from tailrace.cli.web.guard import HEADERS
 from tailrace.cli.web.server import ConsoleOptions, serving_console
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, UsageError
 from tailrace.read.source.uri import hide
-from tests.console.chromium import wait_until
 from tests.console.serving import ServedConsole, served
+from tests.differential.beside import wait_until
 from tests.gateway.gateways import running_gateway
 
 pytestmark = pytest.mark.mongod
@@ -279,3 +283,25 @@ def test_top_says_that_a_deployment_is_not_there() -> None:
     output, errors = process.communicate(timeout=300)
     assert (process.returncode, output) == (1, "")
     assert errors.startswith("tailrace: ")
+
+
+def test_what_was_not_counted_is_told(shop: Any, replica_set: ReplicaSet) -> None:
+    """An event above 16 MB ends a stream. What comes until the console follows again is in no count, and it says so."""
+    shop.create_collection("large", changeStreamPreAndPostImages={"enabled": True})
+    shop.large.insert_one({"_id": 1, "text": "x" * (9 << 20)})
+    with tailrace.connect(replica_set.uri) as client:
+        activity = Activity(client)
+        thread = CheckedThread(activity.run, "activity")
+        thread.start()
+        try:
+            wait_until(lambda: bool(shop.other.insert_one({})) and activity.total > 0, "it follows")
+            assert activity.read()["skipped"] == 0
+            shop.large.update_one({"_id": 1}, {"$set": {"n": 1}})
+            wait_until(lambda: activity.read()["skipped"] == 1, "the gap is told")
+            before = activity.total
+            wait_until(lambda: bool(shop.other.insert_one({})) and activity.total > before, "it goes on")
+        finally:
+            activity.stop()
+            thread.join()
+    lines = list(screen({"activity": {"data": activity.read()}}, 0.0))
+    assert "gaps in what is counted: 1; after each it went on at the present" in lines

@@ -39,7 +39,7 @@ from tailrace.watch.compare.metrics import ComparisonCollector
 from tailrace.watch.compare.sampling import SamplingNumbers
 from tailrace.watch.gateway.collector import GatewayCollector
 from tailrace.watch.gateway.metrics import GatewayMetrics
-from tests.console.chromium import wait_until
+from tests.differential.beside import wait_until
 from tests.gateway.gateways import running_gateway
 
 ROOT: Final = Path(__file__).parents[2]

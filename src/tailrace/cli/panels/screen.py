@@ -20,6 +20,8 @@ def screen(panels: Shown, per_second: float) -> Iterator[str]:
     yield f"tailrace top{kind}"
     lag = "" if activity.get("lag") is None else f" · read {activity['lag']:.1f} s after they were made"
     yield f"{per_second:,.1f} events a second · {activity.get('total', 0):,} since the start{lag}"
+    if activity.get("skipped"):
+        yield f"gaps in what is counted: {activity['skipped']:,}; after each it went on at the present"
     if activity.get("trouble"):
         yield f"the deployment cannot be followed: {activity['trouble']}"
     for part in (_shards, _namespaces, _leases, _streams, _kept, _notes):

@@ -83,7 +83,7 @@ function tiles(panels) {
   const [reach, reachUnit] = shortest ? span(shortest.reach).split(" ") : ["–", ""];
   const [lag, lagUnit] = slowest ? span(slowest.lag).split(" ") : ["–", ""];
   return el("div", { class: "tiles" },
-    tile("Events a second", activity ? rate(activity.perSecond) : "–", null, activity ? `${count(activity.total)} so far` : null, null, activity ? spark(activity) : null),
+    tile("Events a second", activity ? rate(activity.perSecond) : "–", null, activity ? `${count(activity.total)} so far${activity.skipped ? `, gaps: ${count(activity.skipped)}` : ""}` : null, null, activity ? spark(activity) : null),
     tile("Slowest listener", lag, lagUnit, slowest ? slowest.resource : "no lease", slowest && scarce(slowest) ? "warn" : null),
     tile("Oplog reaches back", reach, reachUnit, shortest ? (shortest.complete ? `${shortest.name}: all of it` : shortest.name) : null, shortest && shortest.reach < 3600 && !shortest.complete ? "bad" : null),
     tile("Streams", streams ? count(streams.count) : "–", null, streams ? `${count(streams.gateway.connections)} connections` : "no gateway"),
