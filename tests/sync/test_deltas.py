@@ -17,7 +17,7 @@ from tailrace.act.sync.writer import _BYPASS, _query
 from tailrace.core import raw_bson as rb
 from tailrace.embedded import ReplicaSet
 from tests.amounts import amount
-from tests.differential.fuzz_images import ImagesFuzz, Totals, key_of
+from tests.differential.fuzz_images import ImagesFuzz, Totals, corpus_values, key_of
 
 INTERNAL = b"$_internalApplyOplogUpdate"
 
@@ -26,7 +26,7 @@ class Applied(ImagesFuzz):
     """Random updates; each delta is carried out again, on the document that was there before."""
 
     def __init__(self, client: MongoClient[Any], seed: int, encoder: DeltaEncoder) -> None:
-        super().__init__(client, seed, [], Totals())
+        super().__init__(client, seed, corpus_values(), Totals())
         self.encoder = encoder
         self.client = client
         self.todo: dict[bytes, tuple[bytes, bytes, list[bytes]]] = {}
