@@ -75,6 +75,54 @@ class Applied(ImagesFuzz):
             assert found[key] == after, (document, made)
 
 
+#: What deltas, updates and entries name their own parts.
+OUR_NAMES = ("u", "i", "d", "l", "a", "b", "s", "sa", "su", "u0", "s0", "diff", "o", "o2", "q", "0", "1", "set", "_id")
+
+
+class OwnNames(Applied):
+    """The same for documents whose fields have the names that a delta has for its parts."""
+
+    def _value(self, depth: int = 0) -> Any:
+        kind = self.rng.randrange(3 if depth < 3 else 1)
+        if kind == 0:
+            return self.rng.choice((self.rng.randrange(100), "text", None, True))
+        values = [self._value(depth + 1) for _ in range(self.rng.randint(1, 4))]
+        return values if kind == 1 else dict(zip(self.rng.sample(OUR_NAMES, len(values)), values, strict=True))
+
+    def _fill(self, count: int) -> None:
+        documents = []
+        for _ in range(count):
+            fields = {name: self._value() for name in self.rng.sample(OUR_NAMES, 6) if name != "_id"}
+            documents.append({"_id": self.rng.randrange(1 << 30), **fields})
+        self._command({"insert": self.name, "documents": documents, "ordered": False})
+
+    def _path(self) -> str:
+        first = self.rng.choice([name for name in OUR_NAMES if name != "_id"])
+        return ".".join([first, *self.rng.choices(OUR_NAMES, k=self.rng.randrange(3))])
+
+    def _more(self) -> Any:
+        kind = self.rng.randrange(5)
+        if kind == 0:
+            return {"$set": {self._path(): self._value(1)}}
+        if kind == 1:
+            return {"$unset": {self._path(): ""}}
+        if kind == 2:
+            return {"$push": {self._path(): self._value(2)}}
+        if kind == 3:
+            return {"$pop": {self._path(): self.rng.choice((1, -1))}}
+        return [{"$set": {self._path(): {"$literal": self._value(1)}}}, {"$unset": self._path()}]
+
+
+@pytest.mark.mongod
+def test_fields_that_are_named_like_the_parts_of_a_delta(start_replica_set: Callable[..., ReplicaSet]) -> None:
+    with MongoClient[Any](start_replica_set(version="6.0.27").uri) as client:
+        fuzz = OwnNames(client, 12, DeltaEncoder(takes_names=True, takes_deltas=True))
+        fuzz.run(amount(400, 3000))
+    assert fuzz.totals.differences == []
+    assert not fuzz.refused_deltas
+    assert min(fuzz.ways["modifiers"], fuzz.ways["as it is"]) > 20
+
+
 @pytest.mark.mongod
 @pytest.mark.parametrize(
     ("version", "takes"),
