@@ -87,6 +87,8 @@ def test_a_service_shows_itself(replica_set: ReplicaSet, tmp_path: Path, metric:
                 wait_until(lambda: panel(console, "streams").get("data", {}).get("count") == 1, "its stream is shown")
         elif metric == "tailrace_tables_tables":
             assert [one["place"] for one in panel(console, "tables")["data"]] == ["made"]
+            # A copy that is stopped before its end is an exit status of 1.
+            assert panel(console, "service", "tailrace_tables_stated_seconds")["data"]
         else:
             wait_until(
                 lambda: [one["resource"] for one in panel(console, "leases")["data"]["leases"]] == ["beside"],

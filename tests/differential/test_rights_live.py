@@ -25,18 +25,10 @@ from tailrace.errors import SourceError
 from tailrace.lake.spark.planning.opening import open_deployment
 from tailrace.lake.spark.query.options import parse
 from tests import commands
-from tests.docs.runner import admin_commands
-from tests.docs.snippets import ROOT, snippets
+from tests.docs.runner import printed_roles
 from tests.server_in_use import IN_BETWEEN, SERVER_VERSION, major
 
-ROLES = [
-    command
-    for snippet in snippets(ROOT / "docs" / "how-to" / "security.md")
-    if snippet.language == "js"
-    for command in admin_commands(snippet)
-    if "createRole" in command
-]
-ON_REPLICA_SET, ON_CLUSTER = (role["privileges"] for role in ROLES)
+ON_REPLICA_SET, ON_CLUSTER = (printed_roles()[name]["privileges"] for name in ("tailrace", "tailraceCluster"))
 
 IMAGES = {"full_document_before_change": "required"}
 LOOKUPS = {"full_document": "updateLookup"}

@@ -23,7 +23,7 @@ from pymongo.errors import OperationFailure
 
 from tailrace.cli.main import build_parser
 from tailrace.lake.spark.store.pipeline_file import load
-from tests.docs.snippets import ROOT, Command, Snippet, commands
+from tests.docs.snippets import ROOT, Command, Snippet, commands, snippets
 
 _URI = re.compile(r"mongodb://[^\s\"'`)]+")
 _MENTIONED_EXTRAS = re.compile(r"(?:tailrace|\.|\.whl)\[([\w,]+)\]")
@@ -254,6 +254,13 @@ def admin_commands(snippet: Snippet) -> list[dict[str, Any]]:
     assert found, f"{snippet}: no db.adminCommand"
     assert not left, f"{snippet}: not understood: {left}"
     return found
+
+
+def printed_roles() -> dict[str, dict[str, Any]]:
+    """The ``createRole`` commands of the page on security, by the role's name."""
+    page = ROOT / "docs" / "how-to" / "security.md"
+    found = [one for block in snippets(page) if block.language == "js" for one in admin_commands(block)]
+    return {one["createRole"]: one for one in found if "createRole" in one}
 
 
 def check_extras(text: str) -> None:

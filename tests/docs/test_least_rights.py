@@ -13,19 +13,9 @@ from tailrace.cli.main import main
 from tailrace.consumer import Change, Listener, MongoLeaseStore
 from tailrace.consumer.dead_letters import DeadLetters
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
-from tests.docs.runner import admin_commands
-from tests.docs.snippets import ROOT as REPOSITORY
-from tests.docs.snippets import snippets
+from tests.docs.runner import printed_roles
 
 pytestmark = pytest.mark.mongod
-
-
-def printed_roles() -> dict[str, dict[str, Any]]:
-    """The ``createRole`` commands of the page, by the role's name."""
-    page = REPOSITORY / "docs" / "how-to" / "security.md"
-    blocks = [block for block in snippets(page) if block.language == "js"]
-    commands = [command for block in blocks for command in admin_commands(block)]
-    return {command["createRole"]: command for command in commands if "createRole" in command}
 
 
 def test_the_printed_role_of_a_listener_suffices(
