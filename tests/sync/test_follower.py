@@ -69,7 +69,7 @@ def test_a_newer_target_holds_the_same_documents(older: str, newer: str, start_r
     source, target = start_replica_set(version=older), start_replica_set(version=newer)
     settings = SyncSettings(name="upgrade")
     begun(source.uri, target.uri, settings)
-    kinds = Kinds(series=False, capped=False)
+    kinds = Kinds(series=False, capped=False, columns=False)
     with writing(source.uri, 3, older, kinds=kinds) as writes, following(source.uri, target.uri, settings) as follower:
         writes.run(150)
         follower.run_until(now(source.uri))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import struct
 import threading
 import time
@@ -41,16 +42,19 @@ from tests.sync.names import Names
 _NOT_PRIMARY: Final = frozenset({91, 189, 10107, 11600, 11602, 13435, 13436})
 _LOST: Final = -1
 _PATIENCE_S: Final = 120
+_COLUMN: Final = re.compile(rb"(?s)\x05[^\x00]*\x00.{4}\x07")
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """What is written besides the rest. ``series``: time series; ``capped``: capped collections."""
+    """What is written besides the rest. ``series``: time series; ``capped``: capped collections; ``columns``: binary
+    values of subtype 7, which servers take from 6.0 on if they are valid columns alone."""
 
     series: bool = False
     capped: bool = True
     large: bool = True
     system: bool = True
+    columns: bool = True
 
 
 class Sender:
@@ -289,6 +293,8 @@ class Bytes:
     def _corpus(self) -> None:
         rng = self._rng
         raw = docs.new_document(rng if not self._version.startswith("5.") else _unique(rng))
+        while not self._kinds.columns and _COLUMN.search(raw):
+            raw = docs.new_document(rng if not self._version.startswith("5.") else _unique(rng))
         self._send({"insert": "corpus", "documents": [RawBSONDocument(raw)]})
         if rng.random() < 0.4:
             self._send({"delete": "corpus", "deletes": [{"q": {"_id": rng.randint(0, docs.SMALL_IDS)}, "limit": 1}]})
