@@ -94,6 +94,9 @@ def measure(
             write(client, args.writes, args.rate, args.collections)
             row = child.take(args.writes)
             after = cpu_s([mongod]), cpu_s(family(gateway.process.pid))
+    except SystemExit:
+        print(gateway.log.read_text()[-2000:], file=sys.stderr)  # its reasons, where it closed connections
+        raise
     finally:
         gateway.close()
     return {"mongod": after[0] - before[0], "gateway": after[1] - before[1], "events": row["sent"]}

@@ -57,6 +57,17 @@ class ServedConsole:
             connection.close()
 
 
+def panel(console: ServedConsole, name: str, metric: str = "") -> dict[str, Any]:
+    """The next look at the panel ``name``, which has ``metric`` in it if that is given."""
+    with console.live() as messages:
+        for kind, value in messages:
+            shown = kind == "panel" and value["name"] == name
+            if shown and (not metric or metric in [one["name"] for one in value["data"]]):
+                found: dict[str, Any] = value
+                return found
+    raise AssertionError(name)
+
+
 def _messages(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
     kind, deadline = "", time.monotonic() + PATIENCE_S
     while line := answer.readline().decode().rstrip("\n"):

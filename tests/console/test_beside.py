@@ -17,7 +17,7 @@ import pytest
 
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
-from tests.console.serving import ServedConsole
+from tests.console.serving import ServedConsole, panel
 from tests.differential.beside import wait_until
 
 pytestmark = pytest.mark.mongod
@@ -48,16 +48,6 @@ def service(folder: Path, *arguments: str) -> Iterator[ServedConsole]:
         process.wait()
 
 
-def panel(console: ServedConsole, name: str, metric: str = "") -> dict[str, Any]:
-    with console.live() as messages:
-        for kind, value in messages:
-            shown = kind == "panel" and value["name"] == name
-            if shown and (not metric or metric in [one["name"] for one in value["data"]]):
-                found: dict[str, Any] = value
-                return found
-    raise AssertionError(name)
-
-
 def commands(uri: str, port: int) -> dict[str, Sequence[str]]:
     return {
         "tailrace_gateway_streams": ("gateway", "--upstream", uri, "--listen", f"127.0.0.1:{port}"),
@@ -86,7 +76,7 @@ def test_a_service_shows_itself(replica_set: ReplicaSet, tmp_path: Path, metric:
             ):
                 wait_until(lambda: panel(console, "streams").get("data", {}).get("count") == 1, "its stream is shown")
         elif metric == "tailrace_tables_tables":
-            assert [one["place"] for one in panel(console, "tables")["data"]] == ["made"]
+            assert [(one["place"], one.get("error")) for one in panel(console, "tables")["data"]] == [("made", None)]
             # A copy that is stopped before its end is an exit status of 1.
             assert panel(console, "service", "tailrace_tables_stated_seconds")["data"]
         else:

@@ -19,11 +19,14 @@ from tailrace.cli.main import main
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
 from tailrace.read.archive.verification import verify as verify_archive
+from tests.console.serving import ServedConsole, panel
 from tests.spark.commands import PATIENCE_S, finished, tailrace
 from tests.spark.streams import newest, server_events
 
 #: Java's own options are left as they are: with the archive of classes a session costs half as much.
 SPARK = "spark: {cores: 2, config: {spark.sql.shuffle.partitions: 2}}\n"
+#: The panels of what a pipeline keeps, and the folders of its file below.
+KEPT = {"lakes": "lake", "tables": "tables", "archives": "kept"}
 
 
 def pipeline_file(directory: Path, database: str, more: str = SPARK) -> Path:
@@ -46,19 +49,25 @@ def test_run_follows_the_stream_until_sigterm(replica_set: ReplicaSet, tmp_path:
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client[database].orders.insert_many([{"n": n} for n in range(100)])
     until = newest(replica_set.uri)
-    process = tailrace("run", str(path), "--progress", "json", "--metrics", address, TEST_URI=replica_set.uri)
+    options = ("--progress", "json", "--metrics", address, "--console", "0")
+    process = tailrace("run", str(path), *options, TEST_URI=replica_set.uri)
     watchdog = threading.Timer(PATIENCE_S, process.kill)
     watchdog.start()
     assert process.stdout is not None
+    assert process.stderr is not None
+    console = process.stderr.readline()
     first = json.loads(process.stdout.readline())
     watchdog.cancel()
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_S) as reply:
         served = reply.read().decode()
+    shown = ServedConsole(console.removeprefix("tailrace: the console is at ").strip())
+    places = {name: [(one["place"], one.get("error")) for one in panel(shown, name)["data"]] for name in KEPT}
     process.send_signal(signal.SIGTERM)
     code, _, err = finished(process)
     assert (code, first["events"]) == (0, 100), err
     for name in ("tailrace_query_active{", "tailrace_tables_tables ", 'tailrace_archive_segments_total{oplog="rs0"}'):
         assert name in served
+    assert places == {name: [(str(tmp_path / folder), None)] for name, folder in KEPT.items()}
     assert first["lagMs"] >= 0
     assert err.startswith("Stopped. 100 events in 1 micro-batches were written to"), err
     assert list(lake_events(tmp_path / "lake")) == server_events(replica_set.uri, (database, None), start, until)

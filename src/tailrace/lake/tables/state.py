@@ -30,7 +30,7 @@ from tailrace.core.oplog.witness import Witness
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SinkError
 from tailrace.lake.tables.names import state_key
-from tailrace.lake.tables.state_file import MADE_ANEW, Databases, clear_errors, open_file
+from tailrace.lake.tables.state_file import MADE_ANEW, Databases, OpenFile, clear_errors, close_file, open_file
 
 #: The first format held no witness, and of a table no more than its micro-batch: both are noted at the first run. The
 #: second one had no checksums: its file gets them when it is opened for writing.
@@ -152,11 +152,13 @@ class TableState:
     def __init__(self, directory: Path, *, readonly: bool = False) -> None:
         self._path, self._readonly = directory, readonly
         with clear_errors(directory):
-            self._environment, self._databases = open_file(directory, readonly=readonly)
+            file = open_file(directory, readonly=readonly)
+            self._file: OpenFile | None = file
+            self._environment, self._databases = file.environment, file.databases
             try:
                 self._begin()
             except BaseException:
-                self._environment.close()
+                close_file(file)
                 raise
 
     def _begin(self) -> None:
@@ -169,9 +171,9 @@ class TableState:
 
     def close(self) -> None:
         """Close the files."""
-        self._environment.close()
-        if not self._readonly:
-            note_closed(self._path)
+        file, self._file = self._file, None
+        if file is not None and close_file(file) and not self._readonly:
+            note_closed(self._path)  # otherwise a reader still looks: whoever opens it next reads all of it
 
     # -- what is there ----------------------------------------------------------------------------------------------
 

@@ -6,10 +6,15 @@ two formats have none; whoever opens one for writing gives it some, in one trans
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 import lmdb
 
@@ -69,9 +74,67 @@ class Databases(NamedTuple):
             confirm_missing(cursor, key, NEAR)
 
 
-def open_file(directory: Path, *, readonly: bool) -> tuple[Any, Databases]:
-    """The environment in ``directory`` and its databases. For writing, they are made if there is no file, and get
-    checksums if they have none. Raises ``lmdb.Error``, and SinkError where there is nothing to read."""
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class OpenFile:
+    """An open file, and how many hold it. ``close_file`` gives it back."""
+
+    environment: Any
+    databases: Databases
+    readonly: bool
+    holders: int = 1
+
+
+#: The open files of this process, by device and inode.
+_files: WeakValueDictionary[tuple[int, int], OpenFile] = WeakValueDictionary()
+_closed: Final = threading.Condition()
+#: A reader has its file open for as long as a look at it takes. One that forgot to close it is not waited for longer.
+_READER_S: Final = 60.0
+_LOOK_S: Final = 0.1
+
+
+def open_file(directory: Path, *, readonly: bool) -> OpenFile:
+    """The file in ``directory``. For writing, its databases are made if there is no file, and get checksums if they
+    have none; it waits until readers of this process have closed it. Raises ``lmdb.Error``, also where this process
+    writes it already, and SinkError where there is nothing to read."""
+    until = time.monotonic() + _READER_S
+    with _closed:
+        while (key := _key(directory)) is not None and (found := _files.get(key)) is not None:
+            if readonly:
+                found.holders += 1
+                return found
+            if not found.readonly or time.monotonic() > until:
+                break  # LMDB refuses it
+            del found  # so that one whom nobody holds is closed
+            _closed.wait(_LOOK_S)
+        made = _opened(directory, readonly=readonly)
+        key = _key(directory)
+        assert key is not None
+        _files[key] = made
+        return made
+
+
+def close_file(file: OpenFile) -> bool:
+    """Give ``file`` back. Returns whether it is closed now: nobody else of this process holds it."""
+    with _closed:
+        file.holders -= 1
+        if file.holders:
+            return False
+        for key in [key for key, one in _files.items() if one is file]:
+            del _files[key]
+        file.environment.close()
+        _closed.notify_all()
+        return True
+
+
+def _key(directory: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(directory / "data.mdb")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _opened(directory: Path, *, readonly: bool) -> OpenFile:
     if not readonly:
         with durable.writing(directory):
             durable.make_directory(directory)
@@ -86,7 +149,7 @@ def open_file(directory: Path, *, readonly: bool) -> tuple[Any, Databases]:
             str(directory), map_size=_MAP_BYTES, max_dbs=2 * len(_DATABASES), readahead=False, readonly=readonly
         )
     try:
-        return environment, _databases(environment, readonly=readonly)
+        return OpenFile(environment, _databases(environment, readonly=readonly), readonly)
     except BaseException:
         environment.close()
         raise
