@@ -51,6 +51,9 @@ COMMANDS: Final = {
     "compare": "compare the server's own change stream with ours, on your deployment",
 }
 
+#: Those that ask no server, or none but their own. The others say what they wait for.
+_WITHOUT_SERVER: Final = frozenset({"demo", "lake", "replay", "token"})
+
 #: The extra that brings a package which a command may miss.
 _EXTRAS: Final = {
     "pyspark": "spark",
@@ -210,7 +213,8 @@ def _carried_out(args: argparse.Namespace) -> int:
         # A terminal or a locale without some character gets its number instead of an error in the middle.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status: int = args.run(args)
+        with _told_of_waiting(args):
+            status: int = args.run(args)
         sys.stdout.flush()
     except WrongUsageError as error:
         _fail(str(error))
@@ -242,6 +246,17 @@ def _carried_out(args: argparse.Namespace) -> int:
             raise
         return _fail(f"no driver can read a database or collection of that name: {error}")
     return status
+
+
+@contextmanager
+def _told_of_waiting(args: argparse.Namespace) -> Iterator[None]:
+    if getattr(args, "command", "") in _WITHOUT_SERVER:
+        yield
+        return
+    from tailrace.cli.first_answer import told_of_waiting  # noqa: PLC0415  so that --help does not load PyMongo
+
+    with told_of_waiting():
+        yield
 
 
 class _Parser(argparse.ArgumentParser):

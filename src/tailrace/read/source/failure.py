@@ -177,7 +177,7 @@ def _from_selection(client: MongoClient[Any]) -> SourceError:
 def describe_members(client: MongoClient[Any]) -> str:
     """The members that the driver knows, and how each is, in words: what a reader waits for."""
     servers: Mapping[tuple[str, int | None], ServerDescription] = client.topology_description.server_descriptions()
-    return ", ".join(f"{_address(address)}: {_condition(server)}" for address, server in sorted(servers.items()))
+    return ", ".join(f"{server_name(address)}: {_condition(server)}" for address, server in sorted(servers.items()))
 
 
 def seed_names(client: MongoClient[Any]) -> str:
@@ -185,17 +185,18 @@ def seed_names(client: MongoClient[Any]) -> str:
     topology = client.topology_description
     if topology.replica_set_name:
         return f"replica set {topology.replica_set_name}"
-    return ", ".join(_address(address) for address in sorted(topology.server_descriptions())) or "the server"
+    return ", ".join(server_name(address) for address in sorted(topology.server_descriptions())) or "the server"
 
 
-def _address(address: tuple[str, int | None]) -> str:
+def server_name(address: tuple[str, int | None]) -> str:
+    """A server's address as people write it."""
     host, port = address
     return host if port is None else f"{host}:{port}"
 
 
 def _condition(server: ServerDescription) -> str:
     if server.error is not None:
-        return _reason(server.error)
+        return reason_of(server.error)
     if server.server_type_name == "Unknown":
         return "no answer so far"
     return server.server_type_name.removeprefix("RS").lower()
@@ -205,7 +206,8 @@ def _condition(server: ServerDescription) -> str:
 _NO_REPLY: Final = ("Got response id", "Message length (", "Got opcode", "Unknown opcode")
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Why a server did not answer, in few words."""
     text = str(error)
     for known, words in (
         *((said, "a program other than MongoDB answers there") for said in _NO_REPLY),
