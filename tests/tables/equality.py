@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from bson.codec_options import CodecOptions
@@ -11,7 +10,10 @@ from bson.raw_bson import RawBSONDocument
 from deltalake import DeltaTable
 
 from tailrace.core import raw_bson
-from tailrace.lake.tables.names import folder_of
+from tailrace.lake.store.delta import commits_in
+from tailrace.lake.store.object_place import ObjectPlace
+from tailrace.lake.store.place import TablePlace
+from tailrace.lake.tables.names import place_of
 from tailrace.read.source.connection import Connection, collection_of
 from tailrace.read.source.listing import is_utf8, list_collections
 from tailrace.read.window.sortable_key import sortable_key
@@ -32,12 +34,14 @@ def in_collection(collection: Any) -> dict[bytes, bytes]:
     return {key_of(one): one for one in found}
 
 
-def in_table(root: Path, namespace: str, version: int | None = None) -> dict[bytes, bytes] | None:
+def in_table(root: TablePlace, namespace: str, version: int | None = None) -> dict[bytes, bytes] | None:
     """What a collection's table holds; ``None`` where there is none. A row that is there twice is an error."""
-    folder = root / folder_of(namespace)
-    if not any((folder / "_delta_log").glob("*.json")):  # a writer makes the directories before the first version
+    folder = place_of(root, namespace)
+    options = dict(folder.bucket.options) if isinstance(folder, ObjectPlace) else None
+    if not commits_in(folder):  # a writer makes the directories before the first version
         return None
-    rows = DeltaTable(folder.absolute().as_uri(), version=version).to_pyarrow_table(columns=["_key", "_bson"])
+    table = DeltaTable(folder.absolute().as_uri(), version=version, storage_options=options)
+    rows = table.to_pyarrow_table(columns=["_key", "_bson"])
     keys, documents = rows.column("_key").to_pylist(), rows.column("_bson").to_pylist()
     assert len(set(keys)) == len(keys), "a row is there twice"
     assert all(key_of(document) == key for key, document in zip(keys, documents, strict=True))
@@ -57,7 +61,7 @@ def collections(client: Any, databases: tuple[str, ...]) -> dict[str, dict[bytes
     return found
 
 
-def assert_equal(root: Path, truth: Mapping[str, Mapping[bytes, bytes]], known: set[str]) -> None:
+def assert_equal(root: TablePlace, truth: Mapping[str, Mapping[bytes, bytes]], known: set[str]) -> None:
     """Each collection has its table, and the table of one that has gone is empty."""
     for namespace, documents in truth.items():
         table = in_table(root, namespace)

@@ -10,8 +10,9 @@ import pytest
 from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.delta_commit import stated
-from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.names import place_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
 from tests.differential.execute import Executed, clear, note, run_operation
@@ -26,11 +27,11 @@ pytestmark = pytest.mark.mongod
 HIDDEN = "tmp"
 
 
-def settings(root: Path, databases: tuple[str, ...]) -> TableSettings:
+def settings(root: TablePlace, databases: tuple[str, ...]) -> TableSettings:
     return TableSettings(root, tuple(TableRule(f"{name}.*") for name in databases), every_s=0.0, compact_every=3)
 
 
-def equal_after(uri: str, root: Path, seed: int, count: int, version: str) -> int:
+def equal_after(uri: str, root: TablePlace, seed: int, count: int, version: str) -> int:
     """Run a workload in pieces; after each the tables are brought up to it, and compared. Gives how often."""
     client: Any = MongoClient(uri)
     workload = Workload(seed, version)
@@ -50,7 +51,7 @@ def equal_after(uri: str, root: Path, seed: int, count: int, version: str) -> in
             truth = {name: one for name, one in found.items() if not name.split(".", 1)[1].startswith(HIDDEN)}
             assert_equal(root, truth, known)
             known |= truth.keys()
-            assert all(next(stated(root / folder_of(name))).time <= time for name in truth)
+            assert all(next(stated(place_of(root, name))).time <= time for name in truth)
             compared += 1
         clear(wire, workload)
     return compared

@@ -107,6 +107,13 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         (LEAST + "archive: {path: 's3a://bucket/a'}", "archive.path is a URI that begins with 's3a:'"),
         (LEAST + "tables: {collections: [shop.a]}", "tables.path is missing"),
         (LEAST + "tables: {path: t}", "tables.collections must name collections"),
+        (LEAST + "tables: {path: 's3://b/t', collections: [a.b]}", "tables.state is missing"),
+        (
+            LEAST + "tables: {path: t, state: s, collections: [a.b]}",
+            "tables.state belongs to tables in an object store",
+        ),
+        (LEAST + "tables: {path: 's3://k:v@b/t', state: s, collections: [a.b]}", "must be s3://BUCKET/PREFIX"),
+        (LEAST + "tables: {path: 'gs://b/t', collections: [a.b]}", "begins with 'gs:'"),
         (LEAST + "tables: {path: t, collections: [shop]}", "tables.collections: 'shop' names no collections"),
         (LEAST + "tables: {path: t, collections: [a.b], onMismatch: ignore}", "must be one of evolve, widen"),
         (

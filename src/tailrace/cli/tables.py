@@ -21,9 +21,11 @@ from tailrace.cli.usage import WrongUsageError
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.errors import SinkError, UsageError
+from tailrace.lake.store.local_path import local_path
 from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
+    from tailrace.lake.store.place import TablePlace
     from tailrace.lake.tables.progress import TablesProgress
     from tailrace.lake.tables.settings import TableSettings
     from tailrace.lake.tables.writer import TablesWriter
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Tables that equal their collections: a Delta table for each collection, kept up to date by `tailrace run` (section
-tables of its file) or by `write`. DIR is the directory of the tables.
+tables of its file) or by `write`. DIR is the directory of the tables, or s3://BUCKET/PREFIX with --state FOLDER: a
+local folder for what cannot be in an object store. Keys and endpoint come from the environment (AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL).
 
   write URI DIR PATTERN...     copy the collections, then follow them; --once: up to now
   verify URI DIR [NAMESPACE]   compare the tables with their collections, and name what differs (--sample N: a part)
@@ -65,6 +69,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
     parser.add_argument("words", nargs="*", metavar="...", help="what the action needs, in the order above")
     parser.add_argument("--once", action="store_true", help="with write: end when the tables are up to date")
+    parser.add_argument(
+        "--state", type=Path, metavar="FOLDER", help="with s3://: the local folder of the state; the same one each time"
+    )
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="with write and s3://: write tables whose state is lost. They are rewritten, and their writer is stopped",
+    )
     parser.add_argument(
         "--metrics",
         metavar="HOST:PORT",
@@ -98,15 +110,17 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.action == "write":
         return _write(args, words)
+    if args.take_over:
+        raise WrongUsageError(f"tailrace tables {args.action} writes no tables: --take-over belongs to write")
     if args.compare is not None or args.compare_report is not None:
         raise WrongUsageError(f"tailrace tables {args.action} follows no stream: --compare belongs to write")
     if args.console is not None:
         raise WrongUsageError(f"tailrace tables {args.action} is no service: --console belongs to write")
     if args.action == "verify":
-        return _verify(args.uri, words, args.sample)
+        return _verify(args, words)
     if not words:
         raise WrongUsageError(f"tailrace tables {args.action} needs the directory of the tables")
-    root = _root(words[0])
+    root = _root(words[0], args)
     if args.action == "status":
         return _status(root, words[1:])
     if args.action == "as-of":
@@ -116,11 +130,32 @@ def run(args: argparse.Namespace) -> int:
     return _each(root, words[1:], args)
 
 
-def _root(word: str) -> Path:
-    root = Path(word)
-    if not (root / "_tailrace").is_dir():
+def _root(word: str, args: argparse.Namespace) -> TablePlace:
+    """Where tables are."""
+    from tailrace.lake.store.object_place import ObjectPlace  # noqa: PLC0415  as in _place()
+
+    root = _place(word, args)
+    if isinstance(root, ObjectPlace):
+        if not (root.bucket.beside / "state").is_dir():
+            raise UsageError(f"{root.bucket.beside} does not hold the state of tables")
+    elif not (root / "_tailrace").is_dir():
         raise UsageError(f"{root} holds no tables of Tailrace")
     return root
+
+
+def _place(word: str, args: argparse.Namespace) -> TablePlace:
+    """Where tables are or are to be."""
+    from tailrace.lake.store.object_place import is_object_uri, object_place  # noqa: PLC0415  not for --help
+
+    if is_object_uri(word):
+        if args.state is None:
+            raise WrongUsageError(
+                "tables in an object store need --state", hint="--state FOLDER: a local folder, the same one each time"
+            )
+        return object_place(word, beside=args.state)
+    if args.state is not None or args.take_over:
+        raise WrongUsageError("--state and --take-over belong to tables in an object store (s3://BUCKET/PREFIX)")
+    return local_path(word, "the directory of the tables") if "://" in word else Path(word)
 
 
 def _write(args: argparse.Namespace, words: list[str]) -> int:
@@ -134,7 +169,8 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
             "tailrace tables write needs URI, directory and collections",
             hint=f"... write URI DIR 'shop.*', or without URI where {URI_VARIABLE} is set",
         )
-    settings = TableSettings(Path(words[0]), tuple(TableRule(pattern) for pattern in words[1:]))
+    rules = tuple(TableRule(pattern) for pattern in words[1:])
+    settings = TableSettings(_place(words[0], args), rules, take_over=args.take_over)
     settings.check()  # before anything is opened
     check_compare(args)
     check_console(args)
@@ -183,7 +219,7 @@ def _comparable() -> tuple[Streams, list[str]]:
 
 
 @contextmanager
-def _console(args: argparse.Namespace, uri: ConnectionString, writer: TablesWriter, root: Path) -> Iterator[None]:
+def _console(args: argparse.Namespace, uri: ConnectionString, writer: TablesWriter, root: TablePlace) -> Iterator[None]:
     if args.console is None:
         yield
         return
@@ -226,13 +262,14 @@ def _told(progress: TablesProgress, unmatched: list[str], resyncing: list[str]) 
     return text + (f". No collection matches {', '.join(unmatched)}" if unmatched else "")
 
 
-def _verify(uri: str | None, words: list[str], sample: int | None) -> int:
+def _verify(args: argparse.Namespace, words: list[str]) -> int:
     from tailrace.lake.tables.verification import verify  # noqa: PLC0415
 
+    sample: int | None = args.sample
     if not words or (sample is not None and sample < 1):
         raise WrongUsageError("tailrace tables verify needs URI and directory", hint="... verify URI DIR [NAMESPACE]")
     wrong, compared = 0, False
-    for report in verify(_root(words[0]), find_uri(uri), words[1:], sample=sample):
+    for report in verify(_root(words[0], args), find_uri(args.uri), words[1:], sample=sample):
         compared = True
         time = f"{report.time.seconds},{report.time.increment}"
         aside = f", {report.quarantined:,} of them in quarantine" if report.quarantined else ""
@@ -257,7 +294,7 @@ def _verify(uri: str | None, words: list[str], sample: int | None) -> int:
     return 0
 
 
-def _status(root: Path, words: list[str]) -> int:
+def _status(root: TablePlace, words: list[str]) -> int:
     from tailrace.lake.tables.report import report  # noqa: PLC0415  so that --help loads no Arrow
 
     found = report(root, words, columns=True)
@@ -279,7 +316,7 @@ def _status(root: Path, words: list[str]) -> int:
     return 0
 
 
-def _as_of(root: Path, words: list[str], args: argparse.Namespace) -> int:
+def _as_of(root: TablePlace, words: list[str], args: argparse.Namespace) -> int:
     from tailrace.lake.tables.as_of import as_of  # noqa: PLC0415
 
     if len(words) != 2:
@@ -300,7 +337,7 @@ def _as_of(root: Path, words: list[str], args: argparse.Namespace) -> int:
     return 0
 
 
-def _mark(root: Path, words: list[str], action: str) -> int:
+def _mark(root: TablePlace, words: list[str], action: str) -> int:
     """``rebuild`` and ``resync``: what the next run does."""
     from tailrace.lake.tables.holding import mark_for_rebuilding  # noqa: PLC0415
     from tailrace.lake.tables.resync import request_resync  # noqa: PLC0415
@@ -316,18 +353,18 @@ def _mark(root: Path, words: list[str], action: str) -> int:
     return 0
 
 
-def _each(root: Path, words: list[str], args: argparse.Namespace) -> int:
+def _each(root: TablePlace, words: list[str], args: argparse.Namespace) -> int:
     """``compact`` and ``expire``. No writer may run meanwhile."""
     from tailrace.lake.tables.delta_table import CollectionTable  # noqa: PLC0415
     from tailrace.lake.tables.holding import held_tables  # noqa: PLC0415
-    from tailrace.lake.tables.names import folder_of  # noqa: PLC0415
+    from tailrace.lake.tables.names import place_of  # noqa: PLC0415
     from tailrace.lake.tables.versions import Keeping  # noqa: PLC0415
 
     with held_tables(root) as namespaces:
         for namespace in words or namespaces:
             if namespace not in namespaces:
                 raise UsageError(f"{namespace} has no table in {root}")
-            table = CollectionTable(root / folder_of(namespace), namespace)
+            table = CollectionTable(place_of(root, namespace), namespace)
             if args.action == "expire":
                 gone = table.expire(Keeping(parse_duration("--keep", args.keep) / 3600))
                 say(f"{namespace}: {len(gone):,} files removed")

@@ -29,6 +29,7 @@ from tailrace.read.source.topology import Cluster
 from tailrace.read.source.uri import ConnectionString
 
 if TYPE_CHECKING:
+    from tailrace.lake.store.place import TablePlace
     from tailrace.read.archive.verification import OplogReport
     from tailrace.watch.client.client import Client
 
@@ -48,7 +49,7 @@ class Targets:
     letters: str = LETTERS
     gateway: ConnectionString | None = None
     lakes: Sequence[Path] = ()
-    tables: Sequence[Path] = ()
+    tables: Sequence[TablePlace] = ()
     archives: Sequence[Path] = ()
     syncs: Sequence[ConnectionString] = ()
     state_db: str = "tailrace_sync"
@@ -241,7 +242,7 @@ def lake(root: Path) -> dict[str, Any]:
     return lake_status(root).to_json()
 
 
-def tables(root: Path) -> dict[str, Any]:
+def tables(root: TablePlace) -> dict[str, Any]:
     """As ``tailrace tables status``."""
     from tailrace.lake.tables.report import report  # noqa: PLC0415  loads Arrow
 

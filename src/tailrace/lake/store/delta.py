@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
+from tailrace.lake.store.place import P, TablePlace
 from tailrace.version import version
 
 LOG: Final = "_delta_log"
@@ -31,26 +31,26 @@ _CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\.(?:.*\.)?(?:parquet|j
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def is_table(root: Path) -> bool:
+def is_table(root: TablePlace) -> bool:
     """Whether ``root`` has a log, even an empty one."""
     return (root / LOG).is_dir()
 
 
-def commit_path(root: Path, number: int) -> Path:
+def commit_path(root: P, number: int) -> P:
     """The file of a commit of the table at ``root``."""
     return root / LOG / f"{number:020d}.json"
 
 
-def checkpoint_path(root: Path, number: int) -> Path:
+def checkpoint_path(root: P, number: int) -> P:
     """The file of a checkpoint, as ``deltalake`` names it."""
     return root / LOG / f"{number:020d}.checkpoint.parquet"
 
 
-def listed(root: Path) -> tuple[list[int], dict[int, list[Path]]]:
+def listed(root: P) -> tuple[list[int], dict[int, list[P]]]:
     """The commits whose files are in the log, ascending, and the files of its checkpoints, by number. The directory is
     listed once, so that both are of one moment."""
     commits: list[int] = []
-    checkpoints: dict[int, list[Path]] = {}
+    checkpoints: dict[int, list[P]] = {}
     for name in sorted(path.name for path in (root / LOG).iterdir()) if is_table(root) else ():
         if match := _COMMIT.fullmatch(name):
             commits.append(int(match[1]))
@@ -59,22 +59,23 @@ def listed(root: Path) -> tuple[list[int], dict[int, list[Path]]]:
     return commits, checkpoints
 
 
-def commits_in(root: Path) -> list[int]:
+def commits_in(root: TablePlace) -> list[int]:
     """As ``listed``, the commits alone."""
     return listed(root)[0]
 
 
-def checkpoints_in(root: Path) -> dict[int, list[Path]]:
+def checkpoints_in(root: P) -> dict[int, list[P]]:
     """As ``listed``, the checkpoints alone."""
     return listed(root)[1]
 
 
-def paths_in(checkpoint: Path, action: str) -> list[str | None]:
+def paths_in(checkpoint: TablePlace, action: str) -> list[str | None]:
     """For each row of a checkpoint's file the path that its ``add`` or ``remove`` names, as it stands there."""
     import pyarrow.compute as pc  # noqa: PLC0415  half a second, where there is a checkpoint
-    import pyarrow.parquet as pq  # noqa: PLC0415
 
-    with pq.ParquetFile(checkpoint) as file:
+    from tailrace.lake.store.places import parquet_file  # noqa: PLC0415
+
+    with parquet_file(checkpoint) as file:
         return list(pc.struct_field(file.read(columns=[f"{action}.path"]).column(action), "path").to_pylist())
 
 

@@ -24,12 +24,14 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.core.oplog.witness import EntryMark, Witness
 from tailrace.errors import OtherHistoryError, SinkError, UsageError
-from tailrace.lake.store import delta
+from tailrace.lake.store import delta, places
+from tailrace.lake.store.object_place import reason
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit, versions
 from tailrace.lake.tables.delta_commit import Stated, columns_of
 from tailrace.lake.tables.fold import Fold, FoldOfOne, StateMismatchError
-from tailrace.lake.tables.holding import STATE
-from tailrace.lake.tables.names import BEGIN_ANEW, BSON, CHANGED, KEY, folder_of
+from tailrace.lake.tables.holding import state_folder
+from tailrace.lake.tables.names import BEGIN_ANEW, BSON, CHANGED, KEY, place_of
 from tailrace.lake.tables.rows import chunks, make_rows
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.standing import check_log, harm_of
@@ -72,7 +74,7 @@ def cluster_time_at(moment: datetime | ClusterTime) -> ClusterTime:
 
 
 def as_of(
-    root: Path,
+    root: TablePlace,
     namespace: str,
     moment: datetime | ClusterTime,
     *,
@@ -90,7 +92,7 @@ def as_of(
     given; ChangeStreamHistoryLost (286) if the entries no longer exist.
     """
     time = cluster_time_at(moment)
-    folder = root / folder_of(namespace)
+    folder = place_of(root, namespace)
     if not delta.is_table(folder):
         raise UsageError(f"{namespace} has no table in {root}")
     known = _known(root, namespace)
@@ -124,7 +126,7 @@ def as_of(
         close()
 
 
-def _first(folder: Path) -> str:
+def _first(folder: TablePlace) -> str:
     oldest = versions.oldest_whole(folder)
     return "it has no versions" if oldest is None else f"its oldest version is of {delta_commit.time_text(oldest.time)}"
 
@@ -138,8 +140,8 @@ class _Known(NamedTuple):
     witness: Witness | None
 
 
-def _known(root: Path, namespace: str) -> _Known:
-    state = TableState(root / STATE / "state", readonly=True)
+def _known(root: TablePlace, namespace: str) -> _Known:
+    state = TableState(state_folder(root) / "state", readonly=True)
     try:
         position, mark = state.position(), state.marks().get(namespace)
     finally:
@@ -149,11 +151,11 @@ def _known(root: Path, namespace: str) -> _Known:
     return _Known(position.stated, mark, position.witness)
 
 
-def _load(folder: Path, wanted: Stated) -> DeltaTable:
+def _load(folder: TablePlace, wanted: Stated) -> DeltaTable:
     try:
-        return DeltaTable(folder.absolute().as_uri(), version=wanted.version)
+        return places.delta_table(folder, wanted.version)
     except (DeltaError, OSError, ValueError) as error:
-        raise SinkError(f"version {wanted.version} of {folder} cannot be read: {error}") from error
+        raise SinkError(f"version {wanted.version} of {folder} cannot be read: {reason(error)}") from error
 
 
 def _rows(table: DeltaTable, wanted: Stated) -> pa.Table:
@@ -163,7 +165,7 @@ def _rows(table: DeltaTable, wanted: Stated) -> pa.Table:
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise SinkError(
             f"version {wanted.version} of the table, which is that of "
-            f"{delta_commit.time_text(wanted.time)}, cannot be read: {error}",
+            f"{delta_commit.time_text(wanted.time)}, cannot be read: {reason(error)}",
             hint="Replaced files are kept for tables.retention, or until `tailrace tables expire` removes them",
         ) from error
 
@@ -271,7 +273,7 @@ class _Replay:
 
     def __init__(
         self,
-        root: Path,
+        root: TablePlace,
         namespace: str,
         table: DeltaTable,
         *,
@@ -337,7 +339,7 @@ class _Replay:
     def _renamed(self, uuid: bytes) -> AsOf:
         """The answer if the collection got its name after the version before: from the table that it had then, or from
         the oplog alone, if that shows how the collection was created."""
-        for folder in sorted(one for one in self._root.iterdir() if delta.is_table(one)):
+        for folder in sorted(filter(delta.is_table, self._root.iterdir()), key=lambda one: one.name):
             found, following = versions.around(folder, self._time)
             if found is None or found.collection != uuid.hex():
                 continue

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.errors import SinkError
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.data_files import FILE_BYTES, Writers, key_range, opened
 from tailrace.lake.tables.delta_commit import NewFile
 from tailrace.lake.tables.names import KEY
@@ -38,7 +38,7 @@ class _Piece(NamedTuple):
 class Layout:
     """How a table's files are laid out. ``schema``: the columns that merged files have."""
 
-    root: Path
+    root: TablePlace
     schema: pa.Schema
     divide_by: Sequence[str]
     bounds: Sequence[str]

@@ -29,6 +29,9 @@ import pyarrow.parquet as pq
 
 from tailrace.base import durable
 from tailrace.errors import SinkError
+from tailrace.lake.store.object_place import ObjectPlace, StoreAwayError
+from tailrace.lake.store.place import TablePlace
+from tailrace.lake.store.places import UPLOADS, open_file, parquet_file
 from tailrace.lake.tables.delta_commit import NewFile
 from tailrace.lake.tables.names import BSON, CHANGED, JSON, KEY
 
@@ -54,7 +57,7 @@ class TableDamageError(SinkError):
 
 
 @contextlib.contextmanager
-def opened(root: Path, name: str) -> Iterator[pq.ParquetFile]:
+def opened(root: TablePlace, name: str) -> Iterator[pq.ParquetFile]:
     """A data file of the table at ``root``. What is read of it is checked against its checksums. Raises
     TableDamageError."""
     path = root / name
@@ -62,7 +65,7 @@ def opened(root: Path, name: str) -> Iterator[pq.ParquetFile]:
         match = _NAME.fullmatch(path.name)
         if match is not None and _footer_digest(path) != match[1]:
             raise TableDamageError(f"{path} is damaged: its footer is not the one that was written", hint=REBUILD)
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with parquet_file(path) as file:
             yield file
     except FileNotFoundError as error:
         raise TableDamageError(f"a file of the table {root} is missing: {name}", hint=REBUILD) from error
@@ -70,9 +73,9 @@ def opened(root: Path, name: str) -> Iterator[pq.ParquetFile]:
         raise TableDamageError(f"{path} is damaged: {error}", hint=REBUILD) from error
 
 
-def _footer_digest(path: Path) -> str:
+def _footer_digest(path: TablePlace) -> str:
     """Of the footer: Parquet's last eight bytes say how long it is."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - 8))
         end = file.read(8)
@@ -123,7 +126,7 @@ class Writers:
     ``bounds``     the columns whose minimum and maximum the log gets
     """
 
-    def __init__(self, root: Path, divide_by: Sequence[str], bounds: Sequence[str]) -> None:
+    def __init__(self, root: TablePlace, divide_by: Sequence[str], bounds: Sequence[str]) -> None:
         self._root = root
         self._divide_by = divide_by
         self._bounds = bounds
@@ -171,9 +174,11 @@ class Writers:
     def finish(self) -> list[NewFile]:
         """Close all files and sync them to the device. Returns them."""
         self.next_file()
-        with durable.writing(self._root):
-            for folder in {file.folder for file in self._done} | ({self._root} if self._done else set()):
-                durable.sync_directory(folder)
+        if isinstance(self._root, Path):
+            with durable.writing(self._root):
+                folders = {self._root / file.folder for file in self._done}
+                for folder in folders | ({self._root} if self._done else set()):
+                    durable.sync_directory(folder)
         return [file.new_file() for file in self._done]
 
     def abandon(self) -> None:
@@ -183,12 +188,20 @@ class Writers:
 
 
 class _File:
-    """A data file that is being written."""
+    """A data file that is being written: in its folder under a hidden name, or, for an object store, in a local folder
+    from which it is uploaded when it is whole."""
 
-    def __init__(self, root: Path, folder: str, schema: pa.Schema, bounds: Sequence[str]) -> None:
+    def __init__(self, root: TablePlace, folder: str, schema: pa.Schema, bounds: Sequence[str]) -> None:
         self._root = root
-        self.folder = root / folder
-        self._path = self.folder / f".{uuid.uuid4().hex}.parquet"
+        self.folder = folder
+        number = uuid.uuid4().hex
+        self._path = (
+            root.bucket.beside / UPLOADS / f".{number}.parquet"
+            if isinstance(root, ObjectPlace)
+            else Path(str(root)) / folder / f".{number}.parquet"
+        )
+        self._size = 0
+        self._uploaded: TablePlace | None = None
         self._schema = schema
         self._bounds = [name for name in bounds if name in schema.names and bounded(schema.field(name).type)]
         self._stats: dict[str, list[Any]] = {name: [None, None, 0] for name in self._bounds}
@@ -196,7 +209,7 @@ class _File:
         self._rows = 0
         plain = [name for name in schema.names if name not in (KEY, BSON, JSON)]
         with durable.writing(self._path):
-            durable.make_directory(self.folder)
+            durable.make_directory(self._path.parent)
             self._writer = pq.ParquetWriter(
                 self._path,
                 schema,
@@ -227,14 +240,29 @@ class _File:
         with durable.writing(self._path):
             self._writer.close()
             name = f"{self._path.stem[1:]}-{_footer_digest(self._path)}.parquet"
-            self._path = self._path.rename(self.folder / name)
-            durable.sync_file(self._path)
+            self._path = self._path.rename(self._path.parent / name)
+            self._size = self._path.stat().st_size
+            if not isinstance(self._root, ObjectPlace):
+                durable.sync_file(self._path)
+        if isinstance(self._root, ObjectPlace):
+            place = self._root / self._name
+            self._uploaded = place
+            place.upload(self._path)
+            self._path.unlink()
+            durable.step("table.uploaded")
         return self
+
+    @property
+    def _name(self) -> str:
+        return f"{self.folder}/{self._path.name}" if self.folder else self._path.name
 
     def abandon(self) -> None:
         with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()
         self._path.unlink(missing_ok=True)
+        if self._uploaded is not None:
+            with contextlib.suppress(StoreAwayError):  # it goes with what is expired
+                self._uploaded.unlink(missing_ok=True)
 
     def new_file(self) -> NewFile:
         stats: dict[str, Any] = {}
@@ -244,8 +272,7 @@ class _File:
                 "maxValues": {name: _above(found[1]) for name, found in self._stats.items() if found[1] is not None},
                 "nullCount": {name: found[2] for name, found in self._stats.items()},
             }
-        name = self._path.relative_to(self._root).as_posix()
-        return NewFile(name, self._path.stat().st_size, self._rows, stats)
+        return NewFile(self._name, self._size, self._rows, stats)
 
 
 def bounded(type_: pa.DataType) -> bool:

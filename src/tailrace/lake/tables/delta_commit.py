@@ -22,7 +22,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -33,7 +32,8 @@ from tailrace.core.event.resume_token import encode_high_water_mark
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import Witness
 from tailrace.errors import SinkError
-from tailrace.lake.store import delta
+from tailrace.lake.store import delta, places
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.schema import Column
 
 TIME, AFTER, TOKEN, BATCH, KIND, UUID, STATE, WITNESS = (
@@ -179,7 +179,9 @@ def metadata_action(
     return delta.metadata(table_id, {"type": "struct", "fields": list(fields)}, (), configuration, _now())
 
 
-def publish(root: Path, number: int, app: str, batch: Batch, actions: Actions, *, previous: Mapping[int, str]) -> str:
+def publish(
+    root: TablePlace, number: int, app: str, batch: Batch, actions: Actions, *, previous: Mapping[int, str]
+) -> str:
     """Publish ``actions`` as version ``number`` of the table at ``root``. Returns the digest of the version's file.
     Raises SinkError if that version exists. ``previous``: the digests of the versions before."""
     at = _now()
@@ -201,7 +203,7 @@ def publish(root: Path, number: int, app: str, batch: Batch, actions: Actions, *
 
 
 def publish_compaction(
-    root: Path, number: int, added: Sequence[NewFile], removed: Sequence[TableFile], previous: Mapping[int, str]
+    root: TablePlace, number: int, added: Sequence[NewFile], removed: Sequence[TableFile], previous: Mapping[int, str]
 ) -> None:
     """Publish that the rows of some files are in others now. Raises SinkError if that version exists."""
     at = _now()
@@ -226,10 +228,10 @@ def _removed(files: Sequence[TableFile], at: int, *, changes: bool) -> list[dict
     return [delta.remove(one.path, one.partition, one.size, at, changes=changes) for one in files]
 
 
-def _publish(root: Path, number: int, actions: Sequence[Mapping[str, Any]], previous: Mapping[int, str]) -> str:
+def _publish(root: TablePlace, number: int, actions: Sequence[Mapping[str, Any]], previous: Mapping[int, str]) -> str:
     content = content_of(number, actions, previous)
     try:
-        durable.publish(delta.commit_path(root, number), content, root / delta.LOG)
+        places.publish(delta.commit_path(root, number), content, root / delta.LOG)
     except FileExistsError:
         raise changed_by_others(root, number) from None
     return digest(content)
@@ -258,7 +260,7 @@ def _field(seal: str) -> bytes:
     return f'"{SEAL}": "{seal}"'.encode()
 
 
-def changed_by_others(root: Path, number: int) -> SinkError:
+def changed_by_others(root: TablePlace, number: int) -> SinkError:
     """The error for a table with a version that another program has written."""
     return SinkError(
         f"another program has changed the table {root} (version {number})",
@@ -266,14 +268,14 @@ def changed_by_others(root: Path, number: int) -> SinkError:
     )
 
 
-def actions_of(root: Path, number: int) -> list[dict[str, Any]]:
+def actions_of(root: TablePlace, number: int) -> list[dict[str, Any]]:
     """The actions of a version. Raises FileNotFoundError if its file no longer exists, DamagedCommitError if it is not
     what was written."""
     path = delta.commit_path(root, number)
     return actions_in(path, number, path.read_bytes())
 
 
-def actions_in(path: Path, number: int, content: bytes) -> list[dict[str, Any]]:
+def actions_in(path: TablePlace, number: int, content: bytes) -> list[dict[str, Any]]:
     """The actions of a version whose file at ``path`` has ``content``."""
     hint = "The next run of the tables' writer compares their logs, and rewrites such a table"
     try:
@@ -288,7 +290,7 @@ def actions_in(path: Path, number: int, content: bytes) -> list[dict[str, Any]]:
     return actions
 
 
-def stated(root: Path, *, strict: bool = False) -> Iterator[Stated]:
+def stated(root: TablePlace, *, strict: bool = False) -> Iterator[Stated]:
     """What our commits state, newest first. A commit that is not what was written is left out; ``strict``: it raises
     DamagedCommitError."""
     for number in reversed(delta.commits_in(root)):
@@ -304,12 +306,12 @@ def stated(root: Path, *, strict: bool = False) -> Iterator[Stated]:
             yield found
 
 
-def newest(root: Path) -> Stated | None:
+def newest(root: TablePlace) -> Stated | None:
     """What our newest commit states; ``None`` if there is none."""
     return next(stated(root), None)
 
 
-def newest_version(root: Path) -> int:
+def newest_version(root: TablePlace) -> int:
     """The version of our newest commit; -1 if there is none."""
     found = newest(root)
     return -1 if found is None else found.version

@@ -11,7 +11,6 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -19,10 +18,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from tailrace.base import durable
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
-from tailrace.lake.store import delta
+from tailrace.lake.store import delta, places
+from tailrace.lake.store.object_place import StoreAwayError, reason
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit, log_chain, versions
 from tailrace.lake.tables.compaction import Layout, compacted
 from tailrace.lake.tables.data_files import Writers, bounded, key_range, opened
@@ -61,7 +61,7 @@ class CollectionTable:
 
     def __init__(
         self,
-        root: Path,
+        root: TablePlace,
         namespace: str,
         *,
         partition_by: Sequence[str] = (),
@@ -89,11 +89,11 @@ class CollectionTable:
         self.harm: str | None = None
         self._delta: DeltaTable | None = None
         try:
-            self._delta = DeltaTable(root.absolute().as_uri())
+            self._delta = places.delta_table(root)
         except TableNotFoundError:
             pass
         except (DeltaError, OSError, ValueError) as error:
-            raise SinkError(f"the table {root} cannot be read: {error}", hint=ANEW.format(root=root)) from error
+            raise SinkError(f"the table {root} cannot be read: {reason(error)}", hint=ANEW.format(root=root)) from error
         if declared is None and self._delta is not None:  # whoever only maintains the table knows no rule
             self._divide_by = tuple(json.loads(self._setting(_DIVIDED) or "[]"))
             stats = self._setting("delta.dataSkippingStatsColumns") or ""
@@ -114,7 +114,8 @@ class CollectionTable:
     @property
     def batch(self) -> int:
         """The last micro-batch that it has taken over; -1 if there is none."""
-        found = None if self._delta is None else self._delta.transaction_version(self._app)
+        with places.asking(self.root):
+            found = None if self._delta is None else self._delta.transaction_version(self._app)
         return -1 if found is None else found
 
     @property
@@ -138,14 +139,9 @@ class CollectionTable:
 
     def lacks(self) -> str | None:
         """A data file of the newest version that is not there, or is cut short; ``None`` if all are there."""
-        for file in self.files():
-            try:
-                size = (self.root / file.name).stat().st_size
-            except FileNotFoundError:
-                size = -1
-            if size != file.size:
-                return file.path
-        return None
+        files = list(self.files())
+        there = places.sizes(self.root, [file.name for file in files])
+        return next((file.path for file in files if there.get(file.name) != file.size), None)
 
     @property
     def stated(self) -> ClusterTime | None:
@@ -178,32 +174,26 @@ class CollectionTable:
         if self._delta is None:
             return
         before = max(self._seen, known) if max(self._seen, known) >= 0 else delta_commit.newest_version(self.root)
-        self._delta.update_incremental()
-        for number in range(before + 1, self._delta.version() + 1):
-            try:
-                actions = delta_commit.actions_of(self.root, number)
-            except FileNotFoundError:
-                raise delta_commit.changed_by_others(self.root, number) from None
-            found = delta_commit.statement(actions, number)
-            is_ours = found is not None and (not state or found.state in {"", state})
-            if not is_ours and delta_commit.changes_data(actions):
-                raise delta_commit.changed_by_others(self.root, number)
+        _update(self._delta, self.root)
+        _check_versions(self.root, range(before + 1, self._delta.version() + 1), state)
         self._seen = self._delta.version()
 
     def look(self) -> None:
         """Load the newest version, whoever wrote it. For use before the whole table is rewritten."""
         if self._delta is not None:
-            self._delta.update_incremental()
+            _update(self._delta, self.root)
 
     def rows(self) -> int:
         """How many rows the newest version has."""
-        return 0 if self._delta is None else int(self._delta.count())
+        with places.asking(self.root):
+            return 0 if self._delta is None else int(self._delta.count())
 
     def files(self) -> Iterator[TableFile]:
         """The data files of the newest version."""
         if self._delta is None:
             return
-        actions = pa.table(self._delta.get_add_actions())
+        with places.asking(self.root):
+            actions = pa.table(self._delta.get_add_actions())
         wanted = [name for name in ("path", "partition", "size_bytes") if name in actions.column_names]
         for one in actions.select(wanted).to_pylist():
             partition = {
@@ -278,14 +268,13 @@ class CollectionTable:
             actions.metadata = delta_commit.metadata_action(table_id, fields, configuration)
             if self._delta is None:
                 actions.kind = "create"
-        with durable.writing(self.root):
-            durable.make_directory(self.root / delta.LOG)
+        places.make_log(self.root, delta.LOG)
         number = self.version + 1
         previous = log_chain.previous(self.root, number)
         made = delta_commit.publish(self.root, number, self._app, batch, actions, previous=previous)
         self.committed = number, made
         if self._delta is None:
-            self._delta = DeltaTable(self.root.absolute().as_uri())
+            self._delta = places.delta_table(self.root)
         self._committed(number, actions.added, actions.removed)
         if self._seen and self._seen % CHECKPOINT_EVERY == 0:
             self.harm = log_chain.harm(self.root, number, self.checkpoints)
@@ -303,7 +292,7 @@ class CollectionTable:
     def _committed(self, number: int, added: Sequence[NewFile], removed: Sequence[TableFile]) -> None:
         assert self._delta is not None
         live = self.live_bytes if self._live is not None else None
-        self._delta.update_incremental()
+        _update(self._delta, self.root)
         self._seen = number  # another program may have come after it already
         gone = sum(file.size for file in removed)
         self.replaced_bytes += gone
@@ -333,7 +322,7 @@ class CollectionTable:
             self._delta.create_checkpoint()
             made = delta.checkpoints_in(self.root)[self.version]
             self.checkpoints[self.version] = log_chain.digest_of(made)
-        except (OSError, KeyError, DeltaError):
+        except (OSError, KeyError, DeltaError, StoreAwayError):
             return  # only a shortcut for readers: the next one is written later
 
     # -- its daily life ---------------------------------------------------------------------------------------------
@@ -368,14 +357,33 @@ class CollectionTable:
         return versions.expire(self.root, keeping, [file.name for file in self.files()]) if self.exists else []
 
 
-def tables_in(root: Path) -> dict[str, int]:
+def _update(table: DeltaTable, root: TablePlace) -> None:
+    """Read new versions of the log."""
+    with places.asking(root):
+        table.update_incremental()
+
+
+def _check_versions(root: TablePlace, numbers: Iterable[int], state: str) -> None:
+    """Raises SinkError if one of these versions changes rows and is not of ``state``."""
+    for number in numbers:
+        try:
+            actions = delta_commit.actions_of(root, number)
+        except FileNotFoundError:
+            raise delta_commit.changed_by_others(root, number) from None
+        found = delta_commit.statement(actions, number)
+        is_ours = found is not None and (not state or found.state in {"", state})
+        if not is_ours and delta_commit.changes_data(actions):
+            raise delta_commit.changed_by_others(root, number)
+
+
+def tables_in(root: TablePlace) -> dict[str, int]:
     """The tables in ``root`` that can be read, by namespace, with the last micro-batch that each has taken over."""
     found = {}
-    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+    for folder in sorted(root.iterdir(), key=lambda one: one.name) if root.is_dir() else ():
         if not delta.is_table(folder):
             continue
         with contextlib.suppress(DeltaError, OSError, ValueError):
-            namespace = DeltaTable(folder.absolute().as_uri()).metadata().configuration.get(_NAMESPACE)
+            namespace = places.delta_table(folder).metadata().configuration.get(_NAMESPACE)
             if namespace is not None:
                 found[namespace] = CollectionTable(folder, namespace).batch
     return found

@@ -11,18 +11,30 @@ from typing import Final
 
 from tailrace.base import durable
 from tailrace.errors import SinkError, UsageError
+from tailrace.lake.store.object_place import ObjectPlace
+from tailrace.lake.store.place import TablePlace
+from tailrace.lake.store.places import UPLOADS
 from tailrace.lake.tables.state import TableMark, TableState
 
 #: The folder of the state and the lock, in the directory of the tables.
 STATE: Final = "_tailrace"
 
 
+def state_folder(root: TablePlace) -> Path:
+    """The local folder of the state and the lock of the tables in ``root``: in it, or for tables in an object store the
+    one that was given with it."""
+    if isinstance(root, ObjectPlace):
+        return root.bucket.beside
+    assert isinstance(root, Path)
+    return root / STATE
+
+
 @contextmanager
-def held_tables(root: Path) -> Iterator[list[str]]:
+def held_tables(root: TablePlace) -> Iterator[list[str]]:
     """The tables in ``root``, by namespace, held so that no other process writes them meanwhile."""
     descriptor = lock(root)
     try:
-        state = TableState(root / STATE / "state", readonly=True)
+        state = TableState(state_folder(root) / "state", readonly=True)
         try:
             found = sorted(state.marks())
         finally:
@@ -32,12 +44,12 @@ def held_tables(root: Path) -> Iterator[list[str]]:
         os.close(descriptor)
 
 
-def mark_for_rebuilding(root: Path, namespace: str) -> None:
+def mark_for_rebuilding(root: TablePlace, namespace: str) -> None:
     """Let the next writer rewrite a table from the state. Raises UsageError if there is no such table."""
     with held_tables(root) as namespaces:
         if namespace not in namespaces:
             raise UsageError(f"{namespace} has no table in {root}")
-        state = TableState(root / STATE / "state")
+        state = TableState(state_folder(root) / "state")
         try:
             position, mark = state.position(), state.marks()[namespace]
             with state.writing() as transaction:
@@ -48,11 +60,11 @@ def mark_for_rebuilding(root: Path, namespace: str) -> None:
             state.close()
 
 
-def lock(root: Path) -> int:
+def lock(root: TablePlace) -> int:
     """Lock the directory of the tables. Raises SinkError if another process holds it."""
-    path = root / STATE / "lock"
+    path = state_folder(root) / "lock"
     with durable.writing(path):
-        durable.make_private(root)
+        durable.make_private(root if isinstance(root, Path) else path.parent)
         durable.make_directory(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -60,4 +72,6 @@ def lock(root: Path) -> int:
     except OSError:
         os.close(descriptor)
         raise SinkError(f"another process writes the tables in {root}", hint="Tables have one writer") from None
+    for left in (path.parent / UPLOADS).glob("*.parquet"):  # of a process that was killed
+        left.unlink(missing_ok=True)
     return descriptor

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from tailrace.lake.store import delta
+from tailrace.lake.store import delta, places
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_commit import PREVIOUS, DamagedCommitError
 
@@ -28,7 +27,7 @@ from tailrace.lake.tables.delta_commit import PREVIOUS, DamagedCommitError
 _BETWEEN: Final = 1000
 
 
-def previous(root: Path, number: int) -> dict[int, str]:
+def previous(root: TablePlace, number: int) -> dict[int, str]:
     """The digests of the versions' files before ``number``, back to our last one. One that is not what was written is
     left out: its own seal tells."""
     found: dict[int, str] = {}
@@ -53,12 +52,12 @@ def damaged(number: int) -> str:
     return f"has a log that is not what was written: the file of version {number} was changed"
 
 
-def digest_of(paths: list[Path]) -> str:
+def digest_of(paths: Sequence[TablePlace]) -> str:
     """The digest of a checkpoint's files."""
     return delta_commit.digest(b"".join(path.read_bytes() for path in paths))
 
 
-def harm(root: Path, version: int, checkpoints: Mapping[int, str], digest: str | None = None) -> str | None:
+def harm(root: TablePlace, version: int, checkpoints: Mapping[int, str], digest: str | None = None) -> str | None:
     """What in the log up to ``version`` is not what was written; ``None`` if nothing is. It goes on after "the table".
 
     ``checkpoints``  the digests of those of ours
@@ -93,7 +92,7 @@ class _Harm(Exception):  # noqa: N818  never leaves this module
 _Commits = dict[int, tuple[str, list[dict[str, Any]]]]
 
 
-def _commits(root: Path, first: int, last: int, checkpoint: int) -> _Commits:
+def _commits(root: TablePlace, first: int, last: int, checkpoint: int) -> _Commits:
     """The digests and actions of versions. Those up to ``checkpoint`` may have gone, as other programs remove them."""
     found: _Commits = {}
     for number in range(first, last + 1):
@@ -111,12 +110,15 @@ def _commits(root: Path, first: int, last: int, checkpoint: int) -> _Commits:
     return found
 
 
-def _agrees(root: Path, base: int, there: Mapping[int, list[Path]], version: int, commits: _Commits) -> bool:
+def _agrees(
+    root: TablePlace, base: int, there: Mapping[int, Sequence[TablePlace]], version: int, commits: _Commits
+) -> bool:
     """Whether the files of ``version``, as readers find them by a checkpoint that is not ours, are those that its
     commits add up to."""
     try:
         live = {name for path in there.get(base, ()) for name in _live(path)}
-        read = pa.table(DeltaTable(root.absolute().as_uri(), version=version).get_add_actions())
+        with places.asking(root):
+            read = pa.table(places.delta_table(root, version).get_add_actions())
     except (DeltaError, OSError, ValueError, pa.ArrowException):
         return False
     for number in sorted(commits):
@@ -128,5 +130,5 @@ def _agrees(root: Path, base: int, there: Mapping[int, list[Path]], version: int
     return live == {unquote(name) for name in read.column("path").to_pylist()}
 
 
-def _live(checkpoint: Path) -> list[str]:
+def _live(checkpoint: TablePlace) -> list[str]:
     return [unquote(path) for path in delta.paths_in(checkpoint, "add") if path is not None]

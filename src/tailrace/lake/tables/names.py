@@ -5,6 +5,9 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Final
 
+from tailrace.lake.store.object_place import ObjectPlace
+from tailrace.lake.store.place import P
+
 #: Our own columns. A field of a document with such a name gets another column name.
 KEY, BSON, JSON, CHANGED = "_key", "_bson", "_json", "_changed"
 OURS: Final = (KEY, BSON, JSON, CHANGED)
@@ -19,13 +22,21 @@ _KEY_MAX: Final = 480
 _HASHED: Final = 400
 
 
-def folder_of(namespace: str) -> str:
+def place_of(root: P, namespace: str) -> P:
+    """Where the table of a collection is in ``root``."""
+    return root / folder_of(namespace, "!" if isinstance(root, ObjectPlace) else "~")
+
+
+def folder_of(namespace: str, escape: str = "~") -> str:
     """The name of a collection's folder: its namespace, with ``~`` and two hex digits for each byte that a file system,
     a URL or Spark might interpret. These include capital letters, since some file systems ignore case. ``%`` cannot be
-    used: ``deltalake`` always treats it as an escape in a path (1.6.6)."""
-    text = "".join(chr(one) if chr(one) in _PLAIN else f"~{one:02x}" for one in namespace.encode("utf-8", "replace"))
+    used: ``deltalake`` always treats it as an escape in a path (1.6.6). In an object store it does not find the newest
+    checkpoint where there is a ``~``, so ``escape`` is ``!`` there, which S3 counts as safe."""
+    text = "".join(
+        chr(one) if chr(one) in _PLAIN else f"{escape}{one:02x}" for one in namespace.encode("utf-8", "replace")
+    )
     if text[0] in "._":
-        text = f"~{ord(text[0]):02x}{text[1:]}"
+        text = f"{escape}{ord(text[0]):02x}{text[1:]}"
     if len(text) <= _FOLDER_MAX:
         return text
     return f"{text[: _FOLDER_MAX - 33]}-{sha256(namespace.encode()).hexdigest()[:32]}"

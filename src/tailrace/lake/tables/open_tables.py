@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 from tailrace.core.oplog.cluster_time import ZERO
 from tailrace.errors import OtherHistoryError, UsageError
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_table import CollectionTable, tables_in
-from tailrace.lake.tables.names import BEGIN_ANEW, folder_of
+from tailrace.lake.tables.names import BEGIN_ANEW, place_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.standing import Seen, TableFault, check_owner, fault_of, note, seen
 from tailrace.lake.tables.state import TableMark, TablesPosition, TableState, unknown
@@ -53,9 +53,9 @@ class OpenTables:
             self.opened[namespace] = table
         return table
 
-    def folder(self, namespace: str) -> Path:
+    def folder(self, namespace: str) -> TablePlace:
         """Where the table of a collection is."""
-        return self._settings.root / folder_of(namespace)
+        return place_of(self._settings.root, namespace)
 
     def saw(self, mark: TableMark) -> None:
         """Note the file of the commit that ``mark`` tells of: it is ours."""

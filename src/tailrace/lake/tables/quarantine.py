@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from tailrace.errors import SinkError
+from tailrace.lake.store import places
+from tailrace.lake.store.object_place import reason
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.delta_commit import Batch, token_of
 from tailrace.lake.tables.rows import CLUSTER_TIME, Misfitting, changed_at
 from tailrace.lake.tables.state import TabledCollection
@@ -38,7 +40,7 @@ class Quarantine:
     ``token``  a stream that is resumed after it begins with the change that gave the document this state
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: TablePlace) -> None:
         self._root = root
 
     def add(self, collection: TabledCollection, batch: Batch, misfits: Sequence[Misfitting]) -> None:
@@ -46,11 +48,7 @@ class Quarantine:
         if not misfits:
             return
         app = f"tailrace/quarantine/{collection.number}"
-        try:
-            known = DeltaTable(str(self._root)).transaction_version(app)
-        except TableNotFoundError:
-            known = None
-        if known is not None and known >= batch.number:
+        if self._has(app, batch):
             return
         now = time.time_ns() // 1000
         rows = [
@@ -68,11 +66,23 @@ class Quarantine:
         properties = CommitProperties(app_transactions=[Transaction(app, batch.number)])
         try:
             write_deltalake(
-                str(self._root),
+                self._root.absolute().as_uri(),
                 pa.Table.from_pylist(rows, _SCHEMA),
                 mode="append",
                 commit_properties=properties,
                 configuration={"delta.dataSkippingNumIndexedCols": "0"},
+                storage_options=places.options_of(self._root),
             )
         except (DeltaError, OSError) as error:
-            raise SinkError(f"the quarantine {self._root} cannot be written: {error}") from error
+            if self._has(app, batch):
+                return  # the store's answer was lost
+            raise SinkError(f"the quarantine {self._root} cannot be written: {reason(error)}") from error
+
+    def _has(self, app: str, batch: Batch) -> bool:
+        """Whether the documents of ``batch`` are there."""
+        try:
+            with places.asking(self._root):
+                known = places.delta_table(self._root).transaction_version(app)
+        except TableNotFoundError:
+            return False
+        return known is not None and known >= batch.number

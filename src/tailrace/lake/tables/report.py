@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import UsageError
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.delta_commit import newest, time_text
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.description import described
-from tailrace.lake.tables.holding import STATE
-from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.holding import state_folder
+from tailrace.lake.tables.names import place_of
 from tailrace.lake.tables.standing import harm_of
 from tailrace.lake.tables.state import UNKNOWN, TableMark, TableState
 from tailrace.lake.tables.versions import disk_use
@@ -46,12 +46,12 @@ class TablesReport:
     is_empty: bool = False
 
 
-def report(root: Path, namespaces: Sequence[str] = (), *, columns: bool = False) -> TablesReport:
+def report(root: TablePlace, namespaces: Sequence[str] = (), *, columns: bool = False) -> TablesReport:
     """The tables in ``root``, or those of ``namespaces``, whose ``columns`` are then all described. Raises UsageError
     where there is no such table, or no table of Tailrace at all."""
-    if not (root / STATE).is_dir():
+    if not state_folder(root).is_dir():
         raise UsageError(f"{root} holds no tables of Tailrace")
-    state = TableState(root / STATE / "state", readonly=True)
+    state = TableState(state_folder(root) / "state", readonly=True)
     try:
         (position, marks, _), resyncing = state.snapshot(), state.resyncing()
     finally:
@@ -63,7 +63,7 @@ def report(root: Path, namespaces: Sequence[str] = (), *, columns: bool = False)
             raise UsageError(f"{namespace} has no table in {root}")
     found = []
     for namespace in sorted(namespaces or marks):
-        table = CollectionTable(root / folder_of(namespace), namespace)
+        table = CollectionTable(place_of(root, namespace), namespace)
         trouble = _trouble(table, marks[namespace], is_copied=namespace in resyncing)
         lines = tuple(described(table, whole=bool(namespaces))) if columns else ()
         found.append(_report(table, trouble, lines))

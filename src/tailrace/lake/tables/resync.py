@@ -21,9 +21,10 @@ from tailrace.base import durable
 from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.errors import SinkError, TailraceError, UsageError
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.copying import TablesCopy, key_of
 from tailrace.lake.tables.fold import FoldOfOne
-from tailrace.lake.tables.holding import STATE
+from tailrace.lake.tables.holding import state_folder
 from tailrace.lake.tables.names import BEGIN_ANEW, folder_of
 from tailrace.lake.tables.settings import TableSettings
 from tailrace.lake.tables.state import CopyingCollection, TabledCollection, TablesPosition, TableState, unknown
@@ -37,9 +38,9 @@ _KEPT_BYTES: Final = 32 << 20
 _log = logging.getLogger("tailrace.tables")
 
 
-def request_resync(root: Path, namespace: str) -> None:
+def request_resync(root: TablePlace, namespace: str) -> None:
     """Let the writer that runs, or the next one, copy a collection again. Raises UsageError if it has no table."""
-    state = TableState(root / STATE / "state", readonly=True)
+    state = TableState(state_folder(root) / "state", readonly=True)
     try:
         known = namespace in state.marks()
     finally:
@@ -49,17 +50,17 @@ def request_resync(root: Path, namespace: str) -> None:
     leave_request(root, namespace)
 
 
-def leave_request(root: Path, namespace: str) -> None:
+def leave_request(root: TablePlace, namespace: str) -> None:
     """Leave the file that asks the writer to copy a collection again."""
-    folder = root / STATE / _REQUESTS
+    folder = state_folder(root) / _REQUESTS
     with durable.writing(folder):
         durable.make_directory(folder)
     durable.write_sealed(folder / f"{folder_of(namespace)}.json", {"namespace": namespace})
 
 
-def take_requests(root: Path) -> dict[str, Path]:
+def take_requests(root: TablePlace) -> dict[str, Path]:
     """The collections that are to be copied again, and the file of each request."""
-    folder = root / STATE / _REQUESTS
+    folder = state_folder(root) / _REQUESTS
     found = {}
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:

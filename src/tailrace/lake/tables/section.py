@@ -9,12 +9,15 @@ from typing import Any, Final
 from tailrace.core.user_text import seconds
 from tailrace.errors import UsageError
 from tailrace.lake.store.local_path import local_path
+from tailrace.lake.store.object_place import is_object_uri, object_place
 from tailrace.lake.store.pipeline_values import size, whole_number
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.schema import POLICIES, Policy, TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
 
 KEYS: Final = (
     "path",
+    "state",
     "collections",
     "every",
     "onMismatch",
@@ -36,7 +39,7 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
     default = TableSettings(Path(), ())
     policy = _policy(given.get("onMismatch"), "tables.onMismatch")
     return TableSettings(
-        root=local_path(given["path"], "tables.path", base),
+        root=_root(given, base),
         rules=_rules(given.get("collections"), policy),
         every_s=_seconds(given["every"], "tables.every") if "every" in given else default.every_s,
         compact_every=whole_number(given.get("compactEvery", default.compact_every), "tables.compactEvery"),
@@ -45,6 +48,22 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
         retention_h=_hours(given, "retention", default.retention_h),
         versions=whole_number(given.get("versions", default.versions), "tables.versions"),
     )
+
+
+def _root(given: Mapping[str, Any], base: Path) -> TablePlace:
+    """Where the tables are; in an object store their state is elsewhere."""
+    is_object = is_object_uri(given["path"])
+    if is_object != ("state" in given):
+        raise UsageError(
+            "tables.state is missing: the local folder of the state of tables in an object store"
+            if is_object
+            else "tables.state belongs to tables in an object store (path: s3://BUCKET/PREFIX)"
+        )
+    if not is_object:
+        return local_path(given["path"], "tables.path", base)
+    if not isinstance(given["state"], str):
+        raise UsageError(f"tables.state must be a path, not {given['state']!r}", hint="Write it as state: ./shop")
+    return object_place(given["path"], beside=local_path(given["state"], "tables.state", base))
 
 
 def _rules(given: object, policy: Policy | None) -> tuple[TableRule, ...]:

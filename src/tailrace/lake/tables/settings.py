@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.versions import Keeping
 
@@ -48,7 +48,8 @@ class TableRule:
 
 @dataclass(frozen=True)
 class TableSettings:
-    """Tables in ``root``, a directory of their own, for the collections of ``rules``; the first matching rule applies.
+    """Tables in ``root``, a directory of their own or an ``object_place``, for the collections of ``rules``; the
+    first matching rule applies.
 
     Attributes:
         every_s: seconds between micro-batches, while there is something to do
@@ -56,9 +57,10 @@ class TableSettings:
         grace_h: replaced files are kept for this many hours, for queries that have begun
         retention_h: ``as of`` reaches back this many hours
         versions: so many older versions of a table are kept for it
+        take_over: write tables in an object store that another state has written
     """
 
-    root: Path
+    root: TablePlace
     rules: Sequence[TableRule]
     every_s: float = 1.0
     compact_every: int = 64
@@ -67,6 +69,7 @@ class TableSettings:
     retention_h: float = 7 * 24
     versions: int = 7
     documents_per_second: float | None = None
+    take_over: bool = False
 
     @property
     def keeping(self) -> Keeping:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from tailrace.errors import SinkError
-from tailrace.lake.store import delta
+from tailrace.lake.store import delta, places
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit, log_chain
 from tailrace.lake.tables.delta_commit import Batch, DamagedCommitError, Stated
 from tailrace.lake.tables.delta_table import ANEW, CollectionTable
@@ -30,12 +30,10 @@ class TableFault(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The file of a version when it was compared last, as the file system describes it."""
+    """The file of a version when it was compared last, as the file system or the store describes it."""
 
     version: int
-    inode: int
-    size: int
-    modified_ns: int
+    file: tuple[object, ...]
 
 
 def fault_of(table: CollectionTable, mark: TableMark, batch: int, state: str) -> TableFault | None:
@@ -84,7 +82,7 @@ def has_taken_over(table: CollectionTable, batch: Batch) -> bool:
     return last is not None and last.state in {"", batch.state} and last.batch >= batch.number
 
 
-def harm_of(root: Path, mark: TableMark) -> str | None:
+def harm_of(root: TablePlace, mark: TableMark) -> str | None:
     """What the log lacks of what ``mark`` tells of, or has instead; ``None`` if it has all. It goes on after "the
     table". For readers, while a writer may go on."""
     if mark.version < 0:
@@ -94,7 +92,7 @@ def harm_of(root: Path, mark: TableMark) -> str | None:
     return log_chain.harm(root, mark.version, _checkpoints(mark), mark.digest)
 
 
-def check_log(root: Path, version: Stated, mark: TableMark | None) -> None:
+def check_log(root: TablePlace, version: Stated, mark: TableMark | None) -> None:
     """Raises SinkError where the log up to ``version``, of a table with ``mark``, is not what was written."""
     harm = log_chain.harm(root, version.version, {} if mark is None else _checkpoints(mark))
     if harm is not None:
@@ -108,13 +106,10 @@ def _checkpoints(mark: TableMark) -> dict[int, str]:
     return {int(number): digest for number, digest in mark.checkpoints.items()}
 
 
-def seen(root: Path, mark: TableMark) -> Seen | None:
+def seen(root: TablePlace, mark: TableMark) -> Seen | None:
     """The file of the mark's version as it is now; ``None`` if it is not there."""
-    try:
-        found = delta.commit_path(root, mark.version).stat()
-    except OSError:
-        return None
-    return Seen(mark.version, found.st_ino, found.st_size, found.st_mtime_ns)
+    found = places.identity(delta.commit_path(root, mark.version))
+    return None if found is None else Seen(mark.version, found)
 
 
 def note(mark: TableMark, table: CollectionTable) -> TableMark:

@@ -48,6 +48,7 @@ _COPY: Final = b"copy"
 _COPYING: Final = b"copying/"
 _NAME: Final = b"state"
 _NEXT: Final = b"next"
+_SESSIONS: Final = b"sessions"
 _RESYNC: Final = b"resync/"
 #: The number of no collection: a table has rows of one that the state does not know.
 UNKNOWN: Final = 0
@@ -194,6 +195,12 @@ class TableState:
         with self._reading():
             found = self._read(_NAME)
             return "" if found is None else str(found["name"])
+
+    def sessions(self) -> list[str]:
+        """The sessions of writers to an object store, the last one at the end."""
+        with self._reading():
+            found = self._read(_SESSIONS)
+            return [] if found is None else [str(one) for one in found]
 
     def selection(self) -> tuple[str, ...] | None:
         """The patterns whose collections are there; ``None`` where that is not known."""
@@ -380,12 +387,13 @@ class StateTransaction:
                 found = cursor.delete()
 
     def clear_all(self) -> None:
-        """Delete everything but the state's name, for a new start."""
-        name = self._transaction.get(_NAME, db=self._meta)
+        """Delete everything but the state's name and sessions, for a new start."""
+        kept = {key: self._transaction.get(key, db=self._meta) for key in (_NAME, _SESSIONS)}
         for database in (self._documents, self._waiting, self._meta):
             self._transaction.drop(database, delete=False)
-        if name is not None:
-            self._transaction.put(_NAME, name, db=self._meta)
+        for key, record in kept.items():
+            if record is not None:
+                self._transaction.put(key, record, db=self._meta)
 
     def forget_mark(self, namespace: str) -> None:
         """Delete the mark of a table that is no longer kept."""
@@ -440,6 +448,10 @@ class StateTransaction:
         times = {name: int(getattr(position, name)) for name in ("time", "hold", "stated")}
         known = {"format": _FORMAT, "batch": position.batch, "members": dict(position.members)}
         self._put(_POSITION, {**known, **times, **_witnessed(position.witness)})
+
+    def set_sessions(self, sessions: Iterable[str]) -> None:
+        """Set the sessions of writers to an object store."""
+        self._put(_SESSIONS, list(sessions))
 
     def set_selection(self, patterns: Iterable[str]) -> None:
         """All collections that these patterns select are there."""

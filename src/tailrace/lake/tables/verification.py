@@ -14,14 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
 import bson
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from bson import json_util
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
@@ -31,10 +29,13 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, SourceError, UsageError
+from tailrace.lake.store import places
+from tailrace.lake.store.object_place import reason
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.copying import key_of
 from tailrace.lake.tables.fold import FoldOfOne
-from tailrace.lake.tables.holding import STATE
-from tailrace.lake.tables.names import BEGIN_ANEW, BSON, KEY, folder_of
+from tailrace.lake.tables.holding import state_folder
+from tailrace.lake.tables.names import BEGIN_ANEW, BSON, KEY, place_of
 from tailrace.lake.tables.standing import harm_of
 from tailrace.lake.tables.state import UNKNOWN, TabledCollection, TableMark, TablesPosition, TableState
 from tailrace.read.snapshot.places import Placement
@@ -86,7 +87,9 @@ class TableReport:
         return not self.differences and not self.faults
 
 
-def verify(root: Path, uri: Any, namespaces: Sequence[str] = (), *, sample: int | None = None) -> Iterator[TableReport]:
+def verify(
+    root: TablePlace, uri: Any, namespaces: Sequence[str] = (), *, sample: int | None = None
+) -> Iterator[TableReport]:
     """Compare the tables in ``root`` (or some of them) with their collections in the deployment at ``uri``. A writer
     may run meanwhile.
 
@@ -109,8 +112,8 @@ def verify(root: Path, uri: Any, namespaces: Sequence[str] = (), *, sample: int 
             yield _Verification(root, namespace, client, cluster, sample).report()
 
 
-def _state(root: Path) -> tuple[TablesPosition | None, dict[str, TableMark], dict[int, str]]:
-    state = TableState(root / STATE / "state", readonly=True)
+def _state(root: TablePlace) -> tuple[TablesPosition | None, dict[str, TableMark], dict[int, str]]:
+    state = TableState(state_folder(root) / "state", readonly=True)
     try:
         return state.snapshot()
     finally:
@@ -137,9 +140,11 @@ class _Found:
 class _Verification:
     """One table beside its collection."""
 
-    def __init__(self, root: Path, namespace: str, client: Any, cluster: Cluster | None, sample: int | None) -> None:
+    def __init__(
+        self, root: TablePlace, namespace: str, client: Any, cluster: Cluster | None, sample: int | None
+    ) -> None:
         self._root = root
-        self._folder = root / folder_of(namespace)
+        self._folder = place_of(root, namespace)
         self._namespace = namespace
         self._database, _, self._name = namespace.partition(".")
         self._deployment = cluster or client
@@ -181,22 +186,24 @@ class _Verification:
     def _table(self, mark: TableMark, faults: list[str]) -> DeltaTable | None:
         """The version that the state tells of, and what of it cannot be read."""
         try:
-            table = DeltaTable(self._folder.absolute().as_uri(), version=mark.version if mark.version >= 0 else None)
-            for uri in table.file_uris():
-                path = Path(unquote(uri.partition("://")[2]) if "://" in uri else uri)
+            table = places.delta_table(self._folder, mark.version if mark.version >= 0 else None)
+            with places.asking(self._folder):
+                names = [unquote(one) for one in pa.table(table.get_add_actions()).column("path").to_pylist()]
+            there = places.sizes(self._folder, names)
+            for name in names:
+                if name not in there:
+                    raise FileNotFoundError(f"{self._folder / name} is missing")
                 if self._sample is None:
-                    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                    with places.parquet_file(self._folder / name) as file:
                         for _ in file.iter_batches(4096):
                             pass
-                elif not path.exists():
-                    raise FileNotFoundError(f"{path} is missing")
         except TableNotFoundError:
             if mark.collection is None:
                 return None
             faults.append("there is no table")
             return None
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-            faults.append(f"it is damaged: {error}")
+            faults.append(f"it is damaged: {reason(error)}")
             return None
         return table
 
@@ -204,7 +211,8 @@ class _Verification:
 
     def _compared(self, table: DeltaTable, uuid: bytes | None) -> _Found:
         """What seems to differ between the table and the collection as it is read."""
-        keys = self._digests(table)
+        with places.asking(self._folder):
+            keys = self._digests(table)
         found = _Found()
         wanted: dict[bytes, bytes] = {}
         if self._sample is not None:
@@ -222,8 +230,9 @@ class _Verification:
         for key in chosen - seen:
             found.documents += self._sample is not None
             wanted[key] = b""
-        held = self._rows(table, wanted)
-        quarantined = self._quarantined(wanted.keys() - held.keys())
+        with places.asking(self._folder):
+            held = self._rows(table, wanted)
+            quarantined = self._quarantined(wanted.keys() - held.keys())
         for key, element in wanted.items():
             row = held.get(key, quarantined.get(key))
             found.candidates[key] = _Candidate(element or _element(row or b""), row)
@@ -245,7 +254,7 @@ class _Verification:
     def _quarantined(self, keys: set[bytes]) -> dict[bytes, bytes]:
         """The documents in quarantine, of those that the table lacks."""
         try:
-            table = DeltaTable((self._root / "_quarantine").absolute().as_uri())
+            table = places.delta_table(self._root / "_quarantine")
         except TableNotFoundError:
             return {}
         ours = pc.field("namespace") == self._namespace

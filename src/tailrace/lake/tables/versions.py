@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from tailrace.base import durable
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
-from tailrace.lake.store import delta
+from tailrace.lake.store import delta, places
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_commit import DamagedCommitError, Stated
 
@@ -45,7 +44,7 @@ class Keeping:
     versions: int = 0
 
 
-def around(root: Path, moment: ClusterTime) -> tuple[Stated | None, Stated | None]:
+def around(root: TablePlace, moment: ClusterTime) -> tuple[Stated | None, Stated | None]:
     """The newest version at or before ``moment`` that is still whole, and the one that came next."""
     following: Stated | None = None
     for one in delta_commit.stated(root, strict=True):
@@ -55,26 +54,26 @@ def around(root: Path, moment: ClusterTime) -> tuple[Stated | None, Stated | Non
     return None, following
 
 
-def oldest_whole(root: Path) -> Stated | None:
+def oldest_whole(root: TablePlace) -> Stated | None:
     """The oldest of our versions that is still whole."""
     found = sorted(delta_commit.stated(root), key=lambda one: one.version)
     return next((one for one in found if is_whole(root, one.version)), None)
 
 
-def _follows(root: Path, one: Stated, following: Stated | None) -> bool:
+def _follows(root: TablePlace, one: Stated, following: Stated | None) -> bool:
     """Whether no version between the two was removed: it would have said until when ``one`` is exact."""
     return following is None or all(
         delta.commit_path(root, number).exists() for number in range(one.version + 1, following.version)
     )
 
 
-def is_whole(root: Path, version: int) -> bool:
+def is_whole(root: TablePlace, version: int) -> bool:
     """Whether a version can be read: its log, and all its files."""
     names = _files_of(root, version)
-    return names is not None and all((root / name).is_file() for name in names)
+    return names is not None and len(places.sizes(root, names)) == len(names)
 
 
-def expire(root: Path, keeping: Keeping, latest: Iterable[str], now_ms: int | None = None) -> list[str]:
+def expire(root: TablePlace, keeping: Keeping, latest: Iterable[str], now_ms: int | None = None) -> list[str]:
     """Remove what ``keeping`` does not keep. ``latest``: the files of the newest version. Returns their names.
 
     The caller is the table's writer, and has just read its log."""
@@ -103,15 +102,12 @@ class DiskUse:
     log: int
 
 
-def disk_use(root: Path) -> DiskUse:
+def disk_use(root: TablePlace) -> DiskUse:
     """The table's files, those of older versions too."""
     size = data = log = 0
-    for where, _, names in os.walk(root):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                size += (Path(where) / name).stat().st_size
-        is_log = Path(where).name == delta.LOG
-        data, log = data + len(names) * (not is_log), log + len(names) * is_log
+    for file in places.files_below(root):
+        is_log = PurePosixPath(file.name).parent.name == delta.LOG
+        size, data, log = size + file.size, data + (not is_log), log + is_log
     return DiskUse(size, data, log)
 
 
@@ -123,10 +119,10 @@ class _Head:
     states: bool
 
 
-def _head(root: Path, number: int) -> _Head | None:
+def _head(root: TablePlace, number: int) -> _Head | None:
     """From the commit's first line alone, if it is ours; ``None`` if the commit does not say."""
     try:
-        with delta.commit_path(root, number).open(encoding="utf-8") as file:
+        with places.open_file(delta.commit_path(root, number)) as file:
             info = json.loads(file.readline()).get("commitInfo")
         if info is None:
             actions = delta_commit.actions_of(root, number)
@@ -136,7 +132,7 @@ def _head(root: Path, number: int) -> _Head | None:
         return None
 
 
-def _kept(root: Path, heads: dict[int, _Head], keeping: Keeping, now: int, horizon: int) -> Iterator[int]:
+def _kept(root: TablePlace, heads: dict[int, _Head], keeping: Keeping, now: int, horizon: int) -> Iterator[int]:
     """The versions that stay for ``as of``: the last one of each span of time, and the one that held when the first of
     these began, or the table's first one."""
     if not keeping.versions:
@@ -158,43 +154,51 @@ def _kept(root: Path, heads: dict[int, _Head], keeping: Keeping, now: int, horiz
         yield begun
 
 
-def _files_of(root: Path, version: int) -> set[str] | None:
+def _files_of(root: TablePlace, version: int) -> set[str] | None:
     """The names of a version's files; ``None`` if it cannot be read."""
     try:
-        found = pa.table(DeltaTable(root.absolute().as_uri(), version=version).get_add_actions())
+        with places.asking(root):
+            found = pa.table(places.delta_table(root, version).get_add_actions())
     except (DeltaError, OSError, ValueError):
         return None
     return {unquote(name) for name in found.column("path").to_pylist()}
 
 
-def _removed_by(root: Path, number: int) -> set[str]:
+def _removed_by(root: TablePlace, number: int) -> set[str]:
     with contextlib.suppress(FileNotFoundError, DamagedCommitError):
         actions = delta_commit.actions_of(root, number)
         return {unquote(one["remove"]["path"]) for one in actions if "remove" in one}
     return set()
 
 
-def _remove_files(root: Path, needed: set[str], before: float) -> Iterator[str]:
+def _remove_files(root: TablePlace, needed: set[str], before: float) -> Iterator[str]:
     """Remove the data files that no kept version has, if they were written before; also those of commits that never
     came about."""
-    for where, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name[0] not in "_."]
-        folder = Path(where)
-        for name in names:
-            path = folder / name
-            relative = path.relative_to(root).as_posix()
-            if path.suffix != ".parquet" or relative in needed:
-                continue
-            with contextlib.suppress(FileNotFoundError), durable.writing(path):
-                if path.stat().st_mtime < before:
-                    path.unlink()
-                    yield relative
-        if folder != root:
+    folders: set[str] = set()
+    before += places.clock_difference(root)
+    for file in list(places.files_below(root)):
+        *above, name = file.name.split("/")
+        if any(part[0] in "_." for part in above):
+            continue
+        folders.add("/".join(above))
+        if not name.endswith(".parquet") or file.name in needed or file.modified >= before:
+            continue
+        place: TablePlace = root / file.name
+        with (
+            contextlib.suppress(FileNotFoundError),
+            durable.writing(place if isinstance(place, Path) else Path(file.name)),
+        ):
+            place.unlink()
+            yield file.name
+    if isinstance(root, Path):
+        for folder in sorted(folders - {""}, reverse=True):
             with contextlib.suppress(OSError):
-                folder.rmdir()  # only an empty one can be removed
+                (root / folder).rmdir()  # only an empty one can be removed
 
 
-def _remove_log(root: Path, numbers: list[int], heads: dict[int, _Head], recent: list[int], kept: list[int]) -> None:
+def _remove_log(
+    root: TablePlace, numbers: list[int], heads: dict[int, _Head], recent: list[int], kept: list[int]
+) -> None:
     """Remove the commits and checkpoints that no kept version needs."""
     names = delta.checkpoints_in(root)
     first = min(recent, default=numbers[-1] if numbers else 0)

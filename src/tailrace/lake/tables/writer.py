@@ -30,9 +30,10 @@ from tailrace.lake.tables.collector import without_collecting
 from tailrace.lake.tables.copying import TablesCopy, key_of
 from tailrace.lake.tables.delta_commit import Batch
 from tailrace.lake.tables.fold import Fold, Folded
-from tailrace.lake.tables.holding import STATE, lock
+from tailrace.lake.tables.holding import lock, state_folder
 from tailrace.lake.tables.names import BEGIN_ANEW
 from tailrace.lake.tables.open_tables import OpenTables, position_of
+from tailrace.lake.tables.ownership import TablesOwnership
 from tailrace.lake.tables.pace import Pace
 from tailrace.lake.tables.progress import TablesProgress
 from tailrace.lake.tables.quarantine import Quarantine
@@ -82,7 +83,7 @@ class TablesWriter:
             opened.callback(self._close_clients)
             self._lock = lock(settings.root)
             opened.callback(os.close, self._lock)
-            self._state = TableState(settings.root / STATE / "state")
+            self._state = TableState(state_folder(settings.root) / "state")
             opened.callback(self._state.close)
             position = self._state.position()
             begun = position or self._state.copy_begun()
@@ -95,6 +96,8 @@ class TablesWriter:
                 what=f"the tables in {settings.root}",
                 anew=BEGIN_ANEW,
             )
+            deployment = self._oplogs.deployment_id
+            self._ownership = TablesOwnership(settings.root, self._state, deployment, take_over=settings.take_over)
             opened.pop_all()
         self._copy = TablesCopy(
             self._oplogs, self._state, per_second=settings.documents_per_second, stopped=self._stopped
@@ -327,6 +330,7 @@ class TablesWriter:
         position = position_of(self._state)
         if position.time < position.hold:
             return
+        self._ownership.check()
         position = self._tables.compare_seen()
         if position.time < position.hold:
             return

