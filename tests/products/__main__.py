@@ -36,6 +36,7 @@ from tests.products.planted import PLANTED, planted_here
 from tests.products.play import ROUNDS, Play, Report, said
 from tests.products.product import Product
 from tests.products.products import PRODUCTS
+from tests.products.stored_tables import store_for, without_store
 from tests.products.truth import Truth
 from tests.products.writes import ReplicaSetWrites, ServerFailed
 from tests.seeds import end_in_order, parser_of_seeds
@@ -115,6 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     report = Report()
     with ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-products-"))
+        stack.enter_context(store_for([PRODUCTS[name] for name in options.products], Path(root)))
         deployments = stack.enter_context(closing(Deployments(options.version, options.kind)))
         for seed in options.seeds:
             begun = time.monotonic()
@@ -164,7 +166,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     kind.add_argument(
         "--members", dest="kind", type=_members, help="1 or 3, of a replica set; by default the seed says on what"
     )
-    parser.add_argument("--products", type=_names, default=list(PRODUCTS), help=f"of {', '.join(PRODUCTS)}")
+    parser.add_argument("--products", type=_names, default=without_store([*PRODUCTS]), help=f"of {', '.join(PRODUCTS)}")
     parser.add_argument("--operations", type=int, default=300, help="of the workload (300)")
     parser.add_argument("--faults", type=int, default=12, help="that the hand does (12)")
     parser.add_argument("--planted", default="", choices=["", *PLANTED], help="a fault to be put back")

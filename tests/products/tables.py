@@ -48,7 +48,7 @@ class TablesProduct(Product):
     def advance(self, job: Job) -> None:
         stop = threading.Event()
         # What ``tailrace run --available-now`` does; until the time at which it begins, which is not before the pause.
-        with _maintained(), tabling(job.uri, self._settings(job), stop, once=True):
+        with maintained(), tabling(job.uri, self._settings(job), stop, once=True):
             pass
 
     def _root(self, job: Job) -> Path:
@@ -164,7 +164,7 @@ class _Complaints(logging.Handler):
 
 
 @contextmanager
-def _maintained() -> Iterator[None]:
+def maintained() -> Iterator[None]:
     """Raise SinkError where upkeep has failed."""
     complaints, log = _Complaints(), logging.getLogger("tailrace.tables")
     log.addHandler(complaints)

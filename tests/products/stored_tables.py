@@ -1,0 +1,117 @@
+"""Tables in a real object store, beside the collections.
+
+The hand knows files. So the store's objects have a mirror in the product's folder, beside the state: it is made after
+each run, and where the hand has changed it, the store is made like it before the next one. A run that was killed leaves
+the mirror as it was, and the next one finds the store as the killed one has left it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import obstore
+
+from tailrace.cli.run_tables import tabling
+from tailrace.lake.store.object_place import ObjectPlace
+from tailrace.lake.tables.settings import TableSettings
+from tests.products.product import Job, Product
+from tests.products.tables import TablesProduct, maintained
+from tests.tables.object_server import ObjectServer, object_server, weed
+
+_ADDRESS: Final = "TAILRACE_TESTS_OBJECT_STORE"
+_STATE: Final = "_tailrace"
+_OWNER: Final = "owner.json"
+
+
+class StoredTablesProduct(TablesProduct):
+    name = "tables-in-store"
+    parts: ClassVar[tuple[str, ...]] = ("_tailrace", "_tailrace/state", "[!_]*", "_quarantine", "newest log")
+
+    def advance(self, job: Job) -> None:
+        store = _place(job)
+        marker = ObjectPlace(store.bucket, f"mirrors/{store.key}")
+        if _digest(job.root) != _read(marker):
+            _make_like(store, job.root)
+        try:
+            with maintained(), tabling(job.uri, self._settings(job), threading.Event(), once=True):
+                pass
+        finally:
+            _mirror(store, job.root)
+            obstore.put(store.bucket.store, marker.key, _digest(job.root))
+
+    def _settings(self, job: Job) -> TableSettings:
+        from dataclasses import replace
+
+        return replace(super()._settings(job), root=_place(job))
+
+
+@contextmanager
+def store_for(products: Sequence[Product], folder: Path) -> Iterator[None]:
+    """An object store, if one of the products needs one, for this process and its children."""
+    wanted = any(isinstance(one, StoredTablesProduct) for one in products)
+    with object_server(folder / "objects") if wanted else nullcontext() as running:
+        if running is not None:
+            os.environ[_ADDRESS] = running.address
+        yield
+
+
+def without_store(names: Sequence[str]) -> list[str]:
+    """Those products that this machine can run."""
+    return [one for one in names if one != StoredTablesProduct.name or weed() is not None]
+
+
+def _place(job: Job) -> ObjectPlace:
+    running = ObjectServer(os.environ[_ADDRESS], 0, Path())
+    return running.place(f"p{sha256(job.folder.encode()).hexdigest()[:20]}", job.root / _STATE)
+
+
+def _read(place: ObjectPlace) -> bytes:
+    try:
+        return place.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _mirrored(folder: Path) -> Iterator[Path]:
+    """The files of the mirror, and none of the state."""
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        parts = path.relative_to(folder).parts
+        if path.is_file() and (parts[0] != _STATE or parts[1:] == (_OWNER,)):
+            yield path
+
+
+def _digest(folder: Path) -> bytes:
+    found = sha256()
+    for path in _mirrored(folder):
+        found.update(f"{path.relative_to(folder)} ".encode() + sha256(path.read_bytes()).digest())
+    return found.hexdigest().encode()
+
+
+def _name(folder: Path, path: Path) -> str:
+    """Names of tables have another escape in a store."""
+    return path.relative_to(folder).as_posix().replace("~", "!")
+
+
+def _make_like(store: ObjectPlace, folder: Path) -> None:
+    wanted = {_name(folder, path): path for path in _mirrored(folder)}
+    for one in list(store.objects()):
+        if one.name not in wanted:
+            (store / one.name).unlink()
+    for name, path in wanted.items():
+        obstore.put(store.bucket.store, f"{store.key}/{name}", path.read_bytes())
+
+
+def _mirror(store: ObjectPlace, folder: Path) -> None:
+    found: dict[Path, Any] = {folder / one.name.replace("!", "~"): store / one.name for one in store.objects()}
+    for path in list(_mirrored(folder)):
+        if path not in found:
+            path.unlink()
+    for path, place in found.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(place.read_bytes())
