@@ -75,9 +75,9 @@ def changes(collection: Any, count: int, documents: int, seed: int) -> None:
         done += len(writes)
 
 
-def ours(uri: str, root: Path, write: Any) -> tuple[float, float]:
+def ours(uri: str, root: Any, write: Any, **options: Any) -> tuple[float, float]:
     """Seconds for the changes, and for the copy before them."""
-    settings = TableSettings(root, (TableRule("bench.orders"),), every_s=0.0)
+    settings = TableSettings(root, (TableRule("bench.orders"),), every_s=0.0, **options)
     begun = time.monotonic()
     with TablesWriter(uri, settings) as writer:
         writer.run_to_present()

@@ -27,6 +27,7 @@ from tests.products.archive import REPLACED, came_or_went, record
 from tests.products.product import Job, Product
 from tests.products.truth import Truth, difference_of, renamed, time_of
 from tests.snapshot.copies import opened
+from tests.tables.change_feeds import feed_faults
 from tests.tables.equality import in_table
 from tests.tables.test_as_of import rows_of
 
@@ -66,6 +67,7 @@ class TablesProduct(Product):
             compact_every=rng.choice((1, 3)),
             grace_h=rng.choice((0.0, _SECOND_H, 1 / 6)),
             versions=rng.choice((1, 7, 100_000)),
+            feed_h=rng.choice((0.0, 24.0)),
         )
 
     def _rules(self, job: Job) -> tuple[TableRule, ...]:
@@ -84,6 +86,8 @@ class TablesProduct(Product):
                 away, wrong = typed.quarantined(root, rule, expected.get(rule.pattern, {}), documents)
                 found[rule.pattern] = {**documents, **away}
                 told += wrong
+        for namespace in sorted(tabled):
+            told += [f"the feed of {namespace}: {one}" for one in feed_faults(root / folder_of(namespace))]
         return told + difference_of(expected, found, "the table of") + self._read(job, tabled)
 
     def _read(self, job: Job, tabled: Iterable[str]) -> list[str]:

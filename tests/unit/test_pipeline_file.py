@@ -147,11 +147,11 @@ def test_tables_are_kept_as_the_file_says(tmp_path: Path) -> None:
     assert [column.name for column in rule.schema.columns] == ["total", "at"]
     assert (rule.partition_by, rule.z_order, rule.schema.policy) == (("at",), ("total",), "quarantine")
     assert settings.rule("shop.x").schema.policy == "evolve"
-    assert (settings.grace_h, settings.versions) == (1 / 6, 7)
-    text = "tables: {path: t, grace: 2 hours, versions: 0, collections: 'shop.*'}\n"
+    assert (settings.grace_h, settings.versions, settings.feed_h) == (1 / 6, 7, 0.0)
+    text = "tables: {path: t, grace: 2 hours, versions: 0, changeFeed: 1 day, collections: 'shop.*'}\n"
     settings = load(written(tmp_path, LEAST + text)).tables
     assert settings is not None
-    assert (settings.grace_h, settings.versions) == (2.0, 0)
+    assert (settings.grace_h, settings.versions, settings.feed_h) == (2.0, 0, 24.0)
     assert load(written(tmp_path, LEAST)).tables is None
 
 

@@ -78,6 +78,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="with write and s3://: write tables whose state is lost. They are rewritten, and their writer is stopped",
     )
     parser.add_argument(
+        "--change-feed",
+        metavar="1d",
+        help="with write: Delta's change feed, kept for so long (s, m, h, d; default: none)",
+    )
+    parser.add_argument(
         "--metrics",
         metavar="HOST:PORT",
         help="with write: serve statistics to Prometheus, /livez and /readyz (extra: metrics)",
@@ -170,7 +175,8 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
             hint=f"... write URI DIR 'shop.*', or without URI where {URI_VARIABLE} is set",
         )
     rules = tuple(TableRule(pattern) for pattern in words[1:])
-    settings = TableSettings(_place(words[0], args), rules, take_over=args.take_over)
+    feed_h = 0.0 if args.change_feed is None else parse_duration("--change-feed", args.change_feed) / 3600
+    settings = TableSettings(_place(words[0], args), rules, take_over=args.take_over, feed_h=feed_h)
     settings.check()  # before anything is opened
     check_compare(args)
     check_console(args)

@@ -2,10 +2,10 @@
 its actions, and a commit as lines and back.
 
 One file a commit, one JSON object a line (the protocol is public, https://github.com/delta-io/delta/blob/master/
-PROTOCOL.md): ``add`` and ``remove`` name files, ``txn`` says which micro-batch it was, ``metaData`` the columns. Reader
-version 1 and writer version 2 are the oldest, which every reader knows. What Delta has no word for is in
-``commitInfo``, which other readers ignore: ``delta_log.py`` says what a lake puts there, ``tables/delta_commit.py``
-what tables do.
+PROTOCOL.md): ``add`` and ``remove`` name files, ``cdc`` those of a change feed, ``txn`` says which micro-batch it was,
+``metaData`` the columns. Reader version 1 and writer version 2 are the oldest, which every reader knows; a change feed
+needs writer version 4. What Delta has no word for is in ``commitInfo``, which other readers ignore: ``delta_log.py``
+says what a lake puts there, ``tables/delta_commit.py`` what tables do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ LOG: Final = "_delta_log"
 #: Names the newest checkpoint, for readers.
 POINTER: Final = "_last_checkpoint"
 _ENGINE: Final = f"tailrace/{version()}"
-_PROTOCOL: Final = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
+_READER_VERSION: Final = 1
+_WRITER_VERSION: Final = 2
+#: The first writer version that knows change feeds.
+FEED_WRITER_VERSION: Final = 4
+#: Where a table has the files of its change feed. Delta's readers and its VACUUM know the name.
+FEED_FOLDER: Final = "_change_data"
 _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
 #: In one file, in several, and the newer form, whose names have a UUID.
 _CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\.(?:.*\.)?(?:parquet|json)")
@@ -86,14 +91,19 @@ def commit(
     info: Mapping[str, Any],
     *,
     creates: bool,
+    feeds: bool = False,
     metadata: Mapping[str, Any] | None = None,
     transaction: Mapping[str, Any] | None = None,
     removed: Iterable[Mapping[str, Any]] = (),
     added: Iterable[Mapping[str, Any]] = (),
+    fed: Iterable[Mapping[str, Any]] = (),
 ) -> list[Mapping[str, Any]]:
-    """The actions of a commit in their order. ``creates``: it is the table's first."""
-    few = [info, _PROTOCOL if creates else None, metadata, transaction]
-    return [*(action for action in few if action is not None), *removed, *added]
+    """The actions of a commit in their order. ``creates``: it is the table's first. ``feeds``: the table has a change
+    feed from this commit on. ``fed``: the actions of the feed's files."""
+    writer = FEED_WRITER_VERSION if feeds else _WRITER_VERSION
+    protocol = {"protocol": {"minReaderVersion": _READER_VERSION, "minWriterVersion": writer}}
+    few = [info, protocol if creates or feeds else None, metadata, transaction]
+    return [*(action for action in few if action is not None), *removed, *added, *fed]
 
 
 def content_of(actions: Iterable[Mapping[str, Any]], *, ascii_only: bool) -> bytes:
@@ -184,6 +194,11 @@ def add(
             **({} if tags is None else {"tags": dict(tags)}),
         }
     }
+
+
+def change(path: str, size: int) -> dict[str, Any]:
+    """``cdc``: a file of the change feed, in ``FEED_FOLDER``."""
+    return {"cdc": {"path": path, "partitionValues": {}, "size": size, "dataChange": False}}
 
 
 def remove(path: str, partition: Mapping[str, str | None], size: int, at: int, *, changes: bool) -> dict[str, Any]:

@@ -124,10 +124,14 @@ class Writers:
 
     ``divide_by``  the columns that the table is divided by
     ``bounds``     the columns whose minimum and maximum the log gets
+    ``folder``     where the files of a table that is not divided are
     """
 
-    def __init__(self, root: TablePlace, divide_by: Sequence[str], bounds: Sequence[str]) -> None:
+    def __init__(
+        self, root: TablePlace, divide_by: Sequence[str] = (), bounds: Sequence[str] = (), *, folder: str = ""
+    ) -> None:
         self._root = root
+        self._folder = folder
         self._divide_by = divide_by
         self._bounds = bounds
         self._waiting: dict[str, list[pa.Table]] = {}
@@ -141,7 +145,7 @@ class Writers:
             return
         for folder, rows in divided(table, self._divide_by):
             if not self._divide_by:
-                self._put(folder, rows)
+                self._put(self._folder, rows)
                 continue
             self._waiting.setdefault(folder, []).append(rows)
             self._sizes[folder] = self._sizes.get(folder, 0) + rows.nbytes

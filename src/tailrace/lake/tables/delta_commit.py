@@ -41,6 +41,8 @@ TIME, AFTER, TOKEN, BATCH, KIND, UUID, STATE, WITNESS = (
 )
 PREVIOUS, SEAL = "tailrace.previous", "tailrace.seal"
 PATH, TYPE, WAS = "tailrace.path", "tailrace.type", "tailrace.was"
+#: The kinds of commits that replace all rows, or make the first ones: the data files are their change feed.
+WITHOUT_FEED: Final = frozenset({"create", "whole", "drop"})
 _UNSEALED: Final = "0" * 32
 _TYPES: Final = {
     "string": "string",
@@ -112,12 +114,14 @@ class Batch:
 
 @dataclass
 class Actions:
-    """What a commit does to the table's files."""
+    """What a commit does to the table's files. ``fed``: those of its change feed; ``feeds``: the feed begins now."""
 
     kind: str
     added: list[NewFile] = field(default_factory=list)
     removed: list[TableFile] = field(default_factory=list)
     metadata: Mapping[str, Any] | None = None
+    fed: list[NewFile] = field(default_factory=list)
+    feeds: bool = False
 
 
 def time_text(time: ClusterTime) -> str:
@@ -191,10 +195,12 @@ def publish(
         delta.commit(
             _commit_info(batch, actions.kind, at),
             creates=number == 0,
+            feeds=actions.feeds,
             metadata=actions.metadata,
             transaction=delta.transaction(app, batch.number, at),
             removed=_removed(actions.removed, at, changes=True),
             added=_added(actions.added, at, changes=True),
+            fed=[delta.change(quote(one.path), one.size) for one in actions.fed],
         ),
         previous,
     )

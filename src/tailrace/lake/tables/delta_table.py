@@ -24,6 +24,7 @@ from tailrace.lake.store import delta, places
 from tailrace.lake.store.object_place import StoreAwayError, reason
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit, log_chain, versions
+from tailrace.lake.tables.change_feed import begins_feed, new_feed
 from tailrace.lake.tables.compaction import Layout, compacted
 from tailrace.lake.tables.data_files import Writers, bounded, key_range, opened
 from tailrace.lake.tables.delta_commit import Actions, Batch, NewFile, TableFile
@@ -35,6 +36,7 @@ from tailrace.lake.tables.versions import Keeping
 #: A checkpoint of the log is written every this many versions.
 CHECKPOINT_EVERY: Final = 50
 _NAMESPACE: Final = "tailrace.namespace"
+_FEED: Final = "delta.enableChangeDataFeed"
 _DECLARED: Final = "tailrace.declared"
 _DEPLOYMENT: Final = "tailrace.deployment"
 _DIVIDED, _CUT = "tailrace.partitionBy", "tailrace.cut"
@@ -57,6 +59,7 @@ class CollectionTable:
     ``bounds``        names of typed columns whose minimum and maximum are kept for each file
     ``declared``      the declaration of the columns (``TableSchema.declaration``), which the table keeps
     ``deployment``    whose collection it is, which the table keeps
+    ``feed``          whether it has a change feed; ``None``: as it has now
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class CollectionTable:
         bounds: Sequence[str] = (),
         declared: str | None = None,
         deployment: str = "",
+        feed: bool | None = None,
     ) -> None:
         self.root = root
         self.namespace = namespace
@@ -75,6 +79,7 @@ class CollectionTable:
         self._bounds = tuple(dict.fromkeys((*partition_by, *bounds)))
         self._declared = declared
         self._deployment = deployment
+        self._feed = feed
         #: The bytes of the files that commits of this object have replaced.
         self.replaced_bytes = 0
         self._live: int | None = None
@@ -222,19 +227,22 @@ class CollectionTable:
     def change(self, batch: Batch, schema: HasColumns, keys: Sequence[bytes], rows: Iterable[pa.RecordBatch]) -> None:
         """Remove the rows with these keys, and add ``rows``. ``schema`` is read after the last row was made."""
         removed: list[TableFile] = []
-        with self._new_files() as writers:
+        with self._new_files() as writers, new_feed(self.root, wanted=self.has_feed) as feed:
             if keys:
                 wanted = pa.array(keys, pa.binary())
                 low, high = min(keys), max(keys)
                 for file in self.files():
-                    left = self._without(file.name, wanted, low, high)
-                    if left is not None:
+                    divided = self._divided(file.name, wanted, low, high)
+                    if divided is not None:
+                        left, gone = divided
                         removed.append(file)
                         writers.write(left)
-            for piece in rows:
-                writers.write(pa.Table.from_batches([piece]))
-            added = writers.finish()
-        self._commit(batch, schema, Actions("changes", added, removed))
+                        feed.before(gone)
+            for made in (pa.Table.from_batches([piece]) for piece in rows):
+                writers.write(made)
+                feed.after(made)
+            added, fed = writers.finish(), feed.finish()
+        self._commit(batch, schema, Actions("changes", added, removed, fed=fed))
 
     @contextlib.contextmanager
     def _new_files(self) -> Iterator[Writers]:
@@ -246,8 +254,8 @@ class CollectionTable:
             writers.abandon()
             raise
 
-    def _without(self, name: str, keys: pa.Array, low: bytes, high: bytes) -> pa.Table | None:
-        """A file's rows without those with the keys; ``None`` if it has none of them."""
+    def _divided(self, name: str, keys: pa.Array, low: bytes, high: bytes) -> tuple[pa.Table, pa.Table] | None:
+        """A file's rows without those with the keys, and those with them; ``None`` if it has none of them."""
         known = self._ranges.get(name)
         if known is not None and (known[0] > high or known[1] < low):
             return None
@@ -258,7 +266,8 @@ class CollectionTable:
             found = pc.is_in(file.read(columns=[KEY]).column(KEY), value_set=keys)
             if not pc.any(found).as_py():
                 return None
-            return file.read().filter(pc.invert(found))
+            rows = file.read()
+            return rows.filter(pc.invert(found)), rows.filter(found)
 
     def _commit(self, batch: Batch, schema: HasColumns, actions: Actions) -> None:
         fields = delta_commit.delta_fields(schema.columns)
@@ -268,6 +277,7 @@ class CollectionTable:
             actions.metadata = delta_commit.metadata_action(table_id, fields, configuration)
             if self._delta is None:
                 actions.kind = "create"
+            actions.feeds = self.has_feed and begins_feed(self.root, self._delta, schema.columns)
         places.make_log(self.root, delta.LOG)
         number = self.version + 1
         previous = log_chain.previous(self.root, number)
@@ -280,6 +290,11 @@ class CollectionTable:
             self.harm = log_chain.harm(self.root, number, self.checkpoints)
             if self.harm is None:  # otherwise it would be in the checkpoint
                 self.make_checkpoint()
+
+    @property
+    def has_feed(self) -> bool:
+        """Whether commits of this object write a change feed."""
+        return self._setting(_FEED) == "true" if self._feed is None else self._feed
 
     @property
     def _described(self) -> tuple[list[dict[str, Any]], dict[str, str]] | None:
@@ -311,6 +326,7 @@ class CollectionTable:
             **({_DEPLOYMENT: self._deployment} if self._deployment else {}),
             **({_CUT: json.dumps(schema.cut)} if schema.cut else {}),
             "delta.enableExpiredLogCleanup": "false",
+            **({_FEED: "true"} if self.has_feed else {}),
             **(stats or {"delta.dataSkippingNumIndexedCols": "0"}),
         }
 

@@ -10,7 +10,10 @@ from tailrace.lake.store.place import P
 
 #: Our own columns. A field of a document with such a name gets another column name.
 KEY, BSON, JSON, CHANGED = "_key", "_bson", "_json", "_changed"
-OURS: Final = (KEY, BSON, JSON, CHANGED)
+#: The columns that a change feed has besides the table's. Delta reserves their names.
+CHANGE_TYPE: Final = "_change_type"
+OF_FEED: Final = (CHANGE_TYPE, "_commit_version", "_commit_timestamp")
+OURS: Final = (KEY, BSON, JSON, CHANGED, *OF_FEED)
 
 #: What begins tables anew, at the end of a sentence.
 BEGIN_ANEW: Final = "give another directory, or remove this one: then the next run copies the collections"

@@ -49,6 +49,7 @@ class OpenTables:
                 bounds=rule.z_order,
                 declared=rule.schema.declaration,
                 deployment=self._oplogs.deployment_id,
+                feed=self._settings.feed_h > 0,
             )
             self.opened[namespace] = table
         return table

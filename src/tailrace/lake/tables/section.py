@@ -26,6 +26,7 @@ KEYS: Final = (
     "grace",
     "retention",
     "versions",
+    "changeFeed",
 )
 _RULE_KEYS: Final = ("columns", "onMismatch", "partitionBy", "zOrder")
 
@@ -46,6 +47,7 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
         target_bytes=size(given.get("targetBytes", default.target_bytes), "tables.targetBytes"),
         grace_h=_hours(given, "grace", default.grace_h),
         retention_h=_hours(given, "retention", default.retention_h),
+        feed_h=_hours(given, "changeFeed", default.feed_h),
         versions=whole_number(given.get("versions", default.versions), "tables.versions"),
     )
 

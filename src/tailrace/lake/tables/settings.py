@@ -57,6 +57,7 @@ class TableSettings:
         grace_h: replaced files are kept for this many hours, for queries that have begun
         retention_h: ``as of`` reaches back this many hours
         versions: so many older versions of a table are kept for it
+        feed_h: the tables have a change feed that reaches back this many hours (0: none)
         take_over: write tables in an object store that another state has written
     """
 
@@ -69,12 +70,13 @@ class TableSettings:
     retention_h: float = 7 * 24
     versions: int = 7
     documents_per_second: float | None = None
+    feed_h: float = 0.0
     take_over: bool = False
 
     @property
     def keeping(self) -> Keeping:
         """What is kept of a table besides its newest version."""
-        return Keeping(self.grace_h, self.retention_h, self.versions)
+        return Keeping(self.grace_h, self.retention_h, self.versions, self.feed_h)
 
     @property
     def selection(self) -> Selection:

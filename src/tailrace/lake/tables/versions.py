@@ -25,9 +25,11 @@ from tailrace.errors import SinkError
 from tailrace.lake.store import delta, places
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit
-from tailrace.lake.tables.delta_commit import DamagedCommitError, Stated
+from tailrace.lake.tables.delta_commit import WITHOUT_FEED, DamagedCommitError, Stated
 
 _HOUR_MS: Final = 3_600_000
+#: Longer than a commit comes after its files.
+_BETWEEN_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,13 @@ class Keeping:
     ``grace_h``      replaced files stay for this many hours, and so does every version
     ``retention_h``  ``as of`` reaches back this many hours
     ``versions``     of the time between these two, this many versions are kept
+    ``feed_h``       the change feed reaches back this many hours, beyond the grace; 0 for a table without one
     """
 
     grace_h: float
     retention_h: float = 0.0
     versions: int = 0
+    feed_h: float = 0.0
 
 
 def around(root: TablePlace, moment: ClusterTime) -> tuple[Stated | None, Stated | None]:
@@ -88,8 +92,15 @@ def expire(root: TablePlace, keeping: Keeping, latest: Iterable[str], now_ms: in
         needed |= _removed_by(root, number)
     for number in kept:
         needed |= _files_of(root, number) or set()
+    fed_from = horizon - int(keeping.feed_h * _HOUR_MS)
+    fed = [number for number, head in heads.items() if head.at >= fed_from] if keeping.feed_h else []
+    for number in fed:
+        if heads[number].kind in WITHOUT_FEED:
+            needed |= _moved_by(root, number)
     gone = list(_remove_files(root, needed, horizon / 1000))
-    _remove_log(root, numbers, heads, recent, kept)
+    # A feed's file goes after the commit that names it.
+    gone += _remove_files(root, set(), fed_from / 1000 - _BETWEEN_S, delta.FEED_FOLDER)
+    _remove_log(root, heads, recent, kept, fed)
     return gone
 
 
@@ -113,10 +124,11 @@ def disk_use(root: TablePlace) -> DiskUse:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """When a commit was made, in milliseconds, and whether it is one of ours that states a time."""
+    """When a commit was made, in milliseconds, whether it is one of ours that states a time, and of which kind."""
 
     at: int
     states: bool
+    kind: str = ""
 
 
 def _head(root: TablePlace, number: int) -> _Head | None:
@@ -127,7 +139,7 @@ def _head(root: TablePlace, number: int) -> _Head | None:
         if info is None:
             actions = delta_commit.actions_of(root, number)
             info = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
-        return _Head(int(info["timestamp"]), delta_commit.TIME in info)
+        return _Head(int(info["timestamp"]), delta_commit.TIME in info, str(info.get(delta_commit.KIND)))
     except (OSError, ValueError, KeyError, AttributeError, SinkError):
         return None
 
@@ -171,14 +183,22 @@ def _removed_by(root: TablePlace, number: int) -> set[str]:
     return set()
 
 
-def _remove_files(root: TablePlace, needed: set[str], before: float) -> Iterator[str]:
+def _moved_by(root: TablePlace, number: int) -> set[str]:
+    """The files that a commit without a feed of its own brings and takes: readers make its feed of them."""
+    with contextlib.suppress(FileNotFoundError, DamagedCommitError):
+        actions = delta_commit.actions_of(root, number)
+        return {unquote(one[name]["path"]) for one in actions for name in ("add", "remove") if name in one}
+    return set()
+
+
+def _remove_files(root: TablePlace, needed: set[str], before: float, within: str = "") -> Iterator[str]:
     """Remove the data files that no kept version has, if they were written before; also those of commits that never
-    came about."""
+    came about. ``within``: the files of this folder, and no others."""
     folders: set[str] = set()
     before += places.clock_difference(root)
     for file in list(places.files_below(root)):
         *above, name = file.name.split("/")
-        if any(part[0] in "_." for part in above):
+        if above != [within] if within else any(part[0] in "_." for part in above):
             continue
         folders.add("/".join(above))
         if not name.endswith(".parquet") or file.name in needed or file.modified >= before:
@@ -196,18 +216,16 @@ def _remove_files(root: TablePlace, needed: set[str], before: float) -> Iterator
                 (root / folder).rmdir()  # only an empty one can be removed
 
 
-def _remove_log(
-    root: TablePlace, numbers: list[int], heads: dict[int, _Head], recent: list[int], kept: list[int]
-) -> None:
-    """Remove the commits and checkpoints that no kept version needs."""
-    names = delta.checkpoints_in(root)
+def _remove_log(root: TablePlace, heads: dict[int, _Head], recent: list[int], kept: list[int], fed: list[int]) -> None:
+    """Remove the commits and checkpoints that no kept version needs. ``fed``: commits that the change feed has."""
+    numbers, names = delta.listed(root)
     first = min(recent, default=numbers[-1] if numbers else 0)
     # The version that held when the grace began belongs to it.
     first = max((number for number in numbers if number < first), default=first)
     base = max((number for number in names if number <= first), default=None)
     if base is None:
         return
-    commits = {number for number in numbers if number >= base}
+    commits = {number for number in numbers if number >= base} | set(fed)
     checkpoints = {number for number in names if number >= base}
     for version in kept:
         begin = max((number for number in names if number <= version), default=None)

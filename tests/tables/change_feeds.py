@@ -1,0 +1,94 @@
+"""What a table's change feed says, read by deltalake, and whether it is what the versions say."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Container
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from tailrace.lake.tables.names import OF_FEED, OURS
+
+Row = tuple[tuple[str, Any], ...]
+
+
+def feed_of(root: Path, version: int, names: Container[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of a version's feed, of all columns or those with ``names``."""
+    table = pa.table(DeltaTable(root).load_cdf(starting_version=version, ending_version=version))
+    wanted = [name for name in table.column_names if names is None or name in names or name in OF_FEED]
+    found: list[dict[str, Any]] = table.select(wanted).to_pylist()
+    assert all(one["_commit_version"] == version for one in found)
+    return found
+
+
+def in_version(root: Path, version: int, names: Container[str] | None = None) -> Counter[Row]:
+    """The rows of a version, with the columns that are not NULL."""
+    return Counter(_row(one, names) for one in DeltaTable(root, version=version).to_pyarrow_table().to_pylist())
+
+
+def _row(found: dict[str, Any], names: Container[str] | None) -> Row:
+    return tuple(
+        sorted(
+            (name, repr(value))
+            for name, value in found.items()
+            if name not in OF_FEED and value is not None and (names is None or name in names)
+        )
+    )
+
+
+def _types(root: Path, version: int | None) -> set[tuple[str, str]]:
+    fields = json.loads(DeltaTable(root, version=version).schema().to_json())["fields"]
+    return {(one["name"], json.dumps(one["type"])) for one in fields}
+
+
+def fault_of(root: Path, version: int) -> str | None:
+    """How a version differs from the version before with the version's feed applied to it; ``None`` if it does not.
+    deltalake reads a feed with the newest types: columns that had another one are left out, but for our own."""
+    types = _types(root, None) & _types(root, version)
+    types &= _types(root, version - 1) if version else types
+    names = {name for name, _ in types}
+    assert set(OURS) - set(OF_FEED) <= names
+    changes, now = feed_of(root, version, names), in_version(root, version, names)
+    before = in_version(root, version - 1, names) if version else Counter[Row]()
+    taken, brought = (
+        Counter(_row(one, names) for one in changes if one["_change_type"] in kinds) for kinds in (_TAKEN, _BROUGHT)
+    )
+    if taken - before:
+        return f"version {version} takes rows that were not there"
+    if before - taken + brought != now:
+        return f"version {version} is not what its feed says"
+    updates = [
+        Counter(one["_key"] for one in changes if one["_change_type"] == kind) for kind in (_TAKEN[1], _BROUGHT[1])
+    ]
+    return None if updates[0] == updates[1] else f"version {version} has updates without one of their rows"
+
+
+def check_feed(root: Path, first: int = 0) -> int:
+    """Compare all versions from ``first`` on. Returns how many they were."""
+    versions = range(first, DeltaTable(root).version() + 1)
+    assert [fault for version in versions if (fault := fault_of(root, version)) is not None] == []
+    return len(versions)
+
+
+def feed_faults(root: Path) -> list[str]:
+    """Of the newest versions those that differ, as far as they and their feed can still be read."""
+    if not DeltaTable(root).metadata().configuration.get("delta.enableChangeDataFeed"):
+        return []
+    found, last = [], DeltaTable(root).version()
+    for version in range(max(0, last - _COMPARED), last + 1):
+        with suppress(DeltaError, OSError, pa.ArrowException):
+            fault = fault_of(root, version)
+            found += [] if fault is None else [fault]
+    return found
+
+
+_TAKEN = ("delete", "update_preimage")
+_BROUGHT = ("insert", "update_postimage")
+#: So many versions are compared after each run.
+_COMPARED = 8
