@@ -1,7 +1,7 @@
 """BSON as the texts that MongoDB's Java driver writes, which Debezium passes on: ``legacy`` and ``relaxed``.
 
-They are made of the bytes, not of decoded values: PyMongo's codec gives a symbol as a string, undefined as ``None``, and
-what looks like a reference as a ``DBRef``, whose fields have an order of their own.
+They are made of the bytes, not of decoded values: PyMongo's codec gives a symbol as a string, undefined as ``None``,
+and what looks like a reference as a ``DBRef``, whose fields have an order of their own.
 
 ``legacy`` is the driver's mode "strict", from before Extended JSON 2. It tells integers of 32 and 64 bits apart, and
 writes NaN and the infinities bare, which JSON does not know, though most readers of it do.
@@ -36,7 +36,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: The last millisecond of the year 9999: dates after it, and before 1970, are numbers in relaxed texts.
 _LAST_DATE: Final = 253_402_300_799_999
 #: What Java's driver writes as it is; all else is escaped: marks that combine, formats, private and unassigned ones.
-_PLAIN: Final = frozenset("Lu Ll Lt Lo Nd Nl No Zs Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So".split())
+_PLAIN: Final = frozenset(
+    ("Lu", "Ll", "Lt", "Lo", "Nd", "Nl", "No", "Zs", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So")
+)
 _SHORT: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 #: Text of the value of a type that starts at an offset of the buffer.
@@ -71,7 +73,7 @@ def quoted(text: str) -> str:
 @cache
 def _escaped_characters() -> re.Pattern[str]:
     """One character that is not written as it is."""
-    ranges = []
+    ranges: list[list[int]] = []
     for code in range(0x10000):
         character = chr(code)
         if character in _SHORT or unicodedata.category(character) not in _PLAIN:
@@ -118,10 +120,11 @@ def _length(buf: bytes, start: int) -> int:
 
 
 def _string(buf: bytes, start: int) -> str:
-    return quoted(_decoded(buf[start + 4 : start + 3 + _length(buf, start)]))
+    return quoted(decoded(buf[start + 4 : start + 3 + _length(buf, start)]))
 
 
-def _decoded(text: bytes) -> str:
+def decoded(text: bytes) -> str:
+    """A string of an event. Raises MessageRefused where it is not UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -180,7 +183,7 @@ class _DriverText:
         parts = []
         names = set()
         for type_, name, _, value_start, _ in raw_bson.elements(buf, start):
-            parts.append(f"{quoted(_decoded(name))}: {writers[type_](buf, value_start)}")
+            parts.append(f"{quoted(decoded(name))}: {writers[type_](buf, value_start)}")
             names.add(name)
         if len(names) < len(parts):
             raise MessageRefused("a document has two fields of one name, of which readers of JSON take one")
@@ -228,8 +231,8 @@ class _DriverText:
 
     def _regex(self, buf: bytes, start: int) -> str:
         middle = buf.index(0, start)
-        pattern = quoted(_decoded(buf[start:middle]))
-        options = quoted("".join(sorted(_decoded(buf[middle + 1 : buf.index(0, middle + 1)]))))
+        pattern = quoted(decoded(buf[start:middle]))
+        options = quoted("".join(sorted(decoded(buf[middle + 1 : buf.index(0, middle + 1)]))))
         if self._is_legacy:
             return self._pair("$regex", pattern, "$options", options)
         return f'{{"$regularExpression": {self._pair("pattern", pattern, "options", options)}}}'
