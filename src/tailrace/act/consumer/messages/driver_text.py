@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from json.encoder import encode_basestring
 from math import isfinite
 from struct import Struct
@@ -26,6 +26,7 @@ from bson.decimal128 import Decimal128
 
 from tailrace.act.consumer.messages.publisher import MessageRefused
 from tailrace.core import raw_bson
+from tailrace.errors import OplogFormatError
 
 _INT32: Final = Struct("<i")
 _INT64: Final = Struct("<q")
@@ -39,6 +40,8 @@ _LAST_DATE: Final = 253_402_300_799_999
 _PLAIN: Final = frozenset(
     ("Lu", "Ll", "Lt", "Lo", "Nd", "Nl", "No", "Zs", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So")
 )
+#: Names up to this many bytes are remembered with their texts: collections have few, and their documents many.
+_SHORT_NAME: Final = 64
 _SHORT: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 #: Text of the value of a type that starts at an offset of the buffer.
@@ -138,6 +141,13 @@ def _shortened(text: bytes) -> str:
     return repr(shown) + ("..." if len(text) > 40 else "")
 
 
+def _label(name: bytes) -> str:
+    return f"{quoted(decoded(name))}: "
+
+
+_short_label = lru_cache(maxsize=4096)(_label)
+
+
 class _DriverText:
     """A mode of the driver's writer: its ways to write a value, by type, and what stands between two values."""
 
@@ -179,20 +189,35 @@ class _DriverText:
 
     def document(self, buf: bytes, start: int) -> str:
         """The text of a document."""
-        writers = self._writers
         parts = []
         names = set()
-        for type_, name, _, value_start, _ in raw_bson.elements(buf, start):
-            parts.append(f"{quoted(decoded(name))}: {writers[type_](buf, value_start)}")
+        for name, value in self._inside(buf, start):
+            parts.append((_short_label(name) if len(name) <= _SHORT_NAME else _label(name)) + value)
             names.add(name)
         if len(names) < len(parts):
             raise MessageRefused("a document has two fields of one name, of which readers of JSON take one")
         return "{" + self._separator.join(parts) + "}"
 
+    def _inside(self, buf: bytes, start: int) -> list[tuple[bytes, str]]:
+        """Names and texts of what is in the document or array at ``start``."""
+        # As ``raw_bson.elements``, written out: it is called for everything that is nested.
+        limit = raw_bson.document_end(buf, start) - 1
+        writers, fixed, value_end = self._writers, raw_bson.FIXED_SIZES, raw_bson.value_end
+        found = []
+        at = start + 4
+        while at < limit:
+            type_ = buf[at]
+            name_end = buf.index(0, at + 1)
+            size = fixed.get(type_)
+            end = value_end(buf, type_, name_end + 1, limit) if size is None else name_end + 1 + size
+            if end > limit:
+                raise OplogFormatError("corrupt BSON: a value leads outside its document", position=f"byte {at}")
+            found.append((buf[at + 1 : name_end], writers[type_](buf, name_end + 1)))
+            at = end
+        return found
+
     def _array(self, buf: bytes, start: int) -> str:
-        writers = self._writers
-        found = [writers[element.type](buf, element.value_start) for element in raw_bson.elements(buf, start)]
-        return "[" + self._separator.join(found) + "]"
+        return "[" + self._separator.join([text for _, text in self._inside(buf, start)]) + "]"
 
     def _pair(self, name: str, value: str, second: str, second_value: str) -> str:
         return f'{{"{name}": {value}{self._separator}"{second}": {second_value}}}'
