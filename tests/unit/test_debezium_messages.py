@@ -9,6 +9,7 @@ import json
 import pickle
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import bson
 import pytest
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
+from confluent_kafka import Consumer
 from confluent_kafka.schema_registry import topic_subject_name_strategy
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -32,8 +34,12 @@ from tailrace.consumer.messages import (
     MessageRelay,
     PublisherAway,
 )
+from tailrace.consumer.messages.kafka import KafkaPublisher
+from tailrace.consumer.messages.nats_jetstream import NatsPublisher
+from tailrace.consumer.messages.redis_streams import RedisPublisher
 from tailrace.consumer.messages.schema_registry import AvroConverter, ProtobufConverter
 from tailrace.errors import UsageError
+from tests.consumer.brokers import KafkaBrokers
 from tests.consumer.fake_registry import fake_registry
 
 
@@ -264,6 +270,36 @@ def test_a_server_without_tombstones_is_given_what_is_before_them() -> None:
     for messages in ([tombstone, plain], [binary]):
         with pytest.raises(MessageRefused, match="stores no message"):
             storable(messages, "NATS", only_text_keys=True)
+
+
+def test_brokers_without_tombstones_refuse_them_before_anything_is_sent() -> None:
+    tombstone = Message("2", "t", None, "k")
+    for publisher in (RedisPublisher("redis://127.0.0.1:1/0"), NatsPublisher("nats://127.0.0.1:1")):
+        with pytest.raises(MessageRefused, match="a tombstone"):
+            publisher.publish([tombstone])
+        publisher.close()
+
+
+def test_kafka_is_given_tombstones_and_keys_of_bytes() -> None:
+    with closing(KafkaBrokers("t")) as brokers, closing(KafkaPublisher(brokers.servers)) as publisher:
+        assert publisher.publish([Message("1", "t", b"x", b"\0\xff", {"ce-id": "é"})]) == 1
+        assert publisher.publish([Message("2", "t", None, b"\0\xff")]) == 1
+        settings = {"bootstrap.servers": brokers.servers, "group.id": "g", "auto.offset.reset": "earliest"}
+        with closing(Consumer({**settings, "enable.auto.commit": False})) as consumer:
+            consumer.subscribe(["t"])
+            records: list[Any] = [consumer.poll(30) for _ in range(2)]
+            found = [(one.key(), one.value(), dict(one.headers())) for one in records]
+    assert found == [
+        (b"\0\xff", b"x", {"ce_id": "é".encode(), "tailrace-id": b"1"}),
+        (b"\0\xff", None, {"tailrace-id": b"2"}),
+    ]
+
+
+def test_documents_as_deep_as_the_server_stores_are_written() -> None:
+    document: Any = {"x": 1}
+    for number in range(198):
+        document = {"a": document} if number % 2 else {"a": [document]}
+    assert value_of(one_of(change(fullDocument=document)))["after"].count("[") == 99
 
 
 def test_converters_go_to_other_processes_without_their_connections() -> None:
