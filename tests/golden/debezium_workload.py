@@ -163,6 +163,8 @@ def write(client: MongoClient[Any], shop: Database[Any]) -> None:
     shop["plain"].update_one({"_id": 1}, {"$set": {"x": 1}})
     shop["plain"].delete_one({"_id": 1})
     orders.insert_one(old_types(900))
+    orders.update_one({"_id": 10.5}, {"$set": {"old": old_types(900)}}, upsert=True)
+    orders.update_one({"_id": 10.5}, {"$set": {"old.more": old_types(900)}})
     orders.insert_many(not_utf8(901))
     shop["dots.and-dash é😀"].insert_one({"_id": 1})
     orders.create_index("n")

@@ -17,9 +17,12 @@ from typing import Any
 
 import pytest
 from bson.raw_bson import RawBSONDocument
+from google.protobuf.descriptor_pb2 import DescriptorProto
 
+from tailrace.act.consumer.messages.connect_schema import value_schema
 from tailrace.act.consumer.messages.debezium import compact
 from tailrace.act.consumer.messages.driver_text import double_text
+from tailrace.act.consumer.messages.schema_registry import message_class
 from tailrace.consumer.messages import DebeziumMessages, JsonConverter, Message, MessageRefused
 from tailrace.consumer.messages.schema_registry import AvroConverter, ProtobufConverter
 from tailrace.embedded import ReplicaSet
@@ -176,6 +179,28 @@ def test_the_registry_is_given_connects_schemas() -> None:
         if "probes" not in subject:
             assert converter.client.get_latest_version(subject).schema.schema_str == text
     assert len(registered) >= 10
+
+
+def test_protobufs_fields_have_the_names_the_types_and_the_numbers_of_connects() -> None:
+    text = recordings()["shop_cdc"].schemas["protobuf"]["shop_cdc.shop.orders-value"]
+    fields = sorted(re.findall(r"^ *((?:optional |repeated )?\w+) (\w+) = (\d+)", text, re.MULTILINE))
+    assert len(fields) == 29
+    described: list[tuple[str, str, str]] = []
+    made = DescriptorProto()
+    message_class(value_schema("shop_cdc.shop.orders")).DESCRIPTOR.CopyToProto(made)
+    waiting = [made]
+    while waiting:
+        one = waiting.pop()
+        waiting += one.nested_type
+        for field in one.field:
+            kind = field.type_name.rpartition(".")[2] or {5: "int32", 3: "int64", 9: "string"}[field.type]
+            label = "repeated " if field.label == field.LABEL_REPEATED else "optional " if field.proto3_optional else ""
+            described.append((f"{label}{kind}", field.name, str(field.number)))
+    assert sorted(described) == fields
+    assert [line.split()[1].rstrip(";") for line in text.splitlines() if line.startswith(("package", "message"))] == [
+        "shop_cdc.shop.orders",
+        made.name,
+    ]
 
 
 def test_events_without_a_record_are_skipped_as_debezium_does() -> None:

@@ -81,6 +81,14 @@ def test_a_delete_is_a_record_and_a_tombstone_with_an_id_of_its_own() -> None:
     assert alone.body is not None
 
 
+def test_what_a_pipeline_adds_to_an_event_is_not_told() -> None:
+    described = {"updatedFields": {"a": 1}, "removedFields": [], "truncatedArrays": []}
+    for operation in ("delete", "insert", "replace"):
+        record = value_of(DebeziumMessages("cdc")(change(operation, updateDescription=described, fullDocument={}))[0])
+        assert record["updateDescription"] is None
+        assert record["after"] == (None if operation == "delete" else "{}")
+
+
 def test_before_6_0_the_time_is_the_clusters_to_the_second() -> None:
     source = value_of(one_of(change()))["source"]
     assert source["ts_ms"] == 1_700_000_000_000
@@ -206,6 +214,13 @@ def test_protobuf_tells_null_from_empty() -> None:
         assert key.id == '""'
 
 
+def test_names_that_protobuf_forbids_are_adjusted() -> None:
+    event = {**bson.decode(change().raw), "ns": {"db": "2024", "coll": "a-b"}}
+    made = one_of(Made(bson.encode(event)), converter=ProtobufConverter("mock://names"))
+    assert made.topic == "cdc.2024.a-b"
+    assert message_class(value_schema("cdc.2024.a_b")).DESCRIPTOR.full_name == "cdc._2024.a_b.Envelope"
+
+
 @pytest.mark.parametrize("status", [409, 422, 500, 401])
 def test_a_registry_that_does_not_take_a_schema_is_no_fault_of_the_change(status: int) -> None:
     with fake_registry() as registry:
@@ -259,6 +274,28 @@ def test_a_change_is_done_when_all_of_its_messages_are_stored() -> None:
         relay.handle_batch([change("delete"), change()])
     publisher.refused.clear()
     assert relay.handle_batch([change("delete"), change()]) == 2
+
+
+def test_an_outbox_document_is_deleted_when_all_of_its_messages_are_stored() -> None:
+    class Collection:
+        def __init__(self) -> None:
+            self.deleted: list[Any] = []
+
+        def with_options(self, write_concern: Any) -> Collection:
+            return self
+
+        def delete_many(self, filter_: Any) -> None:
+            self.deleted += filter_["_id"]["$in"]
+
+    publisher, collection = MemoryPublisher(), Collection()
+    publisher.refused.add("82AB-tombstone")
+    outbox: Any = collection
+    relay = MessageRelay(publisher, DebeziumMessages("cdc"), delete_from=outbox)
+    assert relay.handle_batch([change(key=1), change("delete", key=2)]) == 1
+    assert collection.deleted == [1]
+    publisher.refused.clear()
+    assert relay.handle_batch([change("delete", key=2)]) == 1
+    assert collection.deleted == [1, 2]
 
 
 def test_a_server_without_tombstones_is_given_what_is_before_them() -> None:

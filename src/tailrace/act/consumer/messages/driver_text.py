@@ -264,8 +264,7 @@ class _DriverText:
 
     def _db_pointer(self, buf: bytes, start: int) -> str:
         end = start + 4 + _length(buf, start)
-        shown = self._pair("$ref", _string(buf, start), "$id", f'{{"$oid": "{buf[end : end + 12].hex()}"}}')
-        return shown if self._is_legacy else f'{{"$dbPointer": {shown}}}'
+        return self._pair("$ref", _string(buf, start), "$id", f'{{"$oid": "{buf[end : end + 12].hex()}"}}')
 
 
 _LEGACY: Final = _DriverText(",", is_legacy=True)
