@@ -24,6 +24,7 @@ from pymongo import MongoClient
 from pymongo.database import Database
 
 from tailrace.core import raw_bson
+from tests.differential.fuzz_images import corpus_values
 
 OID = ObjectId("65a000000000000000000001")
 MOMENT = datetime(2024, 1, 2, 3, 4, 5, 678000, UTC)
@@ -119,6 +120,14 @@ def old_types(number: int) -> RawBSONDocument:
     )
 
 
+def corpus() -> RawBSONDocument:
+    """Every valid value of PyMongo's BSON corpus."""
+    values = enumerate(corpus_values())
+    elements = [raw_bson.encode_element(type_, f"v{number}".encode(), value) for number, (type_, value) in values]
+    assert len(elements) > 700, "the recording has the corpus, which is fetched with PyMongo's source"
+    return RawBSONDocument(raw_bson.encode_document(*elements))
+
+
 def not_utf8(number: int) -> list[RawBSONDocument]:
     """A string, and a field's name, that are not UTF-8."""
     value = raw_bson.encode_element(raw_bson.STRING, b"s", b"\3\0\0\0\xffa\0")
@@ -166,6 +175,8 @@ def write(client: MongoClient[Any], shop: Database[Any]) -> None:
     orders.update_one({"_id": 10.5}, {"$set": {"old": old_types(900)}}, upsert=True)
     orders.update_one({"_id": 10.5}, {"$set": {"old.more": old_types(900)}})
     orders.insert_many(not_utf8(901))
+    orders.insert_one({"_id": "corpus"})
+    orders.update_one({"_id": "corpus"}, {"$set": {"values": corpus()}})
     shop["dots.and-dash é😀"].insert_one({"_id": 1})
     orders.create_index("n")
     shop["plain"].rename("plain2")

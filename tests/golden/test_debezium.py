@@ -32,7 +32,7 @@ from tests.golden.record_debezium import KINDS, DebeziumRecord, DebeziumRecordin
 #: A key or a value of the registry's converters begins with a zero and the schema's number.
 HEAD = 5
 #: Java before 19 writes more digits of some numbers than are needed to tell them from others.
-NUMBER = re.compile(rb"-?[0-9]+\.[0-9]+E[+-][0-9]+")
+NUMBER = re.compile(rb"(?<![\w\".-])-?[0-9]+\.[0-9]+E[+-][0-9]+")
 
 
 @dataclass
@@ -93,7 +93,7 @@ def known_to_debezium(one: DebeziumRecord, ours: bytes | None) -> bytes | None:
 @pytest.mark.parametrize("form", ["json", "schemas"])
 def test_records_in_json_are_debeziums_bytes(prefix: str, form: str) -> None:
     seen = differences_in_json(recordings()[prefix], form, transactions=KINDS[prefix])
-    assert seen["equal"] >= 58
+    assert seen["equal"] >= 62
     assert seen["refused"] == 2
 
 

@@ -109,6 +109,23 @@ def test_an_event_that_lacks_what_a_record_needs_is_refused(lost: str) -> None:
         DebeziumMessages("cdc")(Made(bson.encode(event)))
 
 
+@pytest.mark.parametrize(
+    "altered",
+    [
+        {"txnNumber": 5},
+        {"updateDescription": {"removedFields": [1]}},
+        {"updateDescription": {"truncatedArrays": [1]}},
+        {"updateDescription": {"truncatedArrays": [{"field": "a"}]}},
+        {"ns": "shop.orders"},
+        {"documentKey": 7},
+    ],
+)
+def test_an_event_whose_parts_a_pipeline_has_altered_is_refused(altered: dict[str, Any]) -> None:
+    event = {**bson.decode(change("update").raw), **altered}
+    with pytest.raises(MessageRefused, match="Debezium's needs"):
+        DebeziumMessages("cdc")(Made(bson.encode(event)))
+
+
 def test_two_fields_of_one_name_are_refused_and_not_made_one() -> None:
     made = change(fullDocument={"_id": 7, "a": 1, "b": 2})
     twice = Made(made.raw.replace(b"\x10b\0", b"\x10a\0"))

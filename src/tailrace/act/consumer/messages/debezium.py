@@ -233,6 +233,8 @@ class DebeziumMessages:
             None if wall is None or wall.type != raw_bson.DATE else _INT64.unpack_from(event, wall.value_start)[0]
         )
         number = elements.get(b"txnNumber")
+        if number is not None and number.type != raw_bson.INT64:
+            raise _lacking("txnNumber as the server makes it")
         milliseconds = seconds * 1000 if wall_time is None else wall_time
         return {
             "version": self._version,
@@ -325,10 +327,14 @@ def _update_description(event: bytes, start: int) -> dict[str, Any]:
         arrays = [] if truncated is None else list(bson.decode(raw_bson.value(event, truncated)).values())
     except bson.errors.InvalidBSON:
         raise MessageRefused("a name of updateDescription is not UTF-8") from None
+    shortened = [(one.get("field"), one.get("newSize")) for one in arrays if isinstance(one, dict)]
+    is_whole = len(shortened) == len(arrays) and all(isinstance(size, int) for _, size in shortened)
+    if not is_whole or not all(isinstance(name, str) for name in [*fields, *(name for name, _ in shortened)]):
+        raise _lacking("updateDescription as the server makes it")
     return {
         "removedFields": fields or None,
         "updatedFields": None if updated is None else relaxed(event, updated),
-        "truncatedArrays": [{"field": one["field"], "size": int(one["newSize"])} for one in arrays] or None,
+        "truncatedArrays": [{"field": name, "size": size} for name, size in shortened] or None,
     }
 
 
