@@ -29,6 +29,7 @@ from pymongo import MongoClient
 
 import tailrace
 from tailrace.embedded import ReplicaSet
+from tests.differential.fuzz_images import corpus_values
 from tests.gateway.packaged import pip
 from tests.gateway.programs import tool
 from tests.golden.debezium_workload import write
@@ -247,6 +248,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--google-types", default="", help="a folder with the classes of com.google.type")
     arguments = parser.parse_args()
+    if not corpus_values():
+        raise SystemExit("the recording has PyMongo's corpus, and PyMongo's source cannot be fetched")
     recordings = []
     with ReplicaSet(1) as replica_set, tempfile.TemporaryDirectory() as scratch:
         for prefix in KINDS:
