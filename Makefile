@@ -167,7 +167,7 @@ dist: ## build what is published, and try it as its users will: wheel, sources, 
 # VERSIONS=newest takes what there is today. The tests that touch other people's parts; the rest is the same everywhere.
 VERSIONS ?= lowest
 ON_DEPENDENCIES := client cli gateway tables archive snapshot ported
-ALL_EXTRAS := archive,dev,embedded,gateway,icu,images,kafka,metrics,nats,redis,spark,tables
+ALL_EXTRAS := archive,dev,embedded,gateway,icu,images,kafka,metrics,nats,redis,schema-registry,spark,tables
 test-dependencies: ## the client, the command line, the stores and the gateway on the lowest dependencies; VERSIONS=newest
 	@$(find_python)
 	"$$python" -m venv --clear $(VENV)-$(VERSIONS)

@@ -16,6 +16,7 @@ FACES = {
     "tailrace.consumer.messages.kafka": "messages to Kafka",
     "tailrace.consumer.messages.nats_jetstream": "messages to NATS",
     "tailrace.consumer.messages.redis_streams": "messages to Redis",
+    "tailrace.consumer.messages.schema_registry": "records in Avro and Protobuf",
     "tailrace.spark": "the Spark source and sinks",
     "tailrace.lake": "change events in a lake",
     "tailrace.tables": "current-state tables",

@@ -1,8 +1,8 @@
 """MongoDB change events as a Spark data source: ``spark.readStream.format("tailrace")``.
 
-``foreach_batch`` and ``AppliedBatches`` are for sinks of one's own, ``MetricsListener``, ``backlog_of`` and ``counted``
-for operating a query. Heavy imports happen when a name is used: Spark imports this module in each of its Python
-processes.
+``foreach_batch``, ``AppliedBatches`` and ``kafka_records`` are for sinks of one's own, ``MetricsListener``,
+``backlog_of`` and ``counted`` for operating a query. Heavy imports happen when a name is used: Spark imports this
+module in each of its Python processes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tailrace.lake.spark.applied import AppliedBatches
     from tailrace.lake.spark.batch import MicroBatch, document_of, foreach_batch
     from tailrace.lake.spark.monitoring import MetricsListener, backlog_of, counted
+    from tailrace.lake.spark.records import kafka_records
     from tailrace.lake.spark.runtime.session import local_session, register
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "counted",
     "document_of",
     "foreach_batch",
+    "kafka_records",
     "local_session",
     "register",
 ]
@@ -39,6 +41,7 @@ __getattr__ = lazily(
         "counted": "tailrace.lake.spark.monitoring",
         "document_of": "tailrace.lake.spark.batch",
         "foreach_batch": "tailrace.lake.spark.batch",
+        "kafka_records": "tailrace.lake.spark.records",
         "local_session": "tailrace.lake.spark.runtime.session",
         "register": "tailrace.lake.spark.runtime.session",
     },

@@ -43,7 +43,21 @@ _LIMIT_S: Final = 400.0
 #: Spark in the pages' examples uses Java's compiler C1 alone: it runs too briefly for the other one to pay off.
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _EXTRAS: Final = frozenset(
-    {"spark", "archive", "tables", "icu", "console", "gateway", "embedded", "redis", "nats", "kafka", "docs", "dev"}
+    {
+        "spark",
+        "archive",
+        "tables",
+        "icu",
+        "console",
+        "gateway",
+        "embedded",
+        "redis",
+        "nats",
+        "kafka",
+        "schema-registry",
+        "docs",
+        "dev",
+    }
 )
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from tailrace.act.consumer.messages.publisher import ID_HEADER, MessageRefused, PublisherAway
 from tailrace.act.consumer.messages.publisher import Message as ToPublish
-from tailrace.act.consumer.messages.publisher import MessageRefused, PublisherAway
 from tailrace.errors import SinkError, UsageError
 
 #: The producer itself tries for so long to deliver a message, then gives it back.
@@ -27,7 +27,6 @@ _ABOUT_THE_MESSAGE: Final = frozenset(
         KafkaError._INVALID_ARG,
     }
 )
-ID_HEADER: Final = "tailrace-id"
 
 #: librdkafka's own remarks: several for each outage, which our one line tells too.
 _client_log = logging.getLogger("tailrace.kafka")
@@ -105,14 +104,13 @@ class KafkaPublisher:
         def delivered(error: KafkaError | None, _message: Any) -> None:
             reports[index] = error
 
-        headers = {name.replace("ce-", "ce_", 1): value for name, value in message.headers.items()}
         while True:
             try:
                 producer.produce(
                     message.topic,
                     value=message.body,
-                    key=None if message.key is None else message.key.encode(),
-                    headers=[*((name, value.encode()) for name, value in headers.items()), (ID_HEADER, message.id)],
+                    key=message.kafka_key(),
+                    headers=list(message.kafka_headers()),
                     on_delivery=delivered,
                 )
             except BufferError:  # its queue is full: some have to leave it first

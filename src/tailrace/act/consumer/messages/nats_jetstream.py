@@ -13,7 +13,7 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from tailrace.act.consumer.messages.publisher import Message, MessageRefused, PublisherAway
+from tailrace.act.consumer.messages.publisher import Message, MessageRefused, PublisherAway, storable
 from tailrace.errors import SinkError
 from tailrace.read.source.uri import redact_uri
 
@@ -53,6 +53,7 @@ class NatsPublisher:
 
     def publish(self, messages: Sequence[Message]) -> int:
         """See ``Publisher``."""
+        messages = storable(messages, self._name, only_text_keys=True)
         with self._lock:
             results = self._run(self._publish(messages))
             for count, result in enumerate(results):
@@ -72,7 +73,7 @@ class NatsPublisher:
         except (nats.errors.Error, OSError) as error:
             return [error]
         sent = [
-            stream.publish(message.topic, message.body, timeout=self._timeout_s, headers=_headers(message))
+            stream.publish(message.topic, message.body or b"", timeout=self._timeout_s, headers=_headers(message))
             for message in messages
         ]
         return await asyncio.gather(*sent, return_exceptions=True)
@@ -140,7 +141,7 @@ async def _ignore(_error: Exception) -> None:
 
 def _headers(message: Message) -> dict[str, str]:
     found = {**message.headers, _ID_HEADER: message.id}
-    return found if message.key is None else {**found, KEY_HEADER: message.key}
+    return {**found, KEY_HEADER: message.key} if isinstance(message.key, str) else found
 
 
 def _words(error: BaseException) -> str:

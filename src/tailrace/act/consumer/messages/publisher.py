@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from tailrace.errors import SinkError
+
+#: The header of a record of Kafka that holds the message's id.
+ID_HEADER: Final = "tailrace-id"
 
 
 @dataclass(frozen=True)
@@ -19,16 +22,30 @@ class Message:
             same change gives the same id however often it is published, and the ids of one stream sort as its changes
             do
         topic: the Redis stream, the NATS subject or the Kafka topic
-        body: what the message carries
+        body: what the message carries; ``None``: a tombstone, after which a compacted topic of Kafka forgets the key
         key: what must stay in order among itself: of a change, its document; ``None`` where it concerns no document
         headers: names and values beside the body
     """
 
     id: str
     topic: str
-    body: bytes
-    key: str | None = None
+    body: bytes | None
+    key: str | bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    def kafka_key(self) -> bytes | None:
+        """The key of the record that the message is in Kafka."""
+        return self.key.encode() if isinstance(self.key, str) else self.key
+
+    def kafka_headers(self) -> list[tuple[str, bytes]]:
+        """The headers of the record that the message is in Kafka: CloudEvents' have the prefix ``ce_``, and the id
+        stands in ``tailrace-id``."""
+        headers = [(name.replace("ce-", "ce_", 1), value.encode()) for name, value in self.headers.items()]
+        return [*headers, (ID_HEADER, self.id.encode())]
+
+
+#: What makes the messages of a change gives: one, several in their order, or none.
+Made = Message | Sequence[Message] | None
 
 
 class PublisherAway(SinkError):  # noqa: N818 - as the other errors are named
@@ -37,6 +54,22 @@ class PublisherAway(SinkError):  # noqa: N818 - as the other errors are named
 
 class MessageRefused(SinkError):  # noqa: N818
     """This message will never be taken as it is: it is too large, its topic has no valid name, or it cannot be made."""
+
+
+def storable(messages: Sequence[Message], server: str, *, only_text_keys: bool = False) -> Sequence[Message]:
+    """The messages, from the first on, that a server without tombstones, and maybe without keys of bytes, can store.
+    Raises MessageRefused where the first is none of them."""
+    for index, message in enumerate(messages):
+        wrong = None
+        if message.body is None:
+            wrong = f"{server} stores no message without a body, such as a tombstone"
+        elif only_text_keys and isinstance(message.key, bytes):
+            wrong = f"{server} stores no message whose key is bytes, such as one of Avro"
+        if wrong is not None:
+            if index == 0:
+                raise MessageRefused(wrong, hint="Make messages that it can store: tombstones=False, a key in JSON")
+            return messages[:index]
+    return messages
 
 
 class Publisher(Protocol):
@@ -68,7 +101,7 @@ def runs(messages: Sequence[Message], size_max: int, *, keeps_order: bool) -> It
     Where the publisher does not keep order by itself, no call has two messages of one key.
     """
     start = 0
-    keys: set[str | None] = set()
+    keys: set[str | bytes | None] = set()
     for index, message in enumerate(messages):
         # What concerns no document stands between those before it and those after it.
         barrier = message.key is None or None in keys

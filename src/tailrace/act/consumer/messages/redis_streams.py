@@ -10,7 +10,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tailrace.act.consumer.messages.publisher import Message, MessageRefused, PublisherAway
+from tailrace.act.consumer.messages.publisher import Message, MessageRefused, PublisherAway, storable
 from tailrace.act.consumer.rules.unrun import refuse_unrun
 from tailrace.errors import UsageError
 from tailrace.read.source.uri import redact_uri
@@ -64,6 +64,7 @@ class RedisPublisher:
 
     def publish(self, messages: Sequence[Message]) -> int:
         """See ``Publisher``."""
+        messages = storable(messages, self._name)
         topic = messages[0].topic
         together = next((n for n, message in enumerate(messages) if message.topic != topic), len(messages))
         try:
@@ -84,7 +85,8 @@ class RedisPublisher:
         return together
 
     def _add(self, pipeline: Pipeline, message: Message) -> None:
-        fields: dict[Any, Any] = {"id": message.id, "body": message.body, "headers": json.dumps(dict(message.headers))}
+        headers = json.dumps(dict(message.headers))
+        fields: dict[Any, Any] = {"id": message.id, "body": message.body, "headers": headers}
         if message.key is not None:
             fields["key"] = message.key
         pipeline.xadd(message.topic, fields, maxlen=self._length_max, approximate=True)

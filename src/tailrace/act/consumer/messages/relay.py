@@ -13,7 +13,7 @@ from pymongo.collection import Collection
 from pymongo.write_concern import WriteConcern
 
 from tailrace.act.consumer.messages.making import RawChange
-from tailrace.act.consumer.messages.publisher import Message, MessageRefused, Publisher, PublisherAway, runs
+from tailrace.act.consumer.messages.publisher import Made, Message, MessageRefused, Publisher, PublisherAway, runs
 from tailrace.act.consumer.rules.errors import HandlerInterrupted
 from tailrace.act.consumer.rules.lane_key import LaneKey
 from tailrace.act.consumer.rules.unrun import refuse_unrun
@@ -35,7 +35,9 @@ class MessageRelay:
     many changes at hand are published together.
 
     Args:
-        make: gives the message of a change, or ``None``: ``ChangeMessages`` or ``Outbox``
+        make: gives the message of a change, several in their order, or ``None``: ``ChangeMessages``,
+            ``DebeziumMessages`` or ``Outbox``. Where it raises PublisherAway, as when a schema registry is away, it is
+            called again as long as a server is waited for
         retry_seconds: how long a server that is away is waited for; then PublisherAway ends the listener, which has
             committed nothing of it
         delete_from: the outbox collection: a document is deleted when its message is acknowledged
@@ -44,7 +46,7 @@ class MessageRelay:
     def __init__(
         self,
         publisher: Publisher,
-        make: Callable[[RawChange], Message | None],
+        make: Callable[[RawChange], Made],
         *,
         retry_seconds: float = RETRY_SECONDS,
         delete_from: Collection[Any] | None = None,
@@ -72,16 +74,14 @@ class MessageRelay:
         done = len(changes)
         for place, change in enumerate(changes):
             try:
-                message = self._make(change)
-                refuse_unrun(message, "what makes the message")
+                made = self._made(change) if place else self._made_at_last(change)
             except Exception:
                 if place == 0:
                     raise
                 done = place  # those before it are published; then it comes first, and is judged
                 break
-            if message is not None:
-                messages.append(message)
-                owners.append(place)
+            messages += made
+            owners += [place] * len(made)
         published = publish_first(
             self._publisher,
             messages,
@@ -93,8 +93,35 @@ class MessageRelay:
             done = owners[published.count]
             if done == 0 and published.error is not None:
                 raise self._judged(published.error, changes[0])
-        self._delete(changes[place] for place in owners[: published.count])
+        # A change is done when all of its messages are stored.
+        stored = dict.fromkeys(place for place in owners[: published.count] if place < done)
+        self._delete(changes[place] for place in stored)
         return done
+
+    def _made(self, change: Any) -> list[Message]:
+        made = self._make(change)
+        refuse_unrun(made, "what makes the message")
+        if made is None:
+            return []
+        return [made] if isinstance(made, Message) else list(made)
+
+    def _made_at_last(self, change: Any) -> list[Message]:
+        """As ``_made``, after waiting for a server that making a message needs."""
+        backoff = Backoff(give_up_s=self._retry_seconds)
+        outage = _Outage(self._retry_seconds)
+        while True:
+            try:
+                made = self._made(change)
+            except PublisherAway as error:
+                is_stopping = getattr(change, "is_stopping", False)
+                if backoff.exhausted or is_stopping:
+                    raise self._judged(error, change) from None
+                outage.goes_on(error, 1)
+                backoff.wait(lambda: getattr(change, "is_stopping", False))
+                getattr(change, "check", lambda: None)()
+            else:
+                outage.is_over()
+                return made
 
     @staticmethod
     def _judged(error: Exception, change: Any) -> Exception:
