@@ -13,7 +13,7 @@ from pymongo.errors import NetworkTimeout, PyMongoError
 
 from tailrace.act.sync.catalog import version_of
 from tailrace.act.sync.ownership import SyncOwnership
-from tailrace.act.sync.target import MAJORITY, is_worth_again, sink_error
+from tailrace.act.sync.target import MAJORITY, REPLIES, is_worth_again, sink_error
 from tailrace.act.sync.writer import TargetMismatchError
 from tailrace.errors import SinkError
 from tailrace.read.source.failure import Backoff
@@ -80,7 +80,7 @@ class TargetCommands:
             self.ownership.check()
             try:
                 reply: Mapping[str, Any] = self.client.get_database(database, write_concern=MAJORITY).command(
-                    {**command, "writeConcern": MAJORITY.document}
+                    {**command, "writeConcern": MAJORITY.document}, codec_options=REPLIES
                 )
             except NetworkTimeout:
                 continue
