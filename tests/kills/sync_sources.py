@@ -87,7 +87,8 @@ class WrittenCluster:
     go), and a collection beside it whose chunks move when they are told to, with writers of its own.
 
     ``quiet`` is held while chunks and primaries move: definitions of a cluster are made by our own router, and one that
-    is cut off in its middle would be the test's fault and not the sync's.
+    is cut off in its middle would be the test's fault and not the sync's. So would an ``applyOps`` of that workload be
+    that waits for a prepared transaction, whose coordinator waits for it.
     """
 
     can_be_read_at = False
@@ -163,7 +164,8 @@ class WrittenCluster:
                 transaction.update_one(self._namespace, key, {"$set": {"v": rng.random()}}, upsert=True)
 
         while not stop.wait(0.1):
-            self._tried(lambda: router.run_transaction(body))
+            with self._quiet:
+                self._tried(lambda: router.run_transaction(body))
             self._source.sent += 1
 
     def _tried(self, write: Callable[[], object]) -> None:

@@ -32,7 +32,7 @@ class TargetCommands:
         self.ownership = ownership
         self.version = version_of(self.client)
         #: Whether this user may give operations by UUID.
-        self._by_uuid = True
+        self.by_uuid = True
 
     def operate(
         self,
@@ -45,7 +45,7 @@ class TargetCommands:
         at: str | None = None,
     ) -> None:
         """A command by the UUID of its collection; ``plain``: what a user gives who may not do that."""
-        if self._by_uuid:
+        if self.by_uuid:
             operation = {
                 "op": "c",
                 "ns": f"{database}.$cmd",
@@ -59,7 +59,7 @@ class TargetCommands:
                     return
                 if error.code != _UNAUTHORIZED:
                     raise
-                self._by_uuid = False
+                self.by_uuid = False
             else:
                 return
         try:
