@@ -18,7 +18,7 @@ MAJORITY: Final = WriteConcern("majority")
 TRANSIENT: Final = "TransientTransactionError"
 UNKNOWN_COMMIT: Final = "UnknownTransactionCommitResult"
 #: Of replies: an error's holds values of documents (``keyValue``), which may be any.
-REPLIES: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
+REPLIES: Final[CodecOptions[Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO, unicode_decode_error_handler="replace"
 )
 _UNAUTHORIZED: Final = 13
