@@ -31,11 +31,13 @@ class WrittenSet:
 
     can_be_read_at = True
 
-    def __init__(self, deployment: ReplicaSet, seed: int, *, capped: bool, apart: bool = False) -> None:
+    def __init__(
+        self, deployment: ReplicaSet, seed: int, *, capped: bool, columns: bool = True, apart: bool = False
+    ) -> None:
         self.uri, self.version = deployment.uri, deployment.version
         self._deployment, self._apart = deployment, apart
         old = self.version.startswith("4.")
-        kinds = Kinds(capped=capped and not old, large=False)
+        kinds = Kinds(capped=capped and not old, large=False, columns=columns)
         self._writes = Writes(deployment.uri, seed, self.version, kinds=kinds)
         if old:
             self.can_be_read_at = False

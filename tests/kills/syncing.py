@@ -130,7 +130,8 @@ class Killed:
             return
         versions = (self._source.version, self._target.version)
         apart = any(version.startswith("7.") for version in versions)
-        with closing(WrittenSet(self._source, seed, capped=self._capped, apart=apart)) as written:
+        columns = versions[0] >= "6" or versions[1] < "6"  # newer targets refuse invalid ones (378)
+        with closing(WrittenSet(self._source, seed, capped=self._capped, columns=columns, apart=apart)) as written:
             yield written
 
     def _one(self, number: int, share: Wanted) -> None:
