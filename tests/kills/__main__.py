@@ -7,7 +7,8 @@
 
 The seed decides what is written and when each part is killed. Each kill is told on standard error. Exit code 1 where a
 part has lost something or has it twice; the last line gives the totals. The sync comes after the others, between two
-deployments of its own, and is killed as often as all of them together (``tests.kills.syncing``); then the consumers, on
+deployments of its own, and is killed as often as all of them together, while the primaries of both ends step down as
+often (``tests.kills.syncing``); then the consumers, on
 three members of their own that are harmed as well (``tests.kills.chaos``), for ``--consumers-seconds``.
 """
 
@@ -129,8 +130,9 @@ def main() -> int:
     holds = run_parts(chosen, options) if chosen else True
     if SYNC in wanted:
         with tempfile.TemporaryDirectory(prefix="tailrace-killed-syncs-") as folder:
-            harm = (options.kills, options.step_downs)
-            holds = syncing.run(options.seed, *harm, options.version, Path(folder)) and holds
+            wanted_harm = syncing.Wanted(options.kills, options.step_downs)
+            between = syncing.Between(options.version, members=3 if options.step_downs else 1)
+            holds = syncing.run(options.seed, wanted_harm, between, Path(folder)) and holds
     if CONSUMERS in wanted:
         seconds = options.consumers_seconds
         least = {"changes_min": int(seconds), "hits_min": max(1, int(seconds / 120))}

@@ -1,14 +1,17 @@
 """A sync that is killed at random moments of its copy, its catch-up, its definitions and its following, while writers
-of every kind write, and while the primaries of both ends step down.
+of every kind write, the primaries of both ends step down, and the chunks of a source that is a cluster move.
 
-    python -m tests.kills.syncing --seed 7 --kills 100
+    python -m tests.kills.syncing --seed 7 --kills 100 --step-downs 30
     python -m tests.kills.syncing --seed 7 --kills 20 --version 5.0.4 --to-version 6.0.27
-    python -m tests.kills.syncing --seed 7 --kills 0 --step-downs 30
+    python -m tests.kills.syncing --seed 7 --kills 20 --moves 30 --step-downs 10 --sharded
+    python -m tests.kills.syncing --seed 7 --kills 100 --sync 3     the fourth sync of such a run alone
 
-A sync is killed some times and then brought to its end, and another begins. After each kill, if the position on the
-target says that the target equals the source at it, then that is compared: each collection, by its UUID, with what the
-source held at that time. At the end of each sync all is compared byte for byte: documents, catalogue and indexes. Exit
-code 1 where anything differs.
+A sync is killed some times and then brought to its end, and another begins. Each has a seed of its own, by which what
+is written, when it is killed and what is harmed come again; how these meet is the machine's. ``--step-downs`` counts
+those of each end. Each kill and harm is told on standard error. After each kill, if the position on the target says
+that the target equals the source at it, then that is compared: each collection, by its UUID, with what the source held
+at that time. At the end of each sync all is compared byte for byte: documents, catalogue and indexes. Exit code 1 where
+anything differs.
 """
 
 from __future__ import annotations
@@ -22,20 +25,25 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from bson.binary import Binary
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
+from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.read_concern import ReadConcern
 
-from tailrace.embedded import ReplicaSet
+from tailrace.embedded import ReplicaSet, ShardedCluster
+from tests.kills.sync_harms import MOVE, STEP_DOWN_SOURCE, STEP_DOWN_TARGET, Harm, Harms
+from tests.kills.sync_sources import WrittenCluster, WrittenSet, clear
+from tests.products.deployments import cluster_of
 from tests.seeds import end_in_order
 from tests.sync.both import STATE_DB, is_users, normal, replica_set
 from tests.sync.equality import differences, documents, held, of_documents
-from tests.sync.workload import Kinds, Writes
 
 ROOT: Final = Path(__file__).parents[2]
 _PATIENCE_S: Final = 900
@@ -43,6 +51,8 @@ _PATIENCE_S: Final = 900
 _UNAVAILABLE: Final = frozenset({26, 239, 246, 73})
 _KILLS_A_SYNC: Final = 10
 _LEASE_S: Final = 5
+#: Between two harms, on an average.
+_PAUSE_S: Final = 5.0
 _PHASES: Final = ("copy", "catchUp", "follow")
 
 
@@ -51,7 +61,7 @@ class Result:
     """``kills`` by the phase in which they hit."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    step_downs: Counter[str] = field(default_factory=Counter)
+    harms: Counter[str] = field(default_factory=Counter)
     syncs: int = 0
     commands: int = 0
     positions: int = 0
@@ -60,61 +70,110 @@ class Result:
 
     def __str__(self) -> str:
         kills = ", ".join(f"{count} in {phase}" for phase, count in sorted(self.kills.items()))
-        downs = ", ".join(f"{count} of the {end}" for end, count in sorted(self.step_downs.items()))
+        harms = "".join(f", {kind} {count} times" for kind, count in sorted(self.harms.items()))
         return (
-            f"{self.syncs} syncs, {self.kills.total()} kills ({kills}), {self.step_downs.total()} step-downs "
-            f"({downs}), {self.commands:,} commands, {self.positions} positions and all ends compared, "
-            f"{self.documents:,} documents, {len(self.wrong)} differences"
+            f"{self.syncs} syncs, {self.kills.total()} kills ({kills}){harms}, {self.commands:,} commands, "
+            f"{self.positions} positions and all ends compared, {self.documents:,} documents, "
+            f"{len(self.wrong)} differences"
         )
 
 
-class Killed:
-    """One sync after the other between two deployments."""
+@dataclass(frozen=True)
+class Wanted:
+    """How much harm a run does in all. ``step_downs``: of each end."""
 
-    def __init__(self, source: ReplicaSet, target: ReplicaSet, folder: Path, seed: int, *, capped: bool = True) -> None:
+    kills: int
+    step_downs: int = 0
+    moves: int = 0
+
+    def divided(self, kills_each: int) -> list[Wanted]:
+        """Shares of syncs, each killed so often at most, and harmed as often."""
+        count = max(1, *(-(-one // kills_each) for one in (self.kills, self.step_downs, self.moves)))
+        shares = [(one // count, one % count) for one in (self.kills, self.step_downs, self.moves)]
+        return [Wanted(*(each + (place < rest) for each, rest in shares)) for place in range(count)]
+
+
+class Killed:
+    """One sync after the other between two deployments. A source that is a cluster is another one for each sync.
+
+    ``source``: the replica set, or what makes a cluster.
+    """
+
+    def __init__(
+        self,
+        source: ReplicaSet | Callable[[], AbstractContextManager[ShardedCluster]],
+        target: ReplicaSet,
+        folder: Path,
+        seed: int,
+        *,
+        capped: bool = True,
+    ) -> None:
         self._source, self._target, self._folder = source, target, folder
         self._seed, self._capped = seed, capped
-        self._rng = random.Random(f"tailrace killed syncs {seed}")
+        self._begun = time.monotonic()
         self._process: subprocess.Popen[bytes] | None = None
         self.result = Result()
 
-    def run(self, kills: int, step_downs: int) -> Result:
-        """So many kills and step-downs, divided among syncs."""
-        number = 0
-        while kills > 0 or step_downs > 0:
-            mine, downs = min(kills, _KILLS_A_SYNC), min(step_downs, _KILLS_A_SYNC)
-            self._one(number, mine, downs)
-            kills, step_downs, number = kills - mine, step_downs - downs, number + 1
+    def run(self, wanted: Wanted, *, only: int | None = None) -> Result:
+        """All of it, divided among syncs. ``only``: the sync of this number alone."""
+        for number, share in enumerate(wanted.divided(_KILLS_A_SYNC)):
+            if only is None or number == only:
+                self._one(number, share)
         return self.result
 
-    def _one(self, number: int, kills: int, step_downs: int) -> None:
+    @contextmanager
+    def _written(self, number: int) -> Iterator[WrittenSet | WrittenCluster]:
+        seed = self._seed * 1000 + number
+        if not isinstance(self._source, ReplicaSet):
+            with self._source() as cluster:
+                yield WrittenCluster(cluster, seed)
+            return
+        versions = (self._source.version, self._target.version)
+        apart = any(version.startswith("7.") for version in versions)
+        columns = versions[0] >= "6" or versions[1] < "6"  # newer targets refuse invalid ones (378)
+        with closing(WrittenSet(self._source, seed, capped=self._capped, columns=columns, apart=apart)) as written:
+            yield written
+
+    def _one(self, number: int, share: Wanted) -> None:
         """One sync, from its beginning to its end."""
-        version = self._source.version
-        kinds = Kinds(capped=self._capped and not version.startswith("4."), large=False)
-        writes = Writes(self._source.uri, self._seed * 1000 + number, version, kinds=kinds)
-        try:
-            writes.run(300)
-            with writes.running(pause_s=0.2):
-                for _ in range(kills):
-                    self._live()
-                for _ in range(step_downs):
-                    self._step_down()
-            self._end(f"sync {number}")
-            self.result.syncs += 1
-            self.result.commands += writes.sent
-        finally:
-            self._kill()
-            with suppress(Exception):
-                writes.clear()
-            writes.close()
-            self._clear_target()
+        self._rng = random.Random(f"tailrace killed syncs {self._seed} {number}")
+        with self._written(number) as written:
+            self._written_by = written
+            kinds: dict[str, Harm] = {
+                STEP_DOWN_SOURCE: written.step_down,
+                STEP_DOWN_TARGET: lambda _: f"member {self._target.step_down()} is the target's primary",
+                MOVE: written.move_chunk,
+            }
+            self._harms = harms = Harms(kinds, f"harms {self._seed} {number}", self._tell, _PAUSE_S)
+            counts = {STEP_DOWN_SOURCE: share.step_downs, STEP_DOWN_TARGET: share.step_downs, MOVE: share.moves}
+            try:
+                written.begin()
+                with written.running():
+                    with harms.under_way(counts):
+                        for _ in range(share.kills):
+                            self._live(number)
+                        self._begin()
+                        self._wait(lambda: harms.are_done)
+                    if harms.done:
+                        self._goes_on()
+                self._end(f"sync {number}")
+                self.result.syncs += 1
+                self.result.commands += written.sent
+            finally:
+                self._kill()
+                self.result.harms += harms.done
+                clear(self._target.uri)
+        self._tell(f"sync {number} compared; so far {self.result}")
+
+    def _tell(self, text: str) -> None:
+        print(f"{time.monotonic() - self._begun:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     # -- its lives --------------------------------------------------------------------------------------------------
 
     def _command(self, *more: str) -> list[str]:
         lanes = "4" if self._seed % 3 == 2 else "1"
         options = ["--lease-seconds", str(_LEASE_S), "--documents-per-second", "300", "--lanes", lanes]
-        return [sys.executable, "-m", "tailrace", "sync", self._source.uri, self._target.uri, *options, *more]
+        return [sys.executable, "-m", "tailrace", "sync", self._written_by.uri, self._target.uri, *options, *more]
 
     def _begin(self, *more: str) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
@@ -124,7 +183,7 @@ class Killed:
                 )
         return self._process
 
-    def _live(self) -> None:
+    def _live(self, number: int) -> None:
         """Begin, and be killed in a phase that is chosen, or a later one: as soon as it is reached, or some time
         later."""
         rng, process = self._rng, self._begin()
@@ -142,15 +201,13 @@ class Killed:
         if document.get("barrier"):
             phase = f"{phase}, a definition"
         self.result.kills[phase] += 1
-        self._compare_position(document)
+        self._tell(f"sync {number}, kill {self.result.kills.total()}: in {phase}")
+        with self._harms.alone:
+            self._compare_position()
 
-    def _step_down(self) -> None:
-        self._begin()
-        which, end = self._rng.choice((("source", self._source), ("target", self._target)))
+    def _goes_on(self) -> None:
+        """After the last harm the position still moves."""
         before = self._document().get("time")
-        if len(end.members) > 1:
-            end.step_down()
-            self.result.step_downs[which] += 1
         self._wait(lambda: self._document().get("time") != before)
 
     def _kill(self) -> None:
@@ -172,10 +229,10 @@ class Killed:
         if status:
             self.result.wrong.append(f"{what} ended with {status}: {self._log()}")
             return
-        left = held(self._source.uri, selected=is_users)
+        left = self._written_by.holds()
         right = held(self._target.uri, but=[STATE_DB], selected=is_users)
         self.result.documents += sum(len(one.documents) for one in left.values())
-        known = normal(self._source.version, self._target.version, ages=False)
+        known = normal(self._written_by.version, self._target.version, ages=False)
         self.result.wrong += [f"{what}: {one}" for one in differences(left, right, known=known)]
 
     def _wait(self, condition: Any) -> None:
@@ -193,18 +250,27 @@ class Killed:
     # -- what the target says of itself -----------------------------------------------------------------------------
 
     def _document(self) -> dict[str, Any]:
-        with MongoClient[Any](self._target.uri) as client:
-            return client[STATE_DB]["syncs"].find_one({"_id": "sync"}) or {}
+        """The sync's. While the target has no primary, this waits."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                with MongoClient[Any](self._target.uri) as client:
+                    syncs = client[STATE_DB].get_collection("syncs", read_concern=ReadConcern("majority"))
+                    return syncs.find_one({"_id": "sync"}) or {}
+            except AutoReconnect:
+                assert time.monotonic() < deadline, "the target has no primary"
 
     def _epoch(self) -> int:
         return int(self._document().get("epoch", 0))
 
-    def _compare_position(self, document: dict[str, Any]) -> None:
-        """While writers go on: the target as it is now against the source as it was at the position."""
-        if not self._is_equal(document) or self._source.version.startswith("4."):
+    def _compare_position(self) -> None:
+        """While writers go on: the target as it is now against the source as it was at the position. The commit that
+        was under way at the kill may come to its end meanwhile: then there is nothing to compare."""
+        document = self._document()
+        if not self._is_equal(document) or not self._written_by.can_be_read_at:
             return
-        self.result.positions += 1
-        with MongoClient[Any](self._source.uri) as source, MongoClient[Any](self._target.uri) as target:
+        compared, wrong = 0, list[str]()
+        with MongoClient[Any](self._written_by.uri) as source, MongoClient[Any](self._target.uri) as target:
             for one in target[STATE_DB]["collections"].find({"_id.sync": "sync"}):
                 database, _, name = str(one["target"]).partition(".")
                 uuid = Binary(bytes(one["_id"]["uuid"]), 4)
@@ -215,52 +281,78 @@ class Killed:
                         raise
                     continue
                 found = of_documents(before, documents(target, database, name), bool(one["capped"]))
-                self.result.documents += len(before)
-                self.result.wrong += [f"{one['target']} at {document['time']}: {text}" for text in found]
+                compared += len(before)
+                wrong += [f"{one['target']} at {document['time']}: {text}" for text in found]
+        if self._document()["batch"] == document["batch"]:
+            self.result.positions += 1
+            self.result.documents += compared
+            self.result.wrong += wrong
 
     @staticmethod
     def _is_equal(document: dict[str, Any]) -> bool:
         is_at_rest = document.get("phase") == "follow" and not document.get("barrier")
         return is_at_rest and bool(document["time"] >= document["hold"])
 
-    def _clear_target(self) -> None:
-        with MongoClient[Any](self._target.uri) as client:
-            for name in client.list_database_names():
-                if name not in ("admin", "config", "local"):
-                    client.drop_database(name)
+
+@dataclass(frozen=True)
+class Between:
+    """Of which versions the two ends are, and of how many members. ``sharded``: the source is a cluster."""
+
+    version: str
+    to_version: str = ""
+    members: int = 1
+    sharded: bool = False
+
+    def __str__(self) -> str:
+        kind = "a cluster of " if self.sharded else ""
+        return f"{kind}{self.version} to {self.to_version or self.version}, {self.members} members each"
+
+    @contextmanager
+    def ends(self) -> Iterator[tuple[Any, ReplicaSet]]:
+        """The source, or what makes one, and the target."""
+        with ExitStack() as stack:
+            target = stack.enter_context(replica_set(self.to_version or self.version, self.members))
+            if self.sharded:
+                yield partial(cluster_of, self.version), target
+            else:
+                yield stack.enter_context(replica_set(self.version, self.members)), target
 
 
 def run(
-    seed: int, kills: int, step_downs: int, version: str, folder: Path, *, to_version: str = "", capped: bool = True
+    seed: int, wanted: Wanted, between: Between, folder: Path, *, capped: bool = True, only: int | None = None
 ) -> bool:
     """On deployments of their own, told on standard output; whether all held."""
     begun = time.monotonic()
-    members = 3 if step_downs else 1
-    with ExitStack() as stack:
-        source = stack.enter_context(replica_set(version, members))
-        target = stack.enter_context(replica_set(to_version or version, members))
-        result = Killed(source, target, folder, seed, capped=capped).run(kills, step_downs)
+    with between.ends() as (source, target):
+        result = Killed(source, target, folder, seed, capped=capped).run(wanted, only=only)
     for text in result.wrong[:20]:
         print(f"DIFFERENCE {text}")
     verdict = "NOT all held" if result.wrong else "all held"
-    print(f"sync, seed {seed}, {version} to {to_version or version}: {result}: {verdict}, ", end="")
-    print(f"{time.monotonic() - begun:.0f} s", flush=True)
+    print(f"sync, seed {seed}, {between}: {result}: {verdict}, {time.monotonic() - begun:.0f} s", flush=True)
     return not result.wrong
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sync", type=int, metavar="N", help="the sync of this number alone, from 0")
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--step-downs", type=int, default=0)
+    parser.add_argument("--step-downs", type=int, default=0, help="of each end")
+    parser.add_argument("--moves", type=int, default=0, help="of chunks, with --sharded")
+    parser.add_argument("--members", type=int, help="of each end (with step-downs 3, otherwise 1; a shard has one)")
     parser.add_argument("--version", default="6.0.27", help="of the source")
     parser.add_argument("--to-version", default="", help="of the target (the source's)")
+    parser.add_argument("--sharded", action="store_true", help="from a cluster")
     parser.add_argument("--no-capped", dest="capped", action="store_false", help="without capped collections")
     args = parser.parse_args()
+    if args.moves and not args.sharded:
+        parser.error("a replica set has no chunks to move: --sharded")
     end_in_order()
+    members = args.members or (3 if args.step_downs else 1)
+    between = Between(args.version, args.to_version, members, args.sharded)
+    wanted = Wanted(args.kills, args.step_downs, args.moves)
     with tempfile.TemporaryDirectory(prefix="tailrace-killed-syncs-") as folder:
-        chosen = (args.seed, args.kills, args.step_downs, args.version, Path(folder))
-        return 0 if run(*chosen, to_version=args.to_version, capped=args.capped) else 1
+        return 0 if run(args.seed, wanted, between, Path(folder), capped=args.capped, only=args.sync) else 1
 
 
 if __name__ == "__main__":

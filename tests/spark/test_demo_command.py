@@ -25,6 +25,8 @@ def test_the_demo_crashes_goes_on_and_finds_no_difference(tmp_path: Path) -> Non
     assert "differences: 0 in " in out
     assert "differences: 0 between the tables and their collections" in out
     assert "shop.orders held 20 documents, as the server had then" in out
+    assert "upgrade       from MongoDB 5.0.4 to 6.0.27 under " in out
+    assert "differences: 0 between the old deployment and the new one, in " in out
     assert f"lake = deltalake.DeltaTable('{directory}/lake').to_pyarrow_dataset()" in out
     assert verify(directory / "lake").problems == []
     query = out[out.index("SELECT") :].partition(";")[0]
@@ -46,7 +48,9 @@ def test_the_demo_that_keeps_running_ends_well_when_it_is_interrupted(tmp_path: 
     """It was never run so; the shop got a second signal when its interpreter had given up its handlers, and the demo
     called that a failure."""
     directory = tmp_path / "demo"
-    process = tailrace("demo", "--keep-running", "--no-crash", "--rate", "150", "--directory", str(directory))
+    process = tailrace(
+        "demo", "--keep-running", "--no-crash", "--no-upgrade", "--rate", "150", "--directory", str(directory)
+    )
     deadline = time.monotonic() + 2 * PATIENCE_S
     while not list((directory / "lake").glob("day=*/*.parquet")) and process.poll() is None:
         assert time.monotonic() < deadline

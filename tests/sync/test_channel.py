@@ -301,6 +301,17 @@ def test_a_verification_follows_where_nobody_else_does(uris: tuple[str, str]) ->
     assert has(uris[1], 100)
 
 
+def test_an_index_that_was_hidden_while_its_limit_is_held_is_no_difference(uris: tuple[str, str]) -> None:
+    """The server lists its fields in another order then, and a cut-over was given up."""
+    with made(uris) as sync, MongoClient[Any](uris[0]) as source:
+        sync.run(to_present=True)
+        source.shop.command({"collMod": "orders", "index": {"name": "at_1", "hidden": True}})
+        sync.run(to_present=True)
+        assert sync.verify().good
+        sync.cutover(block=False)
+    assert unlike(uris, held_back=False) == []
+
+
 def test_a_refused_plan_begins_nothing(uris: tuple[str, str]) -> None:
     with MongoClient[Any](uris[1]) as client:
         client.shop.orders.insert_one({"_id": "somebody's"})

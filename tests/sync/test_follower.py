@@ -14,6 +14,7 @@ from typing import Any
 import bson
 import pytest
 from bson.binary import Binary
+from bson.datetime_ms import DatetimeMS
 from bson.dbref import DBRef
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
@@ -28,6 +29,7 @@ from tailrace.core import raw_bson
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
+from tests.server_in_use import IN_BETWEEN
 from tests.sync.following import begun, following, in_any_order, now, unequal
 from tests.sync.workload import Kinds, writing
 
@@ -196,6 +198,20 @@ def test_bytes_that_a_plain_write_would_change_stay(pair: tuple[ReplicaSet, Repl
         equal(source, target, settings)
 
 
+def test_unique_values_that_no_driver_can_read(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:
+    """The server's error has the value in it, which ended the sync with a traceback: found by ``make kills``."""
+    source, target, settings = pair
+    late = [DatetimeMS(10**16 + number) for number in range(3)]
+    with MongoClient[Any](source.uri) as client, following(source.uri, target.uri, settings) as follower:
+        client.shop.orders.create_index("d", unique=True)
+        client.shop.orders.insert_many([{"_id": number, "d": late[number]} for number in range(2)])
+        follower.run_until(now(source.uri))
+        for key, value in ((0, 2), (1, 0), (0, 1)):
+            client.shop.orders.update_one({"_id": key}, {"$set": {"d": late[value]}})
+        follower.run_until(now(source.uri))
+        equal(source, target, settings)
+
+
 def test_values_of_a_unique_index_go_around(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:
     source, target, settings = pair
     with MongoClient[Any](source.uri) as client, following(source.uri, target.uri, settings) as follower:
@@ -346,6 +362,25 @@ def test_a_position_before_what_lanes_have_written_is_none_to_compare_at(
     assert found.batch > 5
     assert [one.time for one in found.commits if before < one.time < goal] == []
     assert found.commits[-1].time >= goal
+
+
+@pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN])
+def test_a_document_of_a_capped_collection_with_the_name_of_an_updates_version(
+    start_replica_set: Start, version: str
+) -> None:
+    """5.0.4 takes ``$v`` for its own: found by ``make kills``. It is refused there, with what to do."""
+    source, target, settings = *(start_replica_set(version=version) for _ in range(2)), SyncSettings()
+    begun(source.uri, target.uri, settings)
+    with MongoClient[Any](source.uri) as client, following(source.uri, target.uri, settings) as follower:
+        client.shop.create_collection("ring", capped=True, size=100_000)
+        client.shop.command({"insert": "ring", "documents": [{"_id": 1, "$v": {"a": 1}, "n": 1}]})
+        client.shop.ring.update_one({"_id": 1}, {"$inc": {"n": 10}})
+        if version.startswith("5."):
+            with pytest.raises(SinkError, match="leave its collection out"):
+                follower.run_until(now(source.uri))
+            return
+        follower.run_until(now(source.uri))
+        equal(source, target, settings)
 
 
 def test_a_document_that_no_client_may_write_is_refused(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:

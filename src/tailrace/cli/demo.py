@@ -13,8 +13,9 @@ from tailrace.cli.output import say, show_progress
 _DESCRIPTION = """\
 Start a real MongoDB, run a simulated shop on it, and keep its changes in a lake of Parquet files with Spark. Kill the
 Spark process once in the middle and start it again. At the end compare the lake with the server's own change stream
-over the same time, and the tables with their collections, byte for byte. The exit status is 0 only if there is no
-difference and the crash has happened."""
+over the same time, and the tables with their collections, byte for byte. Then bring another shop, while it works, from
+MongoDB 5.0 to 6.0 with tailrace sync, and compare the two. The exit status is 0 only if there is no difference and the
+crash has happened."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,6 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--rate", type=_positive, default=300.0, help="operations a second (default: 300)")
     parser.add_argument("--keep-running", action="store_true", help="run the shop until Ctrl-C, then compare")
     parser.add_argument("--no-crash", action="store_true", help="do not kill the Spark process")
+    parser.add_argument("--no-upgrade", action="store_true", help="leave out the upgrade from 5.0 to 6.0 at the end")
     parser.add_argument(
         "--directory", type=Path, metavar="DIR", help="where to put the lake (default: a temporary one)"
     )
@@ -47,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         seconds=None if args.keep_running else args.seconds,
         rate=args.rate,
         crash=not args.no_crash,
+        upgrade=not args.no_upgrade,
         directory=args.directory,
         seed=args.seed,
         version=args.mongod_version,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import random
 import subprocess
 import tempfile
@@ -21,9 +20,11 @@ from bson.timestamp import Timestamp
 from tailrace.core import kernel
 from tailrace.demo.comparison import Comparison, compare, lake_events, native_events
 from tailrace.demo.lag import Lag, lag_of
-from tailrace.demo.pipeline_process import PipelineProcess, start_child, write_pipeline
+from tailrace.demo.pipeline_process import PipelineProcess, write_pipeline
 from tailrace.demo.shop import DATABASE
+from tailrace.demo.shop_process import open_doors, open_shop, words
 from tailrace.demo.tables_act import TablesResult, compare_tables, record, wait_for_tables
+from tailrace.demo.upgrade_act import UpgradeResult, upgrade
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
 from tailrace.lake.store.commit_log import CommitLog
@@ -33,15 +34,19 @@ from tailrace.lake.store.verification import LakeReport, verify
 _LOOK_S = 0.2
 #: How long the lake may take for its first commit (Spark starts) and to catch up at the end.
 _PATIENCE_S = 600
+#: How long the shop of the last act works at most.
+_UPGRADE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """``seconds`` of shop work (``None``: until stopped), ``rate`` operations a second, whether to ``crash``."""
+    """``seconds`` of shop work (``None``: until stopped), ``rate`` operations a second, whether to ``crash``, and
+    whether to ``upgrade`` another shop's MongoDB at the end."""
 
     seconds: float | None = 60.0
     rate: float = 300.0
     crash: bool = True
+    upgrade: bool = True
     directory: Path | None = None
     seed: int = 1
     version: str | None = None
@@ -77,12 +82,14 @@ class DemoResult:
     wanted_crash: bool
     crash: Crash | None = None
     tables: TablesResult | None = None
+    upgrade: UpgradeResult | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
         crashed = self.crash is not None and self.crash.happened
         equal = self.comparison.differences == 0 and (self.tables is None or self.tables.good)
+        equal = equal and (self.upgrade is None or self.upgrade.differences == 0)
         return equal and self.report.sound and (crashed or not self.wanted_crash)
 
 
@@ -128,15 +135,16 @@ class Demo:
                 )
 
             running = pipeline()
-            shop = self._open_shop(members.uri, stack)
+            chosen = self._settings
+            shop = open_shop(members.uri, stack, seconds=chosen.seconds, rate=chosen.rate, seed=chosen.seed)
             self._wait_for_first(running, watch)
             self._say("The first changes are in the lake; the shop opens its doors")
             wait_for_tables(self._tables, Timestamp(1, 0), _PATIENCE_S, running.check)
             recorded = record(client, DATABASE, "orders")
             began = time.monotonic()
-            _open_doors(shop)
+            open_doors(shop)
             running = self._watch_shop(shop, running, watch, pipeline)
-            work = _words(shop)
+            work = words(shop)
             until = self._close_shop(client)
             self._wait_for(until, running, watch)
             wait_for_tables(self._tables, until, _PATIENCE_S, running.check)
@@ -160,19 +168,16 @@ class Demo:
             wanted_crash=self._settings.crash,
             crash=self._crash,
             tables=tables,
+            upgrade=self._upgrade(),
         )
 
-    def _open_shop(self, uri: str, stack: ExitStack) -> subprocess.Popen[bytes]:
+    def _upgrade(self) -> UpgradeResult | None:
+        """The act on ``tailrace sync``; ``None`` where it is not wanted, or the demo was asked to end."""
         settings = self._settings
-        arguments = ["shop", "--rate", str(settings.rate), "--seed", str(settings.seed)]
-        if settings.seconds is not None:
-            arguments += ["--seconds", str(settings.seconds)]
-        shop = start_child(arguments, uri, stdout=subprocess.PIPE)
-        stack.callback(_end, shop)
-        assert shop.stdout is not None
-        if not shop.stdout.readline():
-            raise TailraceError("the shop could not open: its process ended at once")
-        return shop
+        if not settings.upgrade or self._stop.is_set():
+            return None
+        seconds = min(settings.seconds or _UPGRADE_S, _UPGRADE_S)
+        return upgrade(seconds=seconds, rate=settings.rate, seed=settings.seed, say=self._say)
 
     def _watch_shop(
         self,
@@ -260,28 +265,3 @@ def _cluster_time(client: pymongo.MongoClient[dict[str, Any]]) -> Timestamp:
         now = session.operation_time
     assert now is not None
     return Timestamp(now.time, now.inc + 1)
-
-
-def _open_doors(shop: subprocess.Popen[bytes]) -> None:
-    assert shop.stdin is not None
-    shop.stdin.write(b"go\n")
-    shop.stdin.flush()
-
-
-def _words(shop: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """What the shop's process said at its end."""
-    assert shop.stdout is not None
-    line = shop.stdout.readline()
-    if shop.wait() != 0 or not line:
-        raise TailraceError(f"the shop ended with exit status {shop.returncode}")
-    words: dict[str, Any] = json.loads(line)
-    return words
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()

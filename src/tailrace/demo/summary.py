@@ -7,6 +7,7 @@ from rich.table import Table
 
 from tailrace.demo.comparison import shown
 from tailrace.demo.conductor import DemoResult
+from tailrace.demo.upgrade_act import NEW, OLD
 
 #: For DuckDB in Python, over a dataset named ``lake``: what is in the lake.
 SQL = (
@@ -44,6 +45,7 @@ def print_summary(result: DemoResult) -> None:
         f"[bold {colour}]differences: {comparison.differences}[/] in {comparison.events:,} events, byte for byte"
     )
     _print_tables(console, result)
+    _print_upgrade(console, result)
     console.print(f"lake          {result.lake}")
     console.print(f"look at it    lake = deltalake.DeltaTable('{result.lake}').to_pyarrow_dataset()", markup=False)
     console.print(f'              duckdb.sql("{SQL}")', markup=False)
@@ -62,6 +64,22 @@ def _print_tables(console: Console, result: DemoResult) -> None:
     said = "as the server had then" if tables.as_of_equal else f"[red]the server had {len(recorded.documents):,}[/]"
     when = f"when the doors opened ({recorded.time.seconds},{recorded.time.increment})"
     console.print(f"as of         {when}, {recorded.namespace} held {tables.answered:,} documents, {said}")
+
+
+def _print_upgrade(console: Console, result: DemoResult) -> None:
+    """Print how a shop went from one version to another."""
+    done = result.upgrade
+    if done is None:
+        return
+    console.print(
+        f"upgrade       from MongoDB {OLD} to {NEW} under {done.operations:,} operations: {done.verified:,} documents "
+        f"compared while the shop worked; cut over in {done.cut_over_s:.1f} s"
+    )
+    colour = "green" if done.differences == 0 else "red"
+    console.print(
+        f"[bold {colour}]differences: {done.differences}[/] between the old deployment and the new one, in "
+        f"{done.documents:,} documents, with indexes and options"
+    )
 
 
 def _table(result: DemoResult) -> Table:

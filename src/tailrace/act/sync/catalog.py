@@ -480,7 +480,7 @@ def _indexes_differ(
     for name in sorted({*wanted, *there}):
         expected: bytes | None = wanted.get(name)
         if expected is not None and (mine.namespace, name) in held:
-            expected = held[mine.namespace, name]
+            expected = _as_held(expected, held[mine.namespace, name])
         found = there.get(name)
         if expected is None and found is None:
             continue
@@ -491,6 +491,15 @@ def _indexes_differ(
                 "" if name not in wanted else shown(wanted[name]),
                 "" if found is None else shown(found),
             )
+
+
+def _as_held(spec: bytes, held: bytes | None) -> bytes | None:
+    """A source's index as it is on the target until then: with the limit of age of ``held``. Servers list the fields in
+    another order once an index was changed, so the rest is as on the source."""
+    limit = None if held is None else raw_bson.find(held, b"expireAfterSeconds")
+    if held is None or limit is None:
+        return held
+    return replaced(spec, limit.name, held[limit.start : limit.end])
 
 
 def options_for(collection: CatalogCollection, version: tuple[int, int]) -> bytes:

@@ -24,6 +24,7 @@ from tailrace.act.sync.owner import LOOK_S, SyncOwner, Told
 from tailrace.act.sync.ownership import SyncOwnership, own
 from tailrace.act.sync.plan import SyncPlan, make_plan
 from tailrace.act.sync.progress import Counted, SyncProgress
+from tailrace.act.sync.recognition import DEPLOYMENT, deployment_of
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
 from tailrace.act.sync.verification import Verification, verify
@@ -295,7 +296,7 @@ class Sync:
                 )
             self._record()
             now = self.ends.now()
-            extra = {"settings": standing.said_of(self.settings)}
+            extra = {"settings": standing.said_of(self.settings), DEPLOYMENT: deployment_of(state)}
             members, witness = self.ends.oplogs.members, self.ends.oplogs.witness()
             try:
                 state.begin(now, members=members, witness=witness, extra=extra)

@@ -13,7 +13,7 @@ from pymongo.errors import NetworkTimeout, PyMongoError
 
 from tailrace.act.sync.catalog import version_of
 from tailrace.act.sync.ownership import SyncOwnership
-from tailrace.act.sync.target import MAJORITY, is_worth_again, sink_error
+from tailrace.act.sync.target import MAJORITY, REPLIES, is_worth_again, sink_error
 from tailrace.act.sync.writer import TargetMismatchError
 from tailrace.errors import SinkError
 from tailrace.read.source.failure import Backoff
@@ -32,7 +32,7 @@ class TargetCommands:
         self.ownership = ownership
         self.version = version_of(self.client)
         #: Whether this user may give operations by UUID.
-        self._by_uuid = True
+        self.by_uuid = True
 
     def operate(
         self,
@@ -45,7 +45,7 @@ class TargetCommands:
         at: str | None = None,
     ) -> None:
         """A command by the UUID of its collection; ``plain``: what a user gives who may not do that."""
-        if self._by_uuid:
+        if self.by_uuid:
             operation = {
                 "op": "c",
                 "ns": f"{database}.$cmd",
@@ -59,7 +59,7 @@ class TargetCommands:
                     return
                 if error.code != _UNAUTHORIZED:
                     raise
-                self._by_uuid = False
+                self.by_uuid = False
             else:
                 return
         try:
@@ -80,7 +80,7 @@ class TargetCommands:
             self.ownership.check()
             try:
                 reply: Mapping[str, Any] = self.client.get_database(database, write_concern=MAJORITY).command(
-                    {**command, "writeConcern": MAJORITY.document}
+                    {**command, "writeConcern": MAJORITY.document}, codec_options=REPLIES
                 )
             except NetworkTimeout:
                 continue

@@ -6,12 +6,13 @@ between, and a fence stands before it (``fence_operation``). A user who may not 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.act.sync import indexes
 from tailrace.act.sync.capped_changes import CappedWriter
@@ -20,17 +21,20 @@ from tailrace.act.sync.commands import TargetCommands
 from tailrace.act.sync.folded_catalog import Definition, target_of
 from tailrace.act.sync.index_definitions import IndexDefinitions, Note, body_of, string_of
 from tailrace.act.sync.ownership import SyncOwnership
+from tailrace.act.sync.plain_views import drop_views, listed_view, write_view
 from tailrace.act.sync.state import SyncedCollection, SyncState
 from tailrace.act.sync.target import sink_error
 from tailrace.core import raw_bson
 from tailrace.core.oplog.entry import OplogEntry
 from tailrace.core.printable import in_a_line
-from tailrace.errors import UsageError
+from tailrace.errors import SinkError, UsageError
 from tailrace.read.images.delta import apply_operation
 
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     document_class=RawBSONDocument, unicode_decode_error_handler="surrogateescape"
 )
+_UNAUTHORIZED: Final = 13
+_VIEWS: Final = "system.views"
 _DROPS: Final = frozenset((b"dropIndexes", b"deleteIndexes", b"dropIndex", b"deleteIndex"))
 
 
@@ -79,7 +83,7 @@ class TargetDefinitions:
         made, body = definition.after, body_of(definition.entry)
         assert made is not None
         database, _, name = made.target.partition(".")
-        notes: list[Note] = [self._note(made)]
+        notes: list[Note] = []
         without = [b"create"]
         if (limit := indexes.clustered_limit(body)) is not None:
             without.append(b"expireAfterSeconds")
@@ -90,7 +94,7 @@ class TargetDefinitions:
         self._commands.operate(
             database, made.target_uuid, command, f"create {made.target}", plain=edited(command, [b"temp"])
         )
-        return notes
+        return [self._note(made), *notes]
 
     def _drop(self, collection: SyncedCollection) -> Note:
         database, _, name = collection.target.partition(".")
@@ -127,8 +131,15 @@ class TargetDefinitions:
         return [*notes, self._note(after)]
 
     def _note(self, collection: SyncedCollection) -> Note:
+        """To be called after the command: where it could not give a UUID, the server has chosen one."""
         state = self._state
+        if not self._commands.by_uuid:
+            collection = replace(collection, target_uuid=self._uuid_of(collection))
         return lambda session: state.set_collection(collection, session)
+
+    def _uuid_of(self, collection: SyncedCollection) -> bytes:
+        database, _, name = collection.target.partition(".")
+        return self._listed_uuid(database, name) or collection.target_uuid
 
     # -- views ------------------------------------------------------------------------------------------------------
 
@@ -147,45 +158,59 @@ class TargetDefinitions:
         database = target.partition(".")[0]
         operation: dict[str, Any] = {"op": entry.operation, "ns": f"{database}.system.views"}
         key = raw_bson.encode_document(string_of(b"_id", target))
+        before, body = self._read_view(target, key), None
         if entry.operation == "d":
             operation["o"] = RawBSONDocument(key)
         else:
-            operation["o"] = RawBSONDocument(self._view_body(entry, source, target, key))
-            operation["op"] = "i" if self._read_view(database, key) is None else "u"
+            body = self._view_body(entry, source, target, before)
+            operation["o"] = RawBSONDocument(body)
+            operation["op"] = "i" if before is None else "u"
             if operation["op"] == "u":
                 operation["o2"] = RawBSONDocument(key)
-            self._make_views(database)
-        if entry.operation != "d" or self._read_view(database, key) is not None:
+        if body is None and before is None:
+            return
+        try:
+            if body is not None:
+                self._make_views(database)
             self._commands.apply([operation], f"define the view {target}")
+        except SinkError as error:
+            if error.code != _UNAUTHORIZED:
+                raise
+            write_view(self._commands, target, body)
 
     def _make_views(self, database: str) -> None:
         """The server makes the collection of views with the first one."""
-        if self._listed_views(database) is None:
+        if self._listed_uuid(database, _VIEWS) is None:
             made = {"op": "c", "ns": f"{database}.$cmd", "o": {"create": "system.views"}}
             self._commands.apply([made], f"create {database}.system.views")
 
-    def _listed_views(self, database: str) -> bytes | None:
-        """The UUID of the collection of views; ``None``: there is none."""
+    def _listed_uuid(self, database: str, name: str) -> bytes | None:
+        """The UUID of a collection; ``None``: there is none."""
         try:
-            found = list(self._target[database].list_collections(filter={"name": "system.views"}))
+            found = list(self._target[database].list_collections(filter={"name": name}))
         except PyMongoError as error:
-            raise sink_error("list the views", error) from error
+            raise sink_error(f"list {in_a_line(database)}.{in_a_line(name)}", error) from error
         return bytes(found[0]["info"]["uuid"]) if found else None
 
     def _drop_views(self, definition: Definition) -> None:
         """The views of a database go with it. Those that are not of this sync stay."""
         settings = self._state.settings
         database = settings.target_of(f"{definition.entry.namespace.decode().partition('.')[0]}.x").partition(".")[0]
-        uuid = self._listed_views(database)
+        uuid = self._listed_uuid(database, _VIEWS)
         if uuid is None:
             return
         command = raw_bson.encode_document(string_of(b"drop", "system.views"))
-        self._commands.operate(database, uuid, command, f"drop the views of {database}")
+        try:
+            self._commands.operate(database, uuid, command, f"drop the views of {database}")
+        except SinkError as error:
+            if error.code != _UNAUTHORIZED:
+                raise
+            drop_views(self._commands, database)
 
-    def _view_body(self, entry: OplogEntry, source: str, target: str, key: bytes) -> bytes:
+    def _view_body(self, entry: OplogEntry, source: str, target: str, before: bytes | None) -> bytes:
         body = body_of(entry)
         if entry.operation == "u":
-            found = apply_operation(self._read_view(target.partition(".")[0], key), b"u", body, again=True)
+            found = apply_operation(before, b"u", body, again=True)
             body = found or body
         on = raw_bson.find(body, b"viewOn")
         if on is not None and on.type == raw_bson.STRING:
@@ -194,11 +219,12 @@ class TargetDefinitions:
             body = replaced(body, b"viewOn", string_of(b"viewOn", renamed))
         return replaced(body, b"_id", string_of(b"_id", target))
 
-    def _read_view(self, database: str, key: bytes) -> bytes | None:
+    def _read_view(self, target: str, key: bytes) -> bytes | None:
+        views = self._target.get_database(target.partition(".")[0], codec_options=_RAW)["system.views"]
         try:
-            found = self._target.get_database(database, codec_options=_RAW)["system.views"].find_one(
-                RawBSONDocument(key)
-            )
+            found = views.find_one(RawBSONDocument(key))
         except PyMongoError as error:
+            if isinstance(error, OperationFailure) and error.code == _UNAUTHORIZED:
+                return listed_view(self._commands, target)
             raise sink_error("read the views", error) from error
         return None if found is None else raw_bson.bytes_of(found)

@@ -16,6 +16,7 @@ from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.indexes import expires, noted, restore_held, set_expiry
 from tailrace.act.sync.ownership import SyncOwnership, own
+from tailrace.act.sync.recognition import DEPLOYMENT, deployment_of
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncDocument, SyncedCollection
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -159,7 +160,7 @@ def begin_back(back: Ends, settings: SyncSettings, there: Sequence[SyncedCollect
     state = back.state
     if state.read() is not None:
         return  # it has begun before
-    extra = {"settings": standing.said_of(settings)}
+    extra = {"settings": standing.said_of(settings), DEPLOYMENT: deployment_of(state)}
     members, witness = back.oplogs.members, back.oplogs.witness()
     state.begin(at, members=members, witness=witness, phase=standing.BEGUN, hold=at, extra=extra)
     _go_on_beginning(back, settings, there)

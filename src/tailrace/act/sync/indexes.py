@@ -43,7 +43,7 @@ from tailrace.act.sync.catalog import (
 )
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.state import SyncState
-from tailrace.act.sync.target import MAJORITY, is_worth_again, sink_error
+from tailrace.act.sync.target import MAJORITY, REPLIES, is_worth_again, sink_error
 from tailrace.core import raw_bson
 from tailrace.errors import SinkError
 from tailrace.read.source.failure import Backoff
@@ -303,7 +303,7 @@ def _command(
     while True:
         check()
         try:
-            target.get_database(database).command(dict(whole))
+            target.get_database(database).command(dict(whole), codec_options=REPLIES)
         except NetworkTimeout:
             continue
         except PyMongoError as error:

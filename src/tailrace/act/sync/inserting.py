@@ -18,6 +18,7 @@ from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
+from tailrace.act.sync.target import REPLIES
 from tailrace.core import raw_bson
 from tailrace.errors import SourceError
 from tailrace.read.snapshot.documents import RunOfDocuments
@@ -58,11 +59,11 @@ class Inserter:
             command["bypassEmptyTsReplacement"] = True
         there = self._target.get_database(database)
         if pieces:
-            _raise_first(there.command(command, session=session))
+            _raise_first(there.command(command, session=session, codec_options=REPLIES))
         if special:
             updates = [insertion(one) for one in special]
             command = {"update": name, "updates": updates, "ordered": False, "bypassDocumentValidation": True}
-            _raise_first(there.command(command, session=session))
+            _raise_first(there.command(command, session=session, codec_options=REPLIES))
 
     def _without_special(self, pieces: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
         """The pieces without the documents that go as updates, and those documents."""

@@ -13,6 +13,7 @@ from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.ownership import SyncOwnership, own
 from tailrace.act.sync.progress import Counted, SyncProgress
+from tailrace.act.sync.recognition import recognise
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 
@@ -43,7 +44,9 @@ class SyncOwner:
         self._look, self._told = look, told
 
     def work(self, goal: ClusterTime | None) -> bool:
-        """Work until all is done; false where the lease was given away."""
+        """Work until all is done; false where the lease was given away. Raises SinkError where the target is not the
+        one that the state speaks of."""
+        recognise(self._ends.state, standing.document_of(self._ends.state))
         if standing.document_of(self._ends.state).phase == standing.COPY:
             with own(self._ends.state, lanes=max(_COPY_LANES, self._settings.lanes) + 1) as ownership:
                 if not self._copy(ownership):

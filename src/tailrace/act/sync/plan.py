@@ -25,7 +25,7 @@ from tailrace.act.sync.catalog import (
     shown,
     version_of,
 )
-from tailrace.act.sync.rights import may_read_by_uuid, missing_rights
+from tailrace.act.sync.rights import may_read_by_uuid, missing_rights, unreadable
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.sizes import disk_of, in_time, in_units, reach_of, sizes_of
 from tailrace.act.sync.state import SyncState
@@ -141,6 +141,7 @@ class _Examination:
             self.refusals += self._refused(collection)
         self._guarded(partial(self._names, catalog, goes_on=goes_on))
         names = [one.namespace for one in catalog.collections.values() if one.kind == "collection"]
+        self._guarded(partial(self._readable, names))
         documents, size, stored = sizes_of(self._members_of_source(), names)
         rate = min(COPY_DOCUMENTS, self.settings.documents_per_second or math.inf)
         seconds = max(documents / rate, size / COPY_BYTES)
@@ -269,6 +270,16 @@ class _Examination:
                     f"the {side}'s user may not name collections by their UUIDs, which a verification does: "
                     "the action useUUID on the cluster (the roles clusterMonitor, backup and restore hold it)"
                 )
+
+    def _readable(self, names: Sequence[str]) -> None:
+        """What a user may list and not read would be missed by the copy alone."""
+        found = sorted({one for client in self._members_of_source() for one in unreadable(client, names)})
+        if found:
+            more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
+            self.refusals.append(
+                f"the source's user may not read {found[0]}{more}. Grant it the role read on each database that is "
+                "synced, or leave the collections out (--only, --except)"
+            )
 
     # -- what is there ------------------------------------------------------------------------------------------------
 

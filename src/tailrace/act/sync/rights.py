@@ -68,6 +68,24 @@ def missing_rights(target: MongoClient[Any], state_db: str, databases: Sequence[
     return Rights(refusals, warnings, keeps)
 
 
+def unreadable(client: MongoClient[Any], namespaces: Iterable[str]) -> list[str]:
+    """The collections whose documents a user may not read, by ``connectionStatus``. Raises PyMongoError."""
+    status = client.admin.command({"connectionStatus": 1, "showPrivileges": True})["authInfo"]
+    if not status.get("authenticatedUsers"):
+        return []
+    privileges = status.get("authenticatedUserPrivileges", ())
+    readable = [one["resource"] for one in privileges if "find" in one["actions"]]
+    return [one for one in namespaces if not any(_covers(resource, one) for resource in readable)]
+
+
+def _covers(resource: Mapping[str, Any], namespace: str) -> bool:
+    """Whether a privilege's resource holds a collection that is none of the server's own."""
+    database, _, name = namespace.partition(".")
+    if resource.get("anyResource"):
+        return True
+    return resource.get("db") in ("", database) and resource.get("collection") in ("", name)
+
+
 def may_read_by_uuid(client: MongoClient[Any]) -> bool:
     """Whether a user may name collections by their UUIDs, as a verification does. Raises PyMongoError."""
     status = client.admin.command({"connectionStatus": 1, "showPrivileges": True})["authInfo"]

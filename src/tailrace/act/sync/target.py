@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
+from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.errors import BSONError
 from pymongo import WriteConcern
 from pymongo.errors import OperationFailure, PyMongoError, WTimeoutError
@@ -16,9 +17,14 @@ from tailrace.read.source.failure import is_transient
 MAJORITY: Final = WriteConcern("majority")
 TRANSIENT: Final = "TransientTransactionError"
 UNKNOWN_COMMIT: Final = "UnknownTransactionCommitResult"
+#: Of replies: an error's holds values of documents (``keyValue``), which may be any.
+REPLIES: Final[CodecOptions[Any]] = CodecOptions(
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO, unicode_decode_error_handler="replace"
+)
 _UNAUTHORIZED: Final = 13
-#: A name with a dollar where none may be (an ``_id`` that ``applyOps`` has made), and binary data not of its kind.
-_NOT_STORABLE: Final = (52, 378)
+#: A name with a dollar where none may be (an ``_id`` that ``applyOps`` has made), binary data not of its kind, and a
+#: document of a capped collection with the name ``$v``, which 5.0 takes for an update's version.
+_NOT_STORABLE: Final = (52, 378, 4772600, 4772602)
 _RETRYABLE: Final = "RetryableWriteError"
 _NO_TRANSACTION: Final = 251
 

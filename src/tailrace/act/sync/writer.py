@@ -30,7 +30,7 @@ from tailrace.act.sync.deltas import DELTA, DeltaEncoder
 from tailrace.act.sync.fold import NOT_THERE, THERE, DocumentChanges
 from tailrace.act.sync.inserting import RawDocuments, has_dollar_in_id
 from tailrace.act.sync.state import SyncedCollection
-from tailrace.act.sync.target import is_worth_again
+from tailrace.act.sync.target import REPLIES, is_worth_again
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.printable import in_a_line
@@ -341,7 +341,7 @@ class _Table:
             self._send({"update": self._name, "updates": [RawDocuments(statement)], **_BYPASS}, 1, "insert")
 
     def _send(self, command: dict[str, Any], expected: int, what: str) -> None:
-        reply = self._database.command(command, session=self._session, codec_options=CodecOptions(document_class=dict))
+        reply = self._database.command(command, session=self._session, codec_options=REPLIES)
         errors = reply.get("writeErrors")
         if errors:
             first = errors[0]

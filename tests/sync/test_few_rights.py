@@ -1,0 +1,129 @@
+"""Users who may do less than a sync needs are refused before anything is written; those who lack applyOps alone are
+not, and their copies are equal but for the UUIDs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import UsageError
+from tailrace.sync import Sync
+from tests.sync.both import STATE_DB, is_users, normal
+from tests.sync.equality import differences, held
+
+pytestmark = pytest.mark.mongod
+OPLOG = {"resource": {"db": "local", "collection": "oplog.rs"}, "actions": ["find"]}
+LISTS = {"resource": {"db": "", "collection": ""}, "actions": ["listCollections", "listIndexes"]}
+DATABASES = {"resource": {"cluster": True}, "actions": ["listDatabases"]}
+
+
+@pytest.fixture(scope="module")
+def ends() -> Iterator[tuple[ReplicaSet, ReplicaSet]]:
+    with ReplicaSet(root_password="secret") as source, ReplicaSet(root_password="secret") as target:
+        yield source, target
+
+
+@pytest.fixture
+def filled(ends: tuple[ReplicaSet, ReplicaSet]) -> tuple[ReplicaSet, ReplicaSet]:
+    """A source of two databases, and a target without any."""
+    for one in ends:
+        with MongoClient[Any](one.uri) as client:
+            for name in client.list_database_names():
+                if name not in ("admin", "config", "local"):
+                    client.drop_database(name)
+    with MongoClient[Any](ends[0].uri) as client:
+        for database in ("shop", "blog"):
+            client[database].a.insert_many([{"_id": number} for number in range(10)])
+            client[database].b.insert_one({"_id": 1})
+    return ends
+
+
+def as_user(running: ReplicaSet, name: str, privileges: list[dict[str, Any]], roles: list[Any]) -> str:
+    with MongoClient[Any](running.uri) as root:
+        root.admin.command({"createRole": name, "privileges": privileges, "roles": roles})
+        root.admin.command({"createUser": name, "pwd": "p", "roles": [name]})
+    return f"mongodb://{name}:p@{running.uri.partition('@')[2]}"
+
+
+def find_in(database: str, collection: str = "") -> dict[str, Any]:
+    return {"resource": {"db": database, "collection": collection}, "actions": ["find"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "privileges", "only"),
+    [
+        ("halfAll", [find_in("shop")], []),
+        ("halfNamed", [find_in("shop")], ["shop.*", "blog.*"]),
+        ("halfOfOne", [find_in("shop"), find_in("blog", "a")], ["shop.*", "blog.*"]),
+    ],
+)
+def test_a_source_of_which_the_user_sees_a_half(
+    filled: tuple[ReplicaSet, ReplicaSet], name: str, privileges: list[dict[str, Any]], only: list[str]
+) -> None:
+    source, target = filled
+    uri = as_user(source, name, [OPLOG, LISTS, DATABASES, *privileges], [])
+    with Sync(uri, target.uri, only=only) as sync:
+        [refused] = sync.plan().refusals
+        assert refused.startswith("the source's user may not read blog."), refused
+        with pytest.raises(UsageError):
+            sync.run(to_present=True)
+    with MongoClient[Any](target.uri) as there:
+        assert set(there.list_database_names()) == {"admin", "config", "local"}
+
+
+def test_a_target_of_which_the_user_may_write_a_half(filled: tuple[ReplicaSet, ReplicaSet]) -> None:
+    source, target = filled
+    roles = [{"role": role, "db": "shop"} for role in ("readWrite", "dbAdmin")]
+    uri = as_user(target, "writesHalf", [], [*roles, {"role": "readWrite", "db": STATE_DB}])
+    with Sync(source.uri, uri, only=["shop.*", "blog.*"]) as sync:
+        [refused] = sync.plan().refusals
+        assert "in the database blog of the target" in refused
+        with pytest.raises(UsageError, match="in the database blog of the target"):
+            sync.run(to_present=True)
+    with MongoClient[Any](target.uri) as there:
+        assert set(there.list_database_names()) == {"admin", "config", "local"}
+
+
+def test_without_the_right_to_apply_operations(filled: tuple[ReplicaSet, ReplicaSet]) -> None:
+    """Every definition has a plain command beside the one by UUID."""
+    source, target = filled
+    uri = as_user(target, "plain", [], ["readWriteAnyDatabase", "dbAdminAnyDatabase", "clusterMonitor"])
+    with MongoClient[Any](source.uri) as client, Sync(source.uri, uri, lease_s=4) as sync:
+        client.shop.create_collection("checked", validator={"n": {"$type": "int"}})
+        client.shop.command({"create": "seen", "viewOn": "a", "pipeline": []})
+        client.shop.a.create_index("n", unique=True, sparse=True)
+        assert not sync.plan().keeps_uuids
+        sync.run(to_present=True)
+        assert unlike(source, target) == []
+        shop = client.shop
+        shop.a.create_index("m", expireAfterSeconds=3600)
+        shop.a.drop_index("n_1")
+        shop.a.update_many({}, {"$set": {"m": 1}})
+        shop.b.rename("c")
+        client.admin.command({"renameCollection": "shop.c", "to": "blog.c"})
+        shop.command({"collMod": "a", "index": {"name": "m_1", "hidden": True}})
+        shop.command({"collMod": "checked", "validationLevel": "moderate"})
+        shop.create_collection("new", collation={"locale": "fr"})
+        shop.new.insert_one({"_id": 1})
+        shop.command({"collMod": "seen", "viewOn": "checked", "pipeline": [{"$match": {"n": 1}}]})
+        shop.command({"create": "more", "viewOn": "a", "pipeline": [], "collation": {"locale": "sv"}})
+        shop.command({"create": "gone", "viewOn": "a", "pipeline": []})
+        shop.gone.drop()
+        client.blog.a.drop()
+        client.admin.command({"renameCollection": "blog.c", "to": "blog.b", "dropTarget": True})
+        sync.run(to_present=True)
+        assert unlike(source, target) == []
+        assert sync.verify().good
+        client.drop_database("blog")
+        client.drop_database("shop")
+        sync.run(to_present=True)
+        assert unlike(source, target) == []
+
+
+def unlike(source: ReplicaSet, target: ReplicaSet) -> list[str]:
+    sides = [held(one.uri, but=[STATE_DB], selected=is_users) for one in (source, target)]
+    return differences(*sides, uuids=False, known=normal("", "", ages=False))
