@@ -191,6 +191,17 @@ class Writers:
             file.abandon()
 
 
+@contextlib.contextmanager
+def new_files(root: TablePlace, divide_by: Sequence[str], bounds: Sequence[str]) -> Iterator[Writers]:
+    """Data files for a commit, which are removed again if it does not come to it."""
+    writers = Writers(root, divide_by, bounds)
+    try:
+        yield writers
+    except BaseException:
+        writers.abandon()
+        raise
+
+
 class _File:
     """A data file that is being written: in its folder under a hidden name, or, for an object store, in a local folder
     from which it is uploaded when it is whole."""

@@ -26,7 +26,7 @@ from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit, log_chain, versions
 from tailrace.lake.tables.change_feed import begins_feed, new_feed
 from tailrace.lake.tables.compaction import Layout, compacted
-from tailrace.lake.tables.data_files import Writers, bounded, key_range, opened
+from tailrace.lake.tables.data_files import bounded, key_range, new_files, opened
 from tailrace.lake.tables.delta_commit import Actions, Batch, NewFile, TableFile
 from tailrace.lake.tables.names import KEY
 from tailrace.lake.tables.rows import arrow_schema
@@ -218,7 +218,7 @@ class CollectionTable:
 
     def write_whole(self, batch: Batch, schema: HasColumns, pieces: Iterable[pa.RecordBatch], kind: str) -> None:
         """Rewrite all rows. ``schema`` is read after the last row was made."""
-        with self._new_files() as writers:
+        with new_files(self.root, self._divide_by, self._bounds) as writers:
             for piece in pieces:
                 writers.write(pa.Table.from_batches([piece]))
             added = writers.finish()
@@ -227,7 +227,10 @@ class CollectionTable:
     def change(self, batch: Batch, schema: HasColumns, keys: Sequence[bytes], rows: Iterable[pa.RecordBatch]) -> None:
         """Remove the rows with these keys, and add ``rows``. ``schema`` is read after the last row was made."""
         removed: list[TableFile] = []
-        with self._new_files() as writers, new_feed(self.root, wanted=self.has_feed) as feed:
+        with (
+            new_files(self.root, self._divide_by, self._bounds) as writers,
+            new_feed(self.root, wanted=self.has_feed) as feed,
+        ):
             if keys:
                 wanted = pa.array(keys, pa.binary())
                 low, high = min(keys), max(keys)
@@ -243,16 +246,6 @@ class CollectionTable:
                 feed.after(made)
             added, fed = writers.finish(), feed.finish()
         self._commit(batch, schema, Actions("changes", added, removed, fed=fed))
-
-    @contextlib.contextmanager
-    def _new_files(self) -> Iterator[Writers]:
-        """Data files for a commit, which are removed again if it does not come to it."""
-        writers = Writers(self.root, self._divide_by, self._bounds)
-        try:
-            yield writers
-        except BaseException:
-            writers.abandon()
-            raise
 
     def _divided(self, name: str, keys: pa.Array, low: bytes, high: bytes) -> tuple[pa.Table, pa.Table] | None:
         """A file's rows without those with the keys, and those with them; ``None`` if it has none of them."""
