@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,13 @@ import bson
 import pytest
 from pymongo import MongoClient
 
+from tailrace.act.sync.catalog import read_catalog
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.writer import TargetMismatchError
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import SourceError
+from tailrace.read.source.topology import Cluster
 from tests.snapshot.test_snapshot_sharded import REGIONS, move, spread_over, write
 from tests.sync.equality import held
 from tests.sync.following import begun, following, now, without_limits
@@ -171,3 +173,31 @@ def test_one_id_on_two_shards_is_refused_however_late(
         router.insert_one(namespace, {"_id": 1, "region": REGIONS[1]})
         with pytest.raises(TargetMismatchError, match="is on the target already"):
             brought_up(sharded_cluster, target, settings)
+
+
+def test_a_shard_that_is_removed_while_the_catalogue_is_read(
+    sharded_cluster: ShardedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its databases had been read as its own, and the sync ended with "the cluster has no shard". Chunks had moved in
+    tests, and no shard had left between two reads."""
+    router, asked, gone = sharded_cluster.router, Cluster.current_client, list[str]()
+    router.create_database("left", "shard1")
+    router.insert_one("left.things", {"_id": 1})
+
+    def is_gone_once(cluster: Cluster, name: str, config: Any = None) -> Any:
+        if name != "shard1" or config is None:  # others ask too, for chunks that this shard does have
+            return asked(cluster, name, config)
+        router.move_primary("left", "shard0")
+        gone.append(name)
+        return None
+
+    monkeypatch.setattr(Cluster, "current_client", is_gone_once)
+    try:
+        with MongoClient[Any](sharded_cluster.uri) as client:
+            cluster = Cluster.discover(client, sharded_cluster.uri, {})
+            assert cluster is not None
+            with closing(cluster):
+                found = read_catalog(cluster, Selection(("left.*",)))
+    finally:
+        router.drop_database("left")
+    assert (gone, list(found.collections)) == (["shard1"], ["left.things"])

@@ -226,14 +226,16 @@ def _of_cluster(cluster: Cluster, selection: Chosen) -> DeploymentCatalog:
     it: an index counts where all of them have it."""
     databases = cluster.config_collection("databases")
     config = Connection(cluster.config_client(), retry_seconds=RETRY_SECONDS)
-    primaries = config.retrying(lambda: {str(one["_id"]): str(one["primary"]) for one in databases.find({})})
+    known = config.retrying(lambda: {str(one["_id"]) for one in databases.find({}, {"_id": 1})})
     collections: dict[str, CatalogCollection] = {}
     places = places_of(cluster, RETRY_SECONDS)
     sharded = _sharded_by_database(places)
-    wanted = primaries.keys() if selection.databases is None else primaries.keys() & set(selection.databases)
+    wanted = known if selection.databases is None else known & set(selection.databases)
     for name in readable(sorted(wanted - INTERNAL_DATABASES), str):
-        owned = sharded.get(name, {})
-        for one in _listed(_shard(cluster, primaries[name]), name, selection, {}):
+        owned, primary = sharded.get(name, {}), cluster.primary_client(name)
+        if primary is None:
+            continue  # it was dropped meanwhile
+        for one in _listed(_connected(primary), name, selection, {}):
             if one.namespace not in owned:
                 collections[one.namespace] = one
         for namespace, uuid in owned.items():
@@ -261,9 +263,7 @@ def _of_owners(places: Places, selection: Chosen, namespace: str, uuid: bytes) -
     query = {"info.uuid": Binary(uuid, 4)}
     found = []
     for client in placement.members.values():
-        connection = Connection(client, retry_seconds=RETRY_SECONDS)
-        connection.wait_for_hello()
-        found += list(_listed(connection, database, selection, query))
+        found += list(_listed(_connected(client), database, selection, query))
     if not found:
         return None
     everywhere = set.intersection(*({name_of(spec) for spec in one.indexes} for one in found))
@@ -272,10 +272,7 @@ def _of_owners(places: Places, selection: Chosen, namespace: str, uuid: bytes) -
     return CatalogCollection(namespace, first.kind, uuid, first.options, first.id_index, indexes, first.building)
 
 
-def _shard(cluster: Cluster, name: str) -> Connection:
-    client = cluster.current_client(name)
-    if client is None:
-        raise SourceError(f"the cluster has no shard {name}", hint="Try again: shards were added or removed")
+def _connected(client: MongoClient[Any]) -> Connection:
     connection = Connection(client, retry_seconds=RETRY_SECONDS)
     connection.wait_for_hello()
     return connection

@@ -41,6 +41,8 @@ _OF_DECODING: Final = frozenset(
 #: Names of databases and collections may hold bytes that are not UTF-8: those become surrogates.
 _PLAIN: Final[CodecOptions[dict[str, Any]]] = CodecOptions(unicode_decode_error_handler="surrogateescape")
 _CONFIG_SERVER: Final = 2
+#: A removed shard has no databases: the second read finds where they are. More than that is never seen.
+_PRIMARY_TRIES: Final = 5
 
 
 class ShardAddress(NamedTuple):
@@ -219,6 +221,26 @@ class Cluster:
         read = self.config_collection("shards").find_one
         found = connection.retrying(lambda: read({"_id": name}, {"host": 1}))
         return None if found is None else self.client_at(ShardAddress(name, str(found["host"])))
+
+    def primary_client(self, database: str) -> MongoClient[Any] | None:
+        """The client of a database's primary shard, as ``config.databases`` says now; ``None`` where there is no such
+        database. Raises SourceError where its shard is not found either when both are asked again.
+
+        A shard that was removed between the two reads has handed its databases on before."""
+        connection = Connection(self.config_client())
+        read = self.config_collection("databases").find_one
+        name = ""
+        for _ in range(_PRIMARY_TRIES):
+            found = connection.retrying(lambda: read({"_id": database}, {"primary": 1}))
+            if found is None:
+                return None
+            name = str(found["primary"])
+            client = self.current_client(name, connection)
+            if client is not None:
+                return client
+        raise SourceError(
+            f"the cluster has no shard {name}, the primary shard of {database}", hint="Try again when it is at rest"
+        )
 
     def _opened(self, host: str) -> MongoClient[Any]:
         client = open_client(hide(shard_uri(self._uri.reveal(), host)), **self._options)
