@@ -110,6 +110,13 @@ TESTS: dict[str, dict[str, str]] = {
         ),
         "the state of other tables": RESTORED + "test_the_state_of_other_tables_is_refused",
         "the state is lost": "tables/test_writer.py::test_a_state_that_was_removed_is_made_anew_with_the_tables",
+        "tables in an object store, set back": (
+            "tables/test_object_store.py::test_a_store_that_was_set_back "
+            "tables/test_object_store.py::test_a_store_that_is_set_back_while_a_writer_runs"
+        ),
+        "the state of tables in an object store, older or lost": (
+            "tables/test_object_store.py::test_a_copy_of_the_state tables/test_object_store.py::test_a_lost_state"
+        ),
         "a first copy that was not finished, at another deployment": (
             RESTORED + "test_a_first_copy_of_another_deployment_is_refused"
         ),

@@ -92,7 +92,7 @@ def test_the_printed_commands_install_it(page: str, tmp_path: Path) -> None:
 def test_the_page_names_every_extra_that_users_need() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    rows = dict(re.findall(r"(?m)^\| `?(\w+)`? \| ([^|(]*)", (ROOT / "docs" / "how-to" / "install.md").read_text()))
+    rows = dict(re.findall(r"(?m)^\| `?([\w-]+)`? \| ([^|(]*)", (ROOT / "docs" / "how-to" / "install.md").read_text()))
     assert set(rows) - {"extra", "none"} == set(extras) - {"dev"}
     for name in ("none", "spark"):
         needed = project["dependencies"] if name == "none" else extras[name]
