@@ -193,7 +193,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         gone = reader_is_gone()
         _discard_output()
         return 0 if gone else _fail(f"standard output: {error.strerror or error}")
-    return carry_out(args)
+    with _told_of_waiting(args, is_own_process=arguments is None):
+        return carry_out(args)
 
 
 def carry_out(args: argparse.Namespace) -> int:
@@ -213,8 +214,7 @@ def _carried_out(args: argparse.Namespace) -> int:
         # A terminal or a locale without some character gets its number instead of an error in the middle.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with _told_of_waiting(args):
-            status: int = args.run(args)
+        status: int = args.run(args)
         sys.stdout.flush()
     except WrongUsageError as error:
         _fail(str(error))
@@ -249,8 +249,9 @@ def _carried_out(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _told_of_waiting(args: argparse.Namespace) -> Iterator[None]:
-    if getattr(args, "command", "") in _WITHOUT_SERVER:
+def _told_of_waiting(args: argparse.Namespace, *, is_own_process: bool) -> Iterator[None]:
+    """In a process of its own alone: PyMongo takes listeners for all clients that a process ever makes."""
+    if not is_own_process or getattr(args, "command", "") in _WITHOUT_SERVER:
         yield
         return
     from tailrace.cli.first_answer import told_of_waiting  # noqa: PLC0415  so that --help does not load PyMongo
