@@ -141,5 +141,5 @@ def test_all_files_of_a_checkpoint_go_with_it(root: Path) -> None:
     parts = [f"{1:020d}.checkpoint.{part:010d}.{2:010d}.parquet" for part in (1, 2)]
     for name in [*parts, *(f"{number:020d}.json" for number in range(6)), f"{4:020d}.checkpoint.parquet"]:
         (log / name).touch()
-    versions._remove_log(root, delta.commits_in(root), {}, recent=[5], kept=[])
+    versions._remove_log(root, {}, recent=[5], kept=[], fed=[])
     assert delta.listed(root) == ([4, 5], {4: [delta.checkpoint_path(root, 4)]})
