@@ -15,6 +15,7 @@ from tailrace.consumer import Change, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.consumer.messages import ChangeMessages, MemoryPublisher, MessageRelay
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost
+from tests.pace import BETWEEN_WRITES_S
 
 pytestmark = pytest.mark.mongod
 
@@ -67,7 +68,7 @@ def test_a_listener_that_dies_again_and_again_while_it_copies_loses_nothing(shop
 
     def write() -> None:
         writer = random.Random(5)
-        while not stop.is_set():
+        while not stop.wait(BETWEEN_WRITES_S):
             number = writer.randrange(450)
             if writer.random() < 0.3:
                 database.orders.delete_one({"_id": number})

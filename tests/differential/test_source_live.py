@@ -27,6 +27,7 @@ from tailrace.read.source.batch import entry_time
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.mongod import MongodSource
 from tests.differential.tcp_proxy import TcpProxy
+from tests.pace import BETWEEN_WRITES_S
 
 pytestmark = pytest.mark.mongod
 
@@ -67,7 +68,7 @@ class Writer:
         self.count = 0
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
+        while not self._stopped.wait(BETWEEN_WRITES_S):
             with suppress(PyMongoError):
                 self._collection.insert_one({"number": self.count, "filler": "x" * 200})
                 self.count += 1

@@ -25,6 +25,7 @@ from tailrace.embedded.sharding import Router, Transaction
 from tailrace.embedded.sharding.catalog import key_values
 from tailrace.errors import UsageError
 from tests.embedded.test_replica_set import is_alive, wait_until
+from tests.pace import BETWEEN_WRITES_S
 
 pytestmark = pytest.mark.mongod
 Start = Callable[..., ShardedCluster]
@@ -33,6 +34,7 @@ KEY = {"region": 1, "_id": 1}
 PARENT = """
 import sys, time
 from tailrace.embedded import ShardedCluster
+from tests.pace import BETWEEN_WRITES_S
 cluster = ShardedCluster(1)
 cluster.start()
 parts = [cluster.config, *cluster.shards.values()]
@@ -69,7 +71,7 @@ def writer(router: Router, namespace: str, region: str) -> Iterator[list[int]]:
     def write() -> None:
         try:
             number = 0
-            while not ended.is_set():
+            while not ended.wait(BETWEEN_WRITES_S):
                 key = {"region": region, "_id": number}
                 router.insert_one(namespace, {"_id": number, "region": region, "v": 0})
                 assert router.update_one(namespace, key, {"$inc": {"v": 1}}).count == 1
@@ -228,7 +230,7 @@ def test_transactions_are_repeated_until_chunks_hold_still(sharded_cluster: Shar
             transaction.update_one(namespace, {"region": region, "_id": number}, {"$inc": {"v": 1}})
 
     def transact() -> None:
-        while not ended.is_set():
+        while not ended.wait(BETWEEN_WRITES_S):
             committed.append(router.run_transaction(body).shards)
 
     thread = threading.Thread(target=transact)

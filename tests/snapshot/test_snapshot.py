@@ -30,6 +30,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.errors import ServerError, UsageError
 from tailrace.read.snapshot import SnapshotReader, SnapshotState, begin
 from tailrace.watch.client.client import operation_time
+from tests.pace import BETWEEN_WRITES_S
 from tests.snapshot.copies import Target, copy_all, id_of, persisted, stream_behind, truth
 
 pytestmark = pytest.mark.mongod
@@ -192,7 +193,7 @@ def write(db: Any, seed: int, stop: threading.Event, names: list[str]) -> None:
     """Inserts, updates, replacements and deletes on documents that four writers share, until it is told to stop."""
     chosen = random.Random(seed)
     types: list[Callable[[int], Any]] = [int, str, float, lambda n: {"n": n}, lambda n: Int64(n * 1000)]
-    while not stop.is_set():
+    while not stop.wait(BETWEEN_WRITES_S):
         collection = db[chosen.choice(names)]
         id_ = chosen.choice(types)(chosen.randrange(600))
         try:

@@ -25,6 +25,7 @@ from tailrace.read.snapshot import SnapshotReader, begin
 from tailrace.read.snapshot.chunk import ChunkReader
 from tailrace.read.snapshot.reader import check_origin, range_reader
 from tailrace.watch.client.client import operation_time, readers_of
+from tests.pace import BETWEEN_MOVES_S, BETWEEN_WRITES_S
 from tests.snapshot.copies import Target, copy_all, id_of, persisted, stream_behind
 
 pytestmark = pytest.mark.mongod
@@ -71,7 +72,7 @@ def namespace(sharded_cluster: ShardedCluster) -> Iterator[str]:
 def write(cluster: ShardedCluster, namespace: str, seed: int, stop: threading.Event) -> None:
     chosen = random.Random(seed)
     router = cluster.router
-    while not stop.is_set():
+    while not stop.wait(BETWEEN_WRITES_S):
         number = chosen.randrange(400)
         key = {"region": REGIONS[number % len(REGIONS)], "_id": number}
         match chosen.randrange(3):
@@ -89,7 +90,7 @@ def write(cluster: ShardedCluster, namespace: str, seed: int, stop: threading.Ev
 
 def move(cluster: ShardedCluster, namespace: str, stop: threading.Event, moved: list[str]) -> None:
     chosen = random.Random(5)
-    while not stop.is_set():
+    while not stop.wait(BETWEEN_MOVES_S):
         region = chosen.choice(REGIONS)
         to = chosen.choice(list(cluster.shards))
         if cluster.router.owner(namespace, {"region": region, "_id": 1}) != to:
@@ -186,6 +187,7 @@ def test_a_snapshot_and_the_stream_behind_it_lose_nothing_while_chunks_move(
                     if count and chosen.random() < 0.3 and crashes < 10:
                         break  # not said to be done
                     state = persisted(reader.done(chunk))
+                    stop.wait(0.03)  # chunks move meanwhile
                 crashes += 1
         finally:
             stop.set()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -126,6 +127,7 @@ def drained(watched: Callable[[], Any], target: Target, until: Callable[[], Any]
                     target.apply(raw)
                     left = None if left is None else left - 1
                     if event["operationType"] == "snapshot":
+                        time.sleep(0.001)  # writers write, and chunks move meanwhile
                         key = (event["ns"]["coll"], id_of(bytes(event["documentKey"].raw)))
                         assert key not in seen, "copied twice"
                         seen.add(key)

@@ -20,6 +20,7 @@ from tailrace.act.sync.state import SyncState
 from tailrace.act.sync.verification import verify
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
+from tests.pace import BETWEEN_WRITES_S
 from tests.sync.running import following
 from tests.sync.test_copying import RAW, _process, begun, put
 
@@ -44,7 +45,7 @@ def test_the_order_is_kept_beside_a_writer(start_replica_set: Callable[..., Repl
     def write() -> None:
         chosen = random.Random(3)
         number = 1
-        while not stop.is_set():
+        while not stop.wait(BETWEEN_WRITES_S / 5):
             source.shop.ring.insert_one({"_id": number, "s": "y" * 20, "v": 0})
             source.shop.ring.update_one({"_id": chosen.randrange(number + 1)}, {"$inc": {"v": 1}})
             number += 1

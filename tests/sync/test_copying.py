@@ -32,6 +32,7 @@ from tailrace.errors import SinkError
 from tailrace.read.snapshot.reader import places_of
 from tailrace.read.source.connection import open_client
 from tailrace.read.source.topology import Cluster
+from tests.pace import BETWEEN_WRITES_S
 from tests.sync.copy_process import LOST
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
@@ -195,7 +196,7 @@ def test_documents_that_nobody_changes_are_exact_beside_writers(start_replica_se
 
     def write() -> None:
         chosen = random.Random(5)
-        while not stop.is_set():
+        while not stop.wait(BETWEEN_WRITES_S / 5):
             number = 2 * chosen.randrange(20_000)  # the odd ones stay as they are
             match chosen.randrange(3):
                 case 0:

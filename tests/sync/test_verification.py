@@ -22,6 +22,7 @@ from tailrace.act.sync.verification import VerificationProgress, verify
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import SinkError, UsageError
+from tests.pace import BETWEEN_WRITES_S
 from tests.sync.running import Following, following
 
 SETTINGS = SyncSettings(selection=Selection.of(["shop.*"]), lease_s=10)
@@ -103,7 +104,7 @@ def test_nothing_differs_beside_writers_and_definitions(start_replica_set: Calla
 
     def write() -> None:
         chosen = random.Random(3)
-        while not stop.is_set():
+        while not stop.wait(BETWEEN_WRITES_S / 5):
             number = chosen.randrange(20_000)
             match chosen.randrange(40):
                 case 0:

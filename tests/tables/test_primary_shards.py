@@ -20,6 +20,7 @@ from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.state import TableState
 from tailrace.lake.tables.writer import TablesWriter
 from tailrace.read.window.oplogs import same_replica_set
+from tests.pace import BETWEEN_MOVES_S
 from tests.server_in_use import IN_BETWEEN
 from tests.tables.equality import in_table
 from tests.tables.test_as_of import rows_of
@@ -120,7 +121,7 @@ def test_tables_that_begin_while_a_database_moves(sharded_cluster: ShardedCluste
         stop = threading.Event()
 
         def move() -> None:
-            while not stop.is_set():
+            while not stop.wait(BETWEEN_MOVES_S):
                 router.move_primary("moved_meanwhile", next(names))
 
         thread = threading.Thread(target=move)

@@ -16,6 +16,7 @@ from tailrace.embedded import ShardedCluster
 from tailrace.lake.tables.as_of import as_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
+from tests.pace import BETWEEN_WRITES_S
 from tests.snapshot.test_snapshot_sharded import REGIONS, move, spread_over, write
 from tests.tables.equality import in_table, key_of
 from tests.tables.test_as_of import rows_of
@@ -31,7 +32,7 @@ def truth(cluster: ShardedCluster, namespace: str) -> dict[bytes, bytes]:
 def transact(cluster: ShardedCluster, namespace: str, stop: threading.Event) -> None:
     """Transactions over all shards on documents that no one else writes."""
     chosen = random.Random(7)
-    while not stop.is_set():
+    while not stop.wait(BETWEEN_WRITES_S):
 
         def body(transaction: object) -> None:
             for number in (900, 901, 902):
