@@ -158,15 +158,15 @@ def test_their_number_changes_under_listeners_that_were_told_different_ones(shop
         return record.position.get("lanes", 0) if record is not None and record.position is not None else 0
 
     for place, listener in enumerate(listeners):
-        write_rounds(shop[1].orders, range(10 * place, 10 * place + 10))
+        write_rounds(shop[1].orders, range(5 * place, 5 * place + 5))
         listener.start()
         eventually(lambda place=place: lanes() == (4, 6, 1, 3)[place], "the new number")
-    write_rounds(shop[1].orders, range(40, 45))
-    eventually(lambda: len(seen.changes) >= 45 * 12, "all changes")
+    write_rounds(shop[1].orders, range(20, 25))
+    eventually(lambda: len(seen.changes) >= 25 * 12, "all changes")
     for listener in listeners:
         listener.stop()
     assert all(listener.join(WAIT_S) for listener in listeners)
-    assert seen.numbers() == every_round(45)
+    assert seen.numbers() == every_round(25)
 
 
 def test_a_listener_without_partitions_hands_its_place_over_and_gets_it_back(shop: Any) -> None:

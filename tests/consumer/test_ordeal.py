@@ -37,7 +37,7 @@ def test_four_processes_through_a_kill_and_a_stop(replica_set: ReplicaSet, capsy
             replica_set.uri,
             "ordeal",
             writer(client, "ordeal"),
-            amount(150, 800),
+            amount(100, 800),
             20,
             pauses_one_in=5,
             beside=ordeal_view.acting_on(client["ordeal"]),
@@ -171,6 +171,7 @@ def over_a_cluster(
     return f"{changes} changes, {ordeal.killed} kills, {ordeal.stopped} stops, {moves.count} chunks moved"
 
 
+@pytest.mark.slow
 def test_transactions_over_a_cluster_while_chunks_move(
     replica_set: ReplicaSet, start_sharded_cluster: Callable[..., ShardedCluster], capsys: pytest.CaptureFixture[str]
 ) -> None:

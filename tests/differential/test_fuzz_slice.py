@@ -16,17 +16,17 @@ from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
-_OPERATIONS = amount(100, 250)
+_OPERATIONS = amount(80, 250)
 _ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
     ("version", "seed", "matches", "archived"),
     [
-        (SERVER_VERSION, 101, 0, False),
+        pytest.param(SERVER_VERSION, 101, 0, False, marks=pytest.mark.slow),
         (SERVER_VERSION, 102, 0, True),
         (SERVER_VERSION, 103, 2, False),
-        ("5.0.4", 104, 1, False),
+        pytest.param("5.0.4", 104, 1, False, marks=pytest.mark.slow),
         ("4.4.2", 105, 1, True),
     ],
 )
@@ -39,7 +39,7 @@ def test_every_stream_of_a_random_workload_is_the_servers(
         run_seed(*sides, totals, seed=seed, ops=_OPERATIONS, matches=matches, version=version, archive=archive)
     assert not totals.differences, "\n\n".join(totals.differences[:3])
     assert totals.streams >= 40
-    assert totals.events >= amount(500, 2000)
+    assert totals.events >= amount(400, 2000)
 
 
 def test_the_same_seed_gives_the_same_operations() -> None:

@@ -33,6 +33,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
 from tailrace.read.tail.shared_tail import SharedTail
 from tailrace.read.tail.tailed_source import TailedSource
+from tests.amounts import amount
 from tests.differential.execute import execute
 from tests.differential.fuzz import PARAMETERS
 from tests.differential.wire import Wire
@@ -262,8 +263,9 @@ def test_streams_go_on_together_over_a_step_down(start_replica_set: Callable[...
             for number in range(12)
         ]
         wait_until(lambda: own.tail_statistics.joined == 12, "the streams read together")
-        for number in range(600):
-            if number == 200:
+        written = amount(240, 600)
+        for number in range(written):
+            if number == written // 3:
                 deployment.step_down()
             native["step"][f"c{number % 12}"].insert_one({"_id": number, "text": "x" * 1000})
         noted = native.admin.command("appendOplogNote", 1, data={"mark": 1}, writeConcern={"w": "majority"})
@@ -271,7 +273,9 @@ def test_streams_go_on_together_over_a_step_down(start_replica_set: Callable[...
         for number, outcome in enumerate(outcomes):
             events, code = outcome.result()
             assert code is None
-            assert [RawBSONDocument(event)["documentKey"]["_id"] for event in events] == list(range(number, 600, 12))
+            assert [RawBSONDocument(event)["documentKey"]["_id"] for event in events] == list(
+                range(number, written, 12)
+            )
 
 
 def test_many_streams_in_one_thread_are_told_when_something_has_come(replica_set: ReplicaSet) -> None:

@@ -26,6 +26,7 @@ from tailrace.embedded.sharding.catalog import key_values
 from tailrace.errors import UsageError
 from tests.embedded.test_replica_set import is_alive, wait_until
 from tests.pace import BETWEEN_WRITES_S
+from tests.server_in_use import IN_BETWEEN
 
 pytestmark = pytest.mark.mongod
 Start = Callable[..., ShardedCluster]
@@ -350,7 +351,7 @@ def test_with_a_password_only_its_owner_may_read_and_the_router_still_routes(sta
             assert owner.local["oplog.rs"].find_one() is not None
 
 
-@pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [IN_BETWEEN, "4.4.2"])
 def test_older_versions_route_move_and_transact_too(start_sharded_cluster: Start, version: str) -> None:
     cluster = start_sharded_cluster(2, version=version)
     router = cluster.router

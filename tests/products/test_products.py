@@ -93,6 +93,7 @@ def play(
     return report
 
 
+@pytest.mark.slow
 def test_each_seed_of_a_run_begins_with_nothing_there(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +314,7 @@ def test_a_deployment_and_leases_that_are_put_back_are_equal_or_refused(
     assert report.faults.keys() == kinds
 
 
+@pytest.mark.slow
 @pytest.mark.wine
 def test_a_listener_of_a_server_under_wine_is_equal(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path

@@ -31,6 +31,7 @@ from tailrace.errors import ServerError, UsageError
 from tailrace.read.snapshot import SnapshotReader, SnapshotState, begin
 from tailrace.watch.client.client import operation_time
 from tests.pace import BETWEEN_WRITES_S
+from tests.server_in_use import IN_BETWEEN
 from tests.snapshot.copies import Target, copy_all, id_of, persisted, stream_behind, truth
 
 pytestmark = pytest.mark.mongod
@@ -378,7 +379,7 @@ def test_a_snapshot_goes_on_when_the_primary_steps_down(start_replica_set: Calla
         assert target.collections[f"{DATABASE}.a"] == truth(db.a)
 
 
-@pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [IN_BETWEEN, "4.4.2"])
 def test_the_same_on_older_servers(start_replica_set: Callable[..., ReplicaSet], version: str) -> None:
     running = start_replica_set(1, version=version)
     with tailrace.connect(running.uri) as client:

@@ -26,6 +26,7 @@ from tailrace.read.snapshot.chunk import ChunkReader
 from tailrace.read.snapshot.reader import check_origin, range_reader
 from tailrace.watch.client.client import operation_time, readers_of
 from tests.pace import BETWEEN_MOVES_S, BETWEEN_WRITES_S
+from tests.server_in_use import IN_BETWEEN
 from tests.snapshot.copies import Target, copy_all, id_of, persisted, stream_behind
 
 pytestmark = pytest.mark.mongod
@@ -236,7 +237,7 @@ def test_a_chunk_that_moves_between_two_shards_that_are_read_is_not_missed(
         assert held(target, namespace) == truth(sharded_cluster, namespace)
 
 
-@pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [IN_BETWEEN, "4.4.2"])
 def test_the_same_on_older_servers(start_sharded_cluster: Callable[..., ShardedCluster], version: str) -> None:
     cluster = start_sharded_cluster(2, version=version)
     namespace = spread_over(cluster, "snapshots", {"region": 1, "_id": 1})

@@ -32,6 +32,7 @@ from tailrace.read.snapshot import reader
 from tailrace.read.snapshot.stages import compiled_for
 from tailrace.watch.client import snapshot_stream
 from tailrace.watch.client.client import operation_time
+from tests.server_in_use import IN_BETWEEN
 from tests.snapshot.copies import Target, id_of, truth
 from tests.snapshot.test_snapshot import fill, ids_of_every_type, write
 from tests.snapshot.test_snapshot_sharded import REGIONS, held, move, spread_over
@@ -490,7 +491,7 @@ def test_an_oplog_that_has_lost_the_copys_time_is_noticed_while_it_runs(
         assert "snapshot" in stream.resume_token
 
 
-@pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [IN_BETWEEN, "4.4.2"])
 def test_the_same_with_older_servers(start_replica_set: Callable[..., ReplicaSet], version: str) -> None:
     running = start_replica_set(1, version=version)
     with tailrace.connect(running.uri) as client:

@@ -34,7 +34,7 @@ LIMIT = 300
 Span = tuple[str, ClusterTime, ClusterTime]
 
 
-@pytest.fixture(scope="module", params=["6.0.27", IN_BETWEEN, "4.4.2"])
+@pytest.fixture(scope="module", params=["6.0.27", IN_BETWEEN, pytest.param("4.4.2", marks=pytest.mark.slow)])
 def span(request: pytest.FixtureRequest) -> Iterator[Span]:
     """A server's URI, and two cluster times with such documents between them."""
     with ReplicaSet(1, version=request.param) as running:

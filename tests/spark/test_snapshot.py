@@ -29,6 +29,7 @@ from tailrace.lake import files, verify
 from tailrace.lake.spark.query.offset import Offset
 from tailrace.lake.spark.store.stream import write_stream
 from tailrace.lake.store.commit_log import CommitLog
+from tests.amounts import amount
 from tests.snapshot.copies import Target, truth
 from tests.snapshot.test_snapshot import fill, ids_of_every_type, in_the_middle
 from tests.spark.dying_sink import dying_sink
@@ -207,7 +208,8 @@ def test_a_lake_begins_with_what_was_there_also_through_kills_and_a_lost_checkpo
     """What commits is killed in the middle of a commit; or so many drivers are, at any moment."""
     names = ["a", "b"]
     fill(db, names)
-    db.big.insert_many([{"_id": number, "pad": os.urandom(500)} for number in range(8000)])
+    count = amount(2000, 8000)
+    db.big.insert_many([{"_id": number, "pad": os.urandom(500)} for number in range(count)])
     lake = tmp_path / "lake"
     options = options_of(replica_set.uri, maxEventsPerTrigger="300", partitions="2")
     rng = random.Random()
@@ -231,7 +233,7 @@ def test_a_lake_begins_with_what_was_there_also_through_kills_and_a_lost_checkpo
     write_stream(spark, options, lake, available_now=True, checkpoint=tmp_path / "fresh").awaitTermination()
     assert verify(lake, full=True).problems == []
     target = check(lake_rows(lake), [db.a, db.b, db.big])
-    assert target.snapshots > 8000
+    assert target.snapshots > count
 
 
 class lake_driver:  # noqa: N801  a context

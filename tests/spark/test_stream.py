@@ -21,6 +21,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.lake.spark.query.options import parse
 from tailrace.lake.spark.source.stream_reader import TailraceStreamReader
+from tests.amounts import amount
 from tests.differential import named_fields
 from tests.spark.streams import Batches, available_now, newest, offsets, server_events
 
@@ -106,16 +107,17 @@ def test_parallel_partitions_give_the_same_bytes_as_one_in_ascending_order(
     assert min(counts) > len(parts) / 8, "slices are of about the same weight"
 
 
-def test_available_now_over_100000_entries_takes_micro_batches_of_the_limit_exactly(
+def test_available_now_over_many_entries_takes_micro_batches_of_the_limit_exactly(
     spark: SparkSession, replica_set: ReplicaSet, database: Database[dict[str, Any]], tmp_path: Path
 ) -> None:
     start = newest(replica_set.uri)
-    fill(database, 100_000, pad=20)
+    limit = amount(900, 9000)
+    fill(database, 11 * limit + 100, pad=20)
     until = newest(replica_set.uri)
     options = {"uri": replica_set.uri, "database": database.name, "collection": "c", **at(start)}
-    got = available_now(spark, {**options, "maxEventsPerTrigger": "9000"}, tmp_path)
+    got = available_now(spark, {**options, "maxEventsPerTrigger": str(limit)}, tmp_path)
     # The collection's creation is an entry that may give an event (it does with showExpandedEvents): it is counted.
-    assert got.sizes == [8_999] + [9_000] * 10 + [1_001]
+    assert got.sizes == [limit - 1] + [limit] * 10 + [101]
     assert got.events == server_events(replica_set.uri, (database.name, "c"), start, until)
 
 

@@ -18,6 +18,7 @@ from tailrace.act.sync.catalog import DeploymentCatalog, difference, name_of, re
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
 from tests.differential.wire import Wire, raw_insert
+from tests.server_in_use import IN_BETWEEN
 from tests.sync import definitions_zoo as zoo
 
 ALL = Selection.of(["zoo.*"])
@@ -36,7 +37,7 @@ def _made(
     return there, read_catalog(target, ALL)
 
 
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2", "7.0.28"])
+@pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2", "7.0.28"])
 def test_every_kind_of_definition_arrives_byte_for_byte(
     start_replica_set: Callable[..., ReplicaSet], version: str
 ) -> None:
@@ -158,7 +159,7 @@ def test_nothing_expires_on_the_target_before_the_cut_over(start_replica_set: Ca
     assert difference(there, here, held=waiting) == []
 
 
-@pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [IN_BETWEEN, "4.4.2"])
 def test_an_older_target_holds_expiry_too_and_a_second_try_changes_nothing(
     start_replica_set: Callable[..., ReplicaSet], version: str
 ) -> None:

@@ -33,6 +33,7 @@ from tailrace.read.snapshot.reader import places_of
 from tailrace.read.source.connection import open_client
 from tailrace.read.source.topology import Cluster
 from tests.pace import BETWEEN_WRITES_S
+from tests.server_in_use import IN_BETWEEN
 from tests.sync.copy_process import LOST
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
@@ -101,7 +102,7 @@ def put(client: MongoClient[Any], namespace: str, documents: list[bytes]) -> Non
         assert "writeErrors" not in reply, reply
 
 
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2", "7.0.28"])
+@pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2", "7.0.28"])
 def test_every_byte_of_odd_documents_arrives(start_replica_set: Callable[..., ReplicaSet], version: str) -> None:
     source = MongoClient(start_replica_set(version=version).uri)
     target = MongoClient(start_replica_set(version=version).uri)

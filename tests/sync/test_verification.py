@@ -23,6 +23,7 @@ from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import SinkError, UsageError
 from tests.pace import BETWEEN_WRITES_S
+from tests.server_in_use import IN_BETWEEN
 from tests.sync.running import Following, following
 
 SETTINGS = SyncSettings(selection=Selection.of(["shop.*"]), lease_s=10)
@@ -77,7 +78,7 @@ def found(run: Following, **options: Any) -> set[str]:
     return {str(one) for one in result.differences}
 
 
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2", "7.0.28"])
+@pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2", pytest.param("7.0.28", marks=pytest.mark.slow)])
 def test_each_planted_difference_is_named(start_replica_set: Callable[..., ReplicaSet], version: str) -> None:
     there, here = start_replica_set(version=version), start_replica_set(version=version)
     source, target = MongoClient(there.uri), MongoClient(here.uri)

@@ -27,6 +27,7 @@ from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.versions import Keeping
 from tailrace.lake.tables.writer import TablesWriter
 from tests.differential import documents as docs
+from tests.server_in_use import IN_BETWEEN
 from tests.tables.change_feeds import check_feed, feed_of, in_version
 from tests.tables.features import Made, batch
 
@@ -152,7 +153,7 @@ def test_what_a_commit_did_not_come_to_leaves_no_file(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.mongod
-@pytest.mark.parametrize("version", ["6.0.27", "4.4.2", "5.0.4"])
+@pytest.mark.parametrize("version", ["6.0.27", "4.4.2", IN_BETWEEN])
 def test_a_writer_s_feed_beside_a_server(tmp_path: Path, version: str, start_replica_set: Any) -> None:
     """Every commit of a writer, with documents of all types, and collections that are dropped, renamed and replaced."""
     server, rng = start_replica_set(version=version), random.Random(version)
