@@ -22,6 +22,7 @@ from tailrace.core.stream import kernel_choice as pipeline_kernel
 from tailrace.embedded import VERSIONS, ReplicaSet, ShardedCluster, wine
 from tests import shared_clock
 from tests.amounts import QUICK
+from tests.by_turns import mark_rest_slow
 from tests.quiet import without_noops
 from tests.server_in_use import is_of_other_versions
 
@@ -81,7 +82,9 @@ FOLDERS = ("spark", "docs", "sharded", "differential", "consumer", "gateway", "t
 SHORTEST_LAST = ("golden", "property", "unit")
 
 
+@pytest.hookimpl(tryfirst=True)  # before what -m says is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_rest_slow(items)
     here = Path(__file__).parent
     files = {here / file: rank for rank, file in enumerate(LONGEST_FIRST)}
     folders = {here / folder: len(files) + rank for rank, folder in enumerate(FOLDERS)}

@@ -37,7 +37,7 @@ from tests.differential.wire import Wire
 from tests.quiet import QUIET
 from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
-pytestmark = pytest.mark.mongod
+pytestmark = [pytest.mark.mongod, pytest.mark.by_turns]
 
 NAME = "named"
 _IN_EVENTS = [name for name in named_fields.OF_EVENTS if name not in {"_id", "_data"}]

@@ -98,6 +98,7 @@ def _rename(server: Server, source: str, target: str) -> None:
 OLD, NEW = {"_id": 1, "v": 1}, {"_id": 1, "made": "again"}
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("what", "by_name", "by_uuid"),
     [

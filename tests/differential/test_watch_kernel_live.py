@@ -53,6 +53,7 @@ def written(replica_set: ReplicaSet) -> Iterator[tuple[Timestamp, Timestamp]]:
         yield start, note(client)
 
 
+@pytest.mark.by_turns
 @pytest.mark.usefixtures("kernel_at_work")
 @pytest.mark.parametrize("namespace", [(), ("watch_kernel",), ("watch_kernel", "c")], ids=str)
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ def worked(replica_set: ReplicaSet) -> tuple[Timestamp, Timestamp]:
         return work(client, "watch_live")
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("namespace", [(), ("watch_live",), ("watch_live", "orders")], ids=str)
 @pytest.mark.parametrize(
     "options",

@@ -16,7 +16,7 @@ from tests.golden.recording import token_time
 from tests.golden.sharded_replay import ClusterSource
 from tests.golden.test_sharded_recordings import RECORDINGS, ROUTER_STREAMS, WITH_A_NEW_SHARD, added_at
 
-pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
+pytestmark = [pytest.mark.usefixtures("kernel_on_and_off"), pytest.mark.by_turns]
 
 #: Without a cursor all of a recording's streams were compared; some are enough here, those with a new shard among them.
 NAMES = sorted({*list(ROUTER_STREAMS)[::5], *WITH_A_NEW_SHARD[:2]})

@@ -27,7 +27,7 @@ from tests.golden.recording import (
 )
 from tests.golden.replay import memory_of
 
-pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
+pytestmark = [pytest.mark.usefixtures("kernel_on_and_off"), pytest.mark.by_turns]
 
 HERE = Path(__file__).parent
 GAPS: dict[str, str] = tomllib.loads((HERE / "known_gaps.toml").read_text())["gaps"]

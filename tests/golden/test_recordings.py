@@ -22,7 +22,7 @@ from tests.golden.recording import (
 )
 from tests.golden.replay import OurStream, memory_of
 
-pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
+pytestmark = [pytest.mark.usefixtures("kernel_on_and_off"), pytest.mark.by_turns]
 
 GAPS: dict[str, str] = tomllib.loads((Path(__file__).parent / "known_gaps.toml").read_text())["gaps"]
 STREAMS = recording.streams()

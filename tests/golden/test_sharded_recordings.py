@@ -21,7 +21,7 @@ from tests.golden.recording import token_is_high_water_mark, token_time
 from tests.golden.sharded_recording import ShardedRecording, ShardedStream
 from tests.golden.sharded_replay import Images, MergedReplay, ShardPart, memory_of, random_choice
 
-pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
+pytestmark = [pytest.mark.usefixtures("kernel_on_and_off"), pytest.mark.by_turns]
 
 GAPS: dict[str, str] = tomllib.loads((Path(__file__).parent / "known_gaps.toml").read_text())["sharded"]
 RECORDINGS = {name: sharded_recording.load(name) for name in sharded_recording.names()}

@@ -88,6 +88,7 @@ def check_same(entries: list[bytes], plan: Plan, **found: int) -> list[bytes]:
 LOOK_UP = {"fullDocument": "updateLookup"}
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("profile", "options"),
     [
@@ -196,6 +197,7 @@ MATCHES = [
 ]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("stages", MATCHES, ids=str)
 @pytest.mark.parametrize(
     "options",

@@ -41,7 +41,7 @@ from tests.property.cluster_oplogs import (
 )
 from tests.property.unsigned import unsigned_document
 
-pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
+pytestmark = [pytest.mark.usefixtures("kernel_on_and_off"), pytest.mark.by_turns]
 
 SEEDS = range(amount(30, 60))
 STEPS = 120

@@ -59,6 +59,7 @@ def random_event(rng: random.Random) -> bytes:
     return raw_bson.encode_document(*parts)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("documents", DOCUMENT_FORMS)
 @pytest.mark.parametrize("name", recording.names())
 def test_recorded_events_become_the_columns_that_their_fields_say(name: str, documents: str) -> None:
