@@ -64,17 +64,20 @@ LONGEST_FIRST = (
     "spark/test_sinks_away.py",  # with it the other files that ask for a Spark session
     "sharded/test_exact_images.py",  # with it and with the next one the files that ask for the shared cluster
     "differential/test_habits_live.py",
-    "spark/test_demo_command.py",
-    "consumer/test_ordeal.py",
-    "spark/test_run_command.py",
-    "products/test_products.py",
-    "differential/test_failures_live.py",
     "gateway/test_hostile_stages.py",
-    "spark/test_cluster.py",
+    "spark/test_demo_command.py",
+    "gateway/test_processes.py",
+    "products/test_products.py",
+    "differential/test_crafted_entries_live.py",
+    "differential/test_cursor_live.py",
+    "consumer/test_cli_listen.py",
+    "spark/test_run_command.py",
+    "differential/test_older_servers_live.py",
+    "consumer/test_lanes.py",
+    "differential/test_failures_live.py",
     "sharded/test_removed_shards.py",
-    "gateway/test_stop.py",
-    "differential/test_watch_live.py",
-    "spark/test_java.py",
+    "differential/test_rights_live.py",
+    "gateway/test_drivers.py",
 )
 #: Then come the folders whose files take longest.
 FOLDERS = ("spark", "docs", "sharded", "differential", "consumer", "gateway", "tables", "compare", "spec", "embedded")

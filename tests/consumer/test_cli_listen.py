@@ -219,7 +219,7 @@ def test_a_view_that_is_kept_says_how_both_of_its_listeners_are(commands: Comman
     assert process.wait(300) == 0
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_systemd_is_told_and_its_watchdog_is_not_fed_while_a_handler_hangs(
     commands: Commands, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

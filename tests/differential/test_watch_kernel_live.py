@@ -21,6 +21,7 @@ import tailrace
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
 from tailrace.watch.client import kernel_loader
+from tests.amounts import WHOLE
 from tests.differential.test_watch_live import both, note
 
 pytestmark = pytest.mark.mongod
@@ -184,7 +185,9 @@ def test_events_are_the_same_whatever_compiled_the_kernel_and_without_it_the_log
     replica_set: ReplicaSet, written: tuple[Timestamp, Timestamp]
 ) -> None:
     said = {}
-    for kernel in ("compiled", "numba", "plain"):
+    # What numba compiles here takes 10 s of processor: tests/unit/test_kernel_loading.py runs it on fewer events.
+    kernels = ("compiled", "numba", "plain") if WHOLE else ("compiled", "plain")
+    for kernel in kernels:
         arguments = [kernel, replica_set.uri, str(written[0].time), str(written[0].inc)]
         done = subprocess.run(
             [sys.executable, "-c", _SCRIPT, *arguments], capture_output=True, text=True, timeout=600, check=False
@@ -193,7 +196,8 @@ def test_events_are_the_same_whatever_compiled_the_kernel_and_without_it_the_log
         said[kernel] = done.stdout.splitlines()
     warning, plain = said["plain"]
     assert plain.startswith("False ")
-    assert said["compiled"] == said["numba"] == [plain.replace("False", "True")]
+    for kernel in kernels[:-1]:
+        assert said[kernel] == [plain.replace("False", "True")]
     assert warning.startswith("tailrace.client WARNING there is no compiled code for this machine")
 
 

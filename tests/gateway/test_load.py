@@ -235,8 +235,8 @@ def test_clients_come_and_go_while_a_primary_and_the_gateway_are_killed(
     ordeal(
         start_replica_set(3),
         start_gateway,
-        clients=amount(12, 20),
-        seconds=amount(8, 15),
+        clients=amount(8, 20),
+        seconds=amount(6, 15),
         kills=1,
         stay=3.0,
         pause_s=0.02,

@@ -89,6 +89,7 @@ def test_events_of_all_shards_come_in_one_order_from_every_connection(
             each.close()
 
 
+@pytest.mark.slow  # test_processes.py has it before a replica set
 def test_a_process_that_is_killed_takes_no_event_with_it(
     sharded_cluster: ShardedCluster, mongos: str, start_gateway: Callable[..., GatewayProcess]
 ) -> None:

@@ -39,7 +39,9 @@ FIELDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("version", ["4.4.2", pytest.param("5.0.4", marks=pytest.mark.slow), SERVER_VERSION])
+@pytest.mark.parametrize(
+    "version", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("4.4.2", "5.0.4")), SERVER_VERSION]
+)
 def test_dotted_shard_keys_are_the_shards_own_and_their_tokens_too(
     version: str, start_sharded_cluster: Callable[..., ShardedCluster]
 ) -> None:

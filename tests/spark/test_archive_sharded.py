@@ -119,6 +119,7 @@ def test_a_checkpoint_that_the_oplogs_have_overtaken_goes_on_in_the_archive(
     assert 120 < len(rest.events) < len(overtaken.events)
 
 
+@pytest.mark.slow  # test_archive.py has both over a replica set
 def test_a_batch_read_and_a_lake_begin_there_too(spark: SparkSession, overtaken: Overtaken, tmp_path: Path) -> None:
     frame = spark.read.format("tailrace").options(**overtaken.options(columns="event,token", partitions="3")).load()
     assert [bytes(row.event) for row in frame.collect()] == overtaken.events
