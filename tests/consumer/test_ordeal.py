@@ -171,6 +171,7 @@ def over_a_cluster(
     return f"{changes} changes, {ordeal.killed} kills, {ordeal.stopped} stops, {moves.count} chunks moved"
 
 
+# Above is a replica set. Transactions are in test_once.py, and moving chunks in test_sharded_views.py.
 @pytest.mark.slow
 def test_transactions_over_a_cluster_while_chunks_move(
     replica_set: ReplicaSet, start_sharded_cluster: Callable[..., ShardedCluster], capsys: pytest.CaptureFixture[str]

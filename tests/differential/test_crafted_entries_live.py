@@ -98,6 +98,7 @@ _NEW_SHARDS = [
 _NEW_SHARD_NAMES = {"6.0.27": b"kNewShardDetected", "7.0.28": b"migrateChunkToNewShard"}
 
 
+# Of 7.0 tests/golden/test_sharded_recordings.py has merged streams of a cluster whose chunks move.
 @pytest.mark.parametrize("version", ["6.0.27", pytest.param("7.0.28", marks=pytest.mark.slow)])
 def test_a_part_of_a_merged_stream_tells_of_new_shards(version: str, tmp_path: Path) -> None:
     """The entries were recorded on 7.0.28 for streams without ``needsMerge`` alone, which show none of them."""

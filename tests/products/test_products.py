@@ -93,7 +93,7 @@ def play(
     return report
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # of the harness itself: a long run that it spoils says so at its second seed
 def test_each_seed_of_a_run_begins_with_nothing_there(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +314,7 @@ def test_a_deployment_and_leases_that_are_put_back_are_equal_or_refused(
     assert report.faults.keys() == kinds
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # of 7.0 alone; the slice above has the default server
 @pytest.mark.wine
 def test_a_listener_of_a_server_under_wine_is_equal(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path

@@ -31,7 +31,7 @@ from tests.spark.running_lake import RunningLake
 pytestmark = [pytest.mark.mongod, pytest.mark.spark]
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # tests/differential/test_compatibility_live.py has it without Spark, in the same reader
 @pytest.mark.parametrize(("version", "lower"), [("6.0.27", "5.0"), ("7.0.28", "6.0")])
 def test_each_event_has_the_bytes_that_the_server_gave_on_its_side_of_the_change(
     version: str, lower: str, tmp_path: Path

@@ -34,6 +34,7 @@ LIMIT = 300
 Span = tuple[str, ClusterTime, ClusterTime]
 
 
+# Of 4.4 tests/differential/test_named_fields_live.py has them without Spark.
 @pytest.fixture(scope="module", params=["6.0.27", IN_BETWEEN, pytest.param("4.4.2", marks=pytest.mark.slow)])
 def span(request: pytest.FixtureRequest) -> Iterator[Span]:
     """A server's URI, and two cluster times with such documents between them."""

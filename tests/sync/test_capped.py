@@ -33,6 +33,7 @@ def in_order(client: MongoClient[Any], name: str) -> list[bytes]:
     return [bytes(one.raw) for one in there[name].find({}).hint([("$natural", 1)])]
 
 
+# Of 7.0 test_copying.py and test_catalog.py have what differs.
 @pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2", pytest.param("7.0.28", marks=pytest.mark.slow)])
 def test_the_order_is_kept_beside_a_writer(start_replica_set: Callable[..., ReplicaSet], version: str) -> None:
     there, here = start_replica_set(version=version), start_replica_set(version=version)

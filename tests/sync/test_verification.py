@@ -78,6 +78,7 @@ def found(run: Following, **options: Any) -> set[str]:
     return {str(one) for one in result.differences}
 
 
+# Of 7.0 test_copying.py and test_catalog.py have what differs.
 @pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2", pytest.param("7.0.28", marks=pytest.mark.slow)])
 def test_each_planted_difference_is_named(start_replica_set: Callable[..., ReplicaSet], version: str) -> None:
     there, here = start_replica_set(version=version), start_replica_set(version=version)
