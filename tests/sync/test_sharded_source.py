@@ -19,6 +19,7 @@ from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import SourceError
 from tailrace.read.source.topology import Cluster
+from tests.amounts import amount
 from tests.snapshot.test_snapshot_sharded import REGIONS, move, spread_over, write
 from tests.sync.equality import held
 from tests.sync.following import begun, following, now, without_limits
@@ -82,7 +83,7 @@ def test_while_chunks_move_and_transactions_span_shards(
                 thread.start()
             try:
                 with following(sharded_cluster.uri, target.uri, settings) as follower:
-                    while len(moved) < 2 or follower.changes < 300:
+                    while len(moved) < 2 or follower.changes < amount(100, 300):
                         follower.run_until(now(sharded_cluster.uri))
             finally:
                 stop.set()
