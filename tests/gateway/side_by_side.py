@@ -16,11 +16,13 @@ from tailrace.embedded import ReplicaSet
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
 from tests.quiet import QUIET
-from tests.server_in_use import SERVER_VERSION
+from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 #: The one that a run is about first.
 VERSIONS = tuple(dict.fromkeys((SERVER_VERSION, "5.0.4", "4.4.2")))
 #: For what takes long: in a plain run the first alone.
+#: The oldest answers otherwise than the default one, and the one between them as one of the two.
+BETWEEN_IS_SLOW = (VERSIONS[0], *(IN_BETWEEN if version == "5.0.4" else version for version in VERSIONS[1:]))
 OLDER_ARE_SLOW = (VERSIONS[0], *(pytest.param(version, marks=pytest.mark.slow) for version in VERSIONS[1:]))
 _OF_THE_CONNECTION = (b"$clusterTime", b"operationTime")
 

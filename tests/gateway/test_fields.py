@@ -23,7 +23,7 @@ from tailrace.core.event.resume_token import ResumeToken
 from tailrace.watch.gateway import engine as gateway_engine
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.running import eventually
-from tests.gateway.side_by_side import VERSIONS, SideBySide, side_by_side
+from tests.gateway.side_by_side import BETWEEN_IS_SLOW, SideBySide, side_by_side
 
 pytestmark = pytest.mark.mongod
 
@@ -200,7 +200,7 @@ KILLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=BETWEEN_IS_SLOW)
 def sides(request: pytest.FixtureRequest) -> Iterator[SideBySide]:
     with side_by_side(request.param) as made:
         made.server.run("shop", {"create": "aView", "viewOn": "orders"})

@@ -96,6 +96,7 @@ def root(guarded: Mongod) -> Iterator[pymongo.MongoClient[dict[str, Any]]]:
         yield client
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("stages", [[], [COMPUTES]], ids=["plain", "computing"])
 @pytest.mark.parametrize("user", [*ROLES, ROOT])
 def test_each_user_may_watch_what_the_server_lets_him(places: Places, user: str, stages: list[Any]) -> None:
@@ -116,6 +117,7 @@ def test_each_user_may_watch_what_the_server_lets_him(places: Places, user: str,
     assert found["two"] == found["one"] == found["server"]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("user", ["reader", "second", "everywhere", "nobody", "killer", ROOT])
 @pytest.mark.parametrize("opened_in", SESSIONS[:2], ids=["no session", "a session"])
 def test_a_cursor_belongs_to_its_user_and_session(places: Places, user: str, opened_in: Binary | None) -> None:

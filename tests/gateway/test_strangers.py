@@ -16,13 +16,13 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 
 from tests.differential.wire import ANY_VALUE
-from tests.gateway.side_by_side import VERSIONS, SideBySide, side_by_side
+from tests.gateway.side_by_side import BETWEEN_IS_SLOW, SideBySide, side_by_side
 from tests.gateway.strangers import NUMBERS, meet
 
 pytestmark = pytest.mark.mongod
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=BETWEEN_IS_SLOW)
 def sides(request: pytest.FixtureRequest) -> Iterator[SideBySide]:
     with side_by_side(request.param) as made:
         yield made
