@@ -19,10 +19,13 @@ import pytest
 
 
 def mark_rest_slow(items: Iterable[pytest.Item]) -> None:
-    """Mark what is not in the slices of tests that have the mark ``by_turns``."""
+    """Mark what is not in the slices of tests that have the mark ``by_turns``. What is slow already is no part of a
+    slice: a value that comes in slow combinations alone would take the turn of another."""
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.get_closest_marker("by_turns"):
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        if item.get_closest_marker("by_turns") and not item.get_closest_marker("slow"):
             tests[item.nodeid.partition("[")[0]].append(item)
     for combinations in tests.values():
         places = [places_of(item) for item in combinations]

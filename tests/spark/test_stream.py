@@ -93,7 +93,7 @@ def test_parallel_partitions_give_the_same_bytes_as_one_in_ascending_order(
     spark: SparkSession, replica_set: ReplicaSet, database: Database[dict[str, Any]], tmp_path: Path
 ) -> None:
     start = newest(replica_set.uri)
-    fill(database, amount(6_000, 20_000), pad=500)
+    fill(database, 20_000, pad=500)
     database.c.update_many({}, {"$set": {"seen": True}})
     until = newest(replica_set.uri)
     options = {"uri": replica_set.uri, "database": database.name, "collection": "c", **at(start)}
