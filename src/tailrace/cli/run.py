@@ -55,7 +55,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("pipeline", metavar="pipeline.yaml", help="the pipeline file")
+    parser.add_argument("pipeline", metavar="pipeline.yaml", nargs="?", help="the pipeline file")
+    parser.add_argument(
+        "--schema", action="store_true", help="print the JSON Schema of pipeline files, for editors, and exit"
+    )
     parser.add_argument(
         "--available-now", action="store_true", help="exit when the end of the oplog is reached, whatever the file says"
     )
@@ -92,6 +95,10 @@ def run(args: argparse.Namespace) -> int:
     TailraceError for whatever else is wrong."""
     from tailrace.lake.spark.store.pipeline_file import load  # noqa: PLC0415  so that --help needs no pyspark
 
+    if args.schema:
+        return _print_schema()
+    if args.pipeline is None:
+        raise WrongUsageError("the pipeline file is missing", hint="examples/pipeline.yaml explains one")
     _check_flags(args)
     settings = load(args.pipeline)
     if args.available_now:
@@ -107,6 +114,13 @@ def run(args: argparse.Namespace) -> int:
     if args.verify:
         return print_verification(settings.lake, full=args.full, checkpoint=settings.checkpoint)
     return _stream(settings, args)
+
+
+def _print_schema() -> int:
+    from tailrace.lake.spark.store.pipeline_schema import pipeline_schema  # noqa: PLC0415
+
+    say(json.dumps(pipeline_schema(), indent=2), lines=True)
+    return 0
 
 
 def _check_flags(args: argparse.Namespace) -> None:
