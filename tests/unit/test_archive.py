@@ -234,9 +234,10 @@ def test_an_archive_that_is_being_begun_is_not_taken_for_something_else(
         seen.append(describe(tmp_path))
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(os, "fsync", killed)
-        write_record(tmp_path / DESCRIPTION, Description("rs0", (VersionNote("6.0.27"),), {}).document())
+    record = Description("rs0", (VersionNote("6.0.27"),), {}).document()
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_record(tmp_path / DESCRIPTION, record)
     assert seen == [None]
     assert any(tmp_path.iterdir()), "as a kill leaves it"
     assert describe(tmp_path) is None

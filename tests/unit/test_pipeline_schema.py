@@ -30,9 +30,9 @@ LEAST: dict[str, dict[str, Any]] = {
 }
 VALUES: list[Any] = [
     None, True, False, 0, 1, 2, -1, 1.5, "", "x", "5", "${HERE}", "1 second", "90 seconds", "7 days", "1d",
-    "3 fortnights", "128m", "128 MB", "0m", "big", "now", "snapshot", "json", "day", "fail", "quarantine", "updateLookup",
-    "exact", [], ["x"], ["day"], ["token", "token"], ["token"], ["shop.orders"], {}, {"a": 1}, {"shop.*": None},
-    {"shop.*": {"columns": {"total": "int"}}}, {"shop.*": {"x": 1}}, [{"$match": {}}],
+    "3 fortnights", "128m", "128 MB", "0m", "big", "now", "snapshot", "json", "day", "fail", "quarantine",
+    "updateLookup", "exact", [], ["x"], ["day"], ["token", "token"], ["token"], ["shop.orders"], {}, {"a": 1},
+    {"shop.*": None}, {"shop.*": {"columns": {"total": "int"}}}, {"shop.*": {"x": 1}}, [{"$match": {}}],
 ]  # fmt: skip
 #: What these hold is free text for the schema: names, paths, positions, stages. Only the reader knows more.
 FREE = {

@@ -71,6 +71,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--full", action="store_true", help="with --verify: read every byte and compare it with the hash in the log"
     )
     parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would be read and written, and what it costs the server; write nothing (with --progress json: "
+        "as JSON lines)",
+    )
+    parser.add_argument(
         "--accept-gap",
         action="store_true",
         help="continue although the oplog has lost events that the lake does not have; the lake's log records the gap",
@@ -113,6 +119,10 @@ def run(args: argparse.Namespace) -> int:
         return print_compaction(settings.lake, target_bytes=policy.target_bytes, retention=policy.retention)
     if args.verify:
         return print_verification(settings.lake, full=args.full, checkpoint=settings.checkpoint)
+    if args.dry_run:
+        from tailrace.cli.run_plan import print_plan  # noqa: PLC0415  PySpark
+
+        return print_plan(settings, accept_gap=args.accept_gap, as_json=args.progress == "json")
     return _stream(settings, args)
 
 
@@ -125,8 +135,12 @@ def _print_schema() -> int:
 
 def _check_flags(args: argparse.Namespace) -> None:
     """Raises WrongUsageError for flags that contradict each other."""
-    jobs = [flag for flag in ("--compact", "--verify") if getattr(args, flag[2:])]
-    jobs += [flag for flag in ("--available-now", "--accept-gap") if getattr(args, flag[2:].replace("-", "_"))][:1]
+    jobs = [flag for flag in ("--compact", "--verify", "--dry-run") if getattr(args, flag[2:].replace("-", "_"))]
+    jobs += [
+        flag
+        for flag in ("--available-now", "--accept-gap")
+        if not args.dry_run and getattr(args, flag[2:].replace("-", "_"))
+    ][:1]
     if len(jobs) > 1:
         raise WrongUsageError(f"{jobs[0]} and {jobs[1]} cannot be used together", hint="Run the command once for each")
     check_compare(args)
