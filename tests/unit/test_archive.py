@@ -223,6 +223,26 @@ def test_a_start_before_the_archive_is_history_lost(root: Path) -> None:
         given(ArchiveSource(root), ClusterTime(time_of(0) - 1), time_of(5))
 
 
+def test_an_archive_that_is_being_begun_is_not_taken_for_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync looked while its recorder wrote the first record, and was refused; and a recorder that was killed there
+    left a directory that nobody could use any more."""
+    seen = []
+
+    def killed(_: int) -> None:
+        seen.append(describe(tmp_path))
+        raise KeyboardInterrupt
+
+    record = Description("rs0", (VersionNote("6.0.27"),), {}).document()
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_record(tmp_path / DESCRIPTION, record)
+    assert seen == [None]
+    assert any(tmp_path.iterdir()), "as a kill leaves it"
+    assert describe(tmp_path) is None
+
+
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="is not an archive"):

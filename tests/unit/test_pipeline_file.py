@@ -125,7 +125,16 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         (LEAST + "tables: {path: t, collections: [a.b], every: soon}", "tables.every must be a time such as"),
         (LEAST + "tables: {path: t, collections: [a.b], targetBytes: big}", "tables.targetBytes must be a number"),
         ("source: {uri: x}\nlake: {path: 3}", "lake.path must be text"),
-        ("source: {uri: x, database: }\nlake: {path: p}", "'database' does not have a usable value"),
+        ("source: {uri: x, database: }\nlake: {path: p}", "source.database must be a name, not null"),
+        (
+            "source: {uri: x, database: on}\nlake: {path: p}",
+            "source.database must be a name, not true. Write it in quotes",
+        ),
+        ("source: {uri: x, database: ''}\nlake: {path: p}", 'source.database must be a name, not ""'),
+        ("source: {uri: x, database: d, collection: [a]}\nlake: {path: p}", "Several collections: source.collections"),
+        ("source: {uri: x, collections: [1.10]}\nlake: {path: p}", "source.collections must be names such as"),
+        (LEAST + "tables: {path: '', collections: [a.b]}", "tables.path must be a path"),
+        (LEAST + "tables: {path: t, collections: [{a.b: {}}]}", "tables.collections must name collections"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:

@@ -11,16 +11,21 @@ from pathlib import Path
 
 import bson
 import pytest
+from deltalake import DeltaTable
 
 from tailrace.base import durable
 from tailrace.core import raw_bson
 from tailrace.lake import verify
+from tailrace.lake.store import delta
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.compaction import compact
+from tailrace.lake.tables.schema import TableSchema
+from tailrace.lake.tables.versions import Keeping
 from tailrace.read.archive.layout import DESCRIPTION, HEAD, Description, Reach, VersionNote, oplog_folder
 from tailrace.read.archive.record import write_record
 from tailrace.read.archive.segment import ImagesWriter, SegmentWriter
 from tailrace.read.archive.source import ArchiveSource
+from tests.tables.features import Made
 from tests.unit.lake_events import begin, make, numbers_in, put, stage
 from tests.unit.power_cut import PowerCuts
 from tests.unit.test_archive import entry, entry_time, time_of
@@ -98,10 +103,30 @@ def check_records(top: Path, acknowledged: int) -> None:
             assert path.read_bytes() == b"%d" % number * 100
 
 
+def write_table(top: Path, cuts: PowerCuts) -> None:
+    """A table's log with a checkpoint at every version, and without the commits that it makes needless."""
+    table = Made(top / "table", TableSchema())
+    for number in range(COMMITS):
+        table.change([{"_id": one, "n": number} for one in range(EACH)])
+        cuts.acknowledged += 1
+        if number:
+            table.table.make_checkpoint()
+            table.table.expire(Keeping(grace_h=0))
+
+
+def check_table(top: Path, acknowledged: int) -> None:
+    root = top / "table"
+    if acknowledged == 0 and not delta.commits_in(root):
+        return
+    found = DeltaTable(str(root)).to_pyarrow_table(columns=["n"]).column("n").to_pylist()
+    assert found in [[number - 1] * EACH for number in (acknowledged, acknowledged + 1) if number]
+
+
 Write, Check = Callable[[Path, PowerCuts], None], Callable[[Path, int], None]
 STORES: dict[str, tuple[Write, Check]] = {
     "a lake": (write_lake, check_lake),
     "an archive": (write_archive, check_archive),
+    "a table": (write_table, check_table),
     "records": (write_records, check_records),
 }
 

@@ -55,7 +55,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("pipeline", metavar="pipeline.yaml", help="the pipeline file")
+    parser.add_argument("pipeline", metavar="pipeline.yaml", nargs="?", help="the pipeline file")
+    parser.add_argument(
+        "--schema", action="store_true", help="print the JSON Schema of pipeline files, for editors, and exit"
+    )
     parser.add_argument(
         "--available-now", action="store_true", help="exit when the end of the oplog is reached, whatever the file says"
     )
@@ -66,6 +69,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--verify", action="store_true", help="check the lake's files, rows and order, and exit")
     parser.add_argument(
         "--full", action="store_true", help="with --verify: read every byte and compare it with the hash in the log"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would be read and written, and what it costs the server; write nothing (with --progress json: "
+        "as JSON lines)",
     )
     parser.add_argument(
         "--accept-gap",
@@ -92,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
     TailraceError for whatever else is wrong."""
     from tailrace.lake.spark.store.pipeline_file import load  # noqa: PLC0415  so that --help needs no pyspark
 
+    if args.schema:
+        return _print_schema()
+    if args.pipeline is None:
+        raise WrongUsageError("the pipeline file is missing", hint="examples/pipeline.yaml explains one")
     _check_flags(args)
     settings = load(args.pipeline)
     if args.available_now:
@@ -106,13 +119,28 @@ def run(args: argparse.Namespace) -> int:
         return print_compaction(settings.lake, target_bytes=policy.target_bytes, retention=policy.retention)
     if args.verify:
         return print_verification(settings.lake, full=args.full, checkpoint=settings.checkpoint)
+    if args.dry_run:
+        from tailrace.cli.run_plan import print_plan  # noqa: PLC0415  PySpark
+
+        return print_plan(settings, accept_gap=args.accept_gap, as_json=args.progress == "json")
     return _stream(settings, args)
+
+
+def _print_schema() -> int:
+    from tailrace.lake.spark.store.pipeline_schema import pipeline_schema  # noqa: PLC0415
+
+    say(json.dumps(pipeline_schema(), indent=2), lines=True)
+    return 0
 
 
 def _check_flags(args: argparse.Namespace) -> None:
     """Raises WrongUsageError for flags that contradict each other."""
-    jobs = [flag for flag in ("--compact", "--verify") if getattr(args, flag[2:])]
-    jobs += [flag for flag in ("--available-now", "--accept-gap") if getattr(args, flag[2:].replace("-", "_"))][:1]
+    jobs = [flag for flag in ("--compact", "--verify", "--dry-run") if getattr(args, flag[2:].replace("-", "_"))]
+    jobs += [
+        flag
+        for flag in ("--available-now", "--accept-gap")
+        if not args.dry_run and getattr(args, flag[2:].replace("-", "_"))
+    ][:1]
     if len(jobs) > 1:
         raise WrongUsageError(f"{jobs[0]} and {jobs[1]} cannot be used together", hint="Run the command once for each")
     check_compare(args)

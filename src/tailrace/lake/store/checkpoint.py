@@ -1,5 +1,5 @@
 """Checkpoints of the lake's log: its state at one commit as a Parquet file, in Delta's form, so that nobody has to read
-all commits. ``deltalake`` writes them; it does not sync them, so this does, before any older commit goes.
+all commits. They are on the device before any older commit goes (``published_checkpoint.py``).
 
 ``deltalake`` keeps the names of replaced files for ``delta.deletedFileRetentionDuration``, which is the longest time
 that a lake may keep such files: 30 days, so 2.6 million names at a commit a second. What is needed are the names of
@@ -22,6 +22,7 @@ from tailrace.lake.store.delta_log import entry_of, erasures_of, gaps_of, guarde
 from tailrace.lake.store.layout import LakeLayout
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.part_writer import sha256_of
+from tailrace.lake.store.published_checkpoint import publish_checkpoint
 
 _DIGESTS = "checkpoints.json"
 #: In ``_staging``: the log, where the next checkpoint is made.
@@ -53,8 +54,6 @@ def make(layout: LakeLayout, number: int, *, keep: int) -> None:
         _publish(layout, number)
     except (OSError, DeltaError, SinkError):
         return
-    finally:
-        shutil.rmtree(layout.staging / _BESIDE, ignore_errors=True)
     durable.step("checkpoint")
     checkpoints = _numbers(layout)
     known = _digests(layout)
@@ -71,26 +70,12 @@ def _numbers(layout: LakeLayout) -> list[int]:
 
 
 def _publish(layout: LakeLayout, number: int) -> None:
-    """Make the checkpoint of a copy of the log, so that readers see it as a whole and never another one in its place:
-    they look for a file's end by the size that the directory said."""
-    from deltalake import DeltaTable  # noqa: PLC0415
+    base = max((one for one in _numbers(layout) if one < number), default=None)
 
-    beside = layout.staging / _BESIDE
-    shutil.rmtree(beside, ignore_errors=True)
-    copy = LakeLayout(beside)
-    copy.log.mkdir(parents=True)
-    base = max((one for one in _numbers(layout) if one < number), default=-1)
-    for path in [layout.checkpoint(base)] * (base >= 0) + [layout.commit(one) for one in range(base + 1, number + 1)]:
-        try:
-            (copy.log / path.name).hardlink_to(path)
-        except OSError:  # there are file systems without links
-            shutil.copyfile(path, copy.log / path.name)
-    DeltaTable(beside.absolute().as_uri()).create_checkpoint()
-    made, pointer = copy.checkpoint(number), copy.log / delta.POINTER
-    _forget_removed(layout.root, made, pointer)
-    for path in (made, pointer):
-        durable.sync_file(path)
-        durable.publish_file(path, layout.log / path.name)
+    def forget(made: Path, pointer: Path) -> None:
+        _forget_removed(layout.root, made, pointer)
+
+    publish_checkpoint(layout.root, number, layout.staging / _BESIDE, base=base, edit=forget)
 
 
 def _forget_removed(root: Path, made: Path, pointer: Path) -> None:

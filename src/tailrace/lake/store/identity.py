@@ -70,24 +70,10 @@ def open_lake(
     the lake is damaged.
     """
     log = CommitLog(root)
-    known = read_identity(root)
-    _check_stream(root, known, stream)
-    _check_partitioning(root, known, partitioning)
-    held = read_held(checkpoint)
-    begun = _has_begun(checkpoint)
+    known, held, begun = _looked_at(root, checkpoint, stream, partitioning)
     if not begun:
         _drop_unfinished_start(checkpoint)
-    if begun and held is None:
-        raise UsageError(
-            f"the checkpoint {checkpoint} was not made for a lake",
-            hint="Give a checkpoint directory of its own to each lake",
-        )
     if known is None:
-        if begun:
-            raise UsageError(
-                f"the checkpoint {checkpoint} continues a lake, and there is none at {root}",
-                hint="Give the lake's new place, or a fresh checkpoint directory to begin again",
-            )
         return _create(log, checkpoint, stream, columns, partitioning or BY_DAY)
     check_file_system(log.layout.state)
     from tailrace.lake.store import checkpoint as log_checkpoint  # noqa: PLC0415  Arrow; on the driver only
@@ -101,9 +87,7 @@ def open_lake(
             raise SinkError(problems[0], hint="Restore it from a copy; --verify says what else is wrong")
         continued = held if begun and gap is None else None
         if continued is not None:  # before anything goes: data files of a log that was set back may be wanted again
-            _check_lake(root, checkpoint, known, continued)
-            require_seen(log, head, checkpoint, continued)
-            _check_claim(root, checkpoint, known, continued)
+            _check_held(log, head, checkpoint, known, continued)
         settle(log.layout, log.newest_batch(head))
         remove_leftovers(log)
         if continued is not None:
@@ -111,6 +95,51 @@ def open_lake(
             return replace(opening, entries=_entries(head))
         snapshot = head.newest.planned.snapshot if head.newest is not None and gap is None else None
         return _take_over(log, head, checkpoint, known, gap, snapshot=snapshot or None)
+
+
+def check_opening(
+    root: Path, checkpoint: Path, stream: Mapping[str, Any], *, partitioning: Partitioning | None = None
+) -> Head | None:
+    """Raise what ``open_lake`` raises where lake, checkpoint and stream do not belong together, and write nothing.
+    Returns what the lake's log ends with; ``None`` where a lake would be begun."""
+    known, held, begun = _looked_at(root, checkpoint, stream, partitioning)
+    if known is None:
+        return None
+    log = CommitLog(root)
+    head = log.head()
+    if held is not None and begun:
+        _check_held(log, head, checkpoint, known, held)
+    return head
+
+
+def _looked_at(
+    root: Path, checkpoint: Path, stream: Mapping[str, Any], partitioning: Partitioning | None
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None, bool]:
+    """The lake's identity, what the checkpoint holds, and whether a query has begun there."""
+    known = read_identity(root)
+    _check_stream(root, known, stream)
+    _check_partitioning(root, known, partitioning)
+    held, begun = read_held(checkpoint), _has_begun(checkpoint)
+    if begun and held is None:
+        raise UsageError(
+            f"the checkpoint {checkpoint} was not made for a lake",
+            hint="Give a checkpoint directory of its own to each lake",
+        )
+    if begun and known is None:
+        raise UsageError(
+            f"the checkpoint {checkpoint} continues a lake, and there is none at {root}",
+            hint="Give the lake's new place, or a fresh checkpoint directory to begin again",
+        )
+    return known, held, begun
+
+
+def _check_held(
+    log: CommitLog, head: Head, checkpoint: Path, known: Mapping[str, Any], held: Mapping[str, Any]
+) -> None:
+    root = log.layout.root
+    _check_lake(root, checkpoint, known, held)
+    require_seen(log, head, checkpoint, held)
+    _check_claim(root, checkpoint, known, held)
 
 
 def read_identity(root: Path) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from tailrace.errors import SinkError
 from tailrace.lake.store import delta, places
 from tailrace.lake.store.object_place import StoreAwayError, reason
 from tailrace.lake.store.place import TablePlace
+from tailrace.lake.store.published_checkpoint import publish_checkpoint
 from tailrace.lake.tables import delta_commit, log_chain, versions
 from tailrace.lake.tables.change_feed import begins_feed, new_feed
 from tailrace.lake.tables.compaction import Layout, compacted
@@ -35,6 +37,8 @@ from tailrace.lake.tables.versions import Keeping
 
 #: A checkpoint of the log is written every this many versions.
 CHECKPOINT_EVERY: Final = 50
+#: Where the next checkpoint is made. Readers and Delta's VACUUM pass over names that begin so.
+_BESIDE: Final = "_checkpoint"
 _NAMESPACE: Final = "tailrace.namespace"
 _FEED: Final = "delta.enableChangeDataFeed"
 _DECLARED: Final = "tailrace.declared"
@@ -328,7 +332,7 @@ class CollectionTable:
         if self._delta is None or not self.version or self.version in delta.checkpoints_in(self.root):
             return
         try:
-            self._delta.create_checkpoint()
+            _publish_checkpoint(self.root, self._delta)
             made = delta.checkpoints_in(self.root)[self.version]
             self.checkpoints[self.version] = log_chain.digest_of(made)
         except (OSError, KeyError, DeltaError, StoreAwayError):
@@ -370,6 +374,15 @@ def _update(table: DeltaTable, root: TablePlace) -> None:
     """Read new versions of the log."""
     with places.asking(root):
         table.update_incremental()
+
+
+def _publish_checkpoint(root: TablePlace, table: DeltaTable) -> None:
+    if not isinstance(root, Path):  # an object is there to stay, and whole
+        table.create_checkpoint()
+        return
+    version = table.version()
+    base = max((one for one in delta.checkpoints_in(root) if one < version), default=None)
+    publish_checkpoint(root, version, root / _BESIDE, base=base)
 
 
 def _check_versions(root: TablePlace, numbers: Iterable[int], state: str) -> None:

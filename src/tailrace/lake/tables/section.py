@@ -35,7 +35,7 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
     """The settings; paths are relative to ``base``. Raises UsageError with the name of the key."""
     if "path" not in given:
         raise UsageError("tables.path is missing: the directory that the tables are kept in")
-    if not isinstance(given["path"], str):
+    if not isinstance(given["path"], str) or not given["path"]:
         raise UsageError(f"tables.path must be a path, not {given['path']!r}", hint="Write it as path: ./tables")
     default = TableSettings(Path(), ())
     policy = _policy(given.get("onMismatch"), "tables.onMismatch")
@@ -71,7 +71,7 @@ def _root(given: Mapping[str, Any], base: Path) -> TablePlace:
 def _rules(given: object, policy: Policy | None) -> tuple[TableRule, ...]:
     if isinstance(given, str):
         given = [given]
-    if isinstance(given, list):
+    if isinstance(given, list) and all(isinstance(one, str) for one in given):
         given = dict.fromkeys(given)
     if not isinstance(given, Mapping) or not given or not all(isinstance(one, str) for one in given):
         raise UsageError(

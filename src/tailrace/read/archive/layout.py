@@ -175,6 +175,11 @@ class Description:
         }
 
 
+def _others_than_description(folder: Path) -> bool:
+    """Whether a directory holds anything but a description that is being written, or was when its writer was killed."""
+    return folder.is_dir() and any(not one.name.startswith(f".{DESCRIPTION}.") for one in folder.iterdir())
+
+
 def describe(folder: Path) -> Description | None:
     """What an archive says of itself; ``None`` where the directory is empty or not there. Raises UsageError where it
     holds something else."""
@@ -182,7 +187,10 @@ def describe(folder: Path) -> Description | None:
     try:
         found = read_record(path)
         if found is None:
-            if folder.is_dir() and any(folder.iterdir()):
+            others = _others_than_description(folder)
+            found = read_record(path)  # it may have been begun since
+        if found is None:
+            if others:
                 raise UsageError(
                     f"{folder} is not an archive: it holds files, but no {DESCRIPTION}",
                     hint="Name an archive that 'tailrace archive' made, or a new directory",

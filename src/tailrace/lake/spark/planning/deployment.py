@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from pymongo import MongoClient
 
 from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.selection import Selection
 from tailrace.core.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.core.plan.plan import Plan
 from tailrace.core.plan.profile import for_people, profile_for
@@ -27,7 +28,9 @@ from tailrace.lake.spark.planning.snapshot import SnapshotPlanner
 from tailrace.lake.spark.query.offset import Offset, Resume, StreamIdentity
 from tailrace.lake.spark.query.options import SNAPSHOT, ReadOptions, Start
 from tailrace.lake.spark.query.snapshot_position import SnapshotPosition
+from tailrace.read.snapshot.reader import places_of
 from tailrace.read.source.compatibility import ASK_AGAIN_S
+from tailrace.read.source.connection import RETRY_SECONDS
 from tailrace.read.source.member_version import PresentMember, present_member
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.outline import MOST, Bucket, Weights
@@ -273,6 +276,18 @@ class Deployment(ABC):
         if states is None:
             return offset
         return states.checked(offset, partial(self._state_members, offset.cluster_time))
+
+    def collections(self, selection: Selection | None) -> list[str]:
+        """The namespaces that are there now of ``selection``; ``None``: of what the options watch."""
+        places = places_of(self._copied_from(), RETRY_SECONDS)
+        scopes = (self._options.scope,) if selection is None else selection.scopes
+        found = {one.namespace for scope in scopes for one in places.collections(scope, selection)}
+        return sorted(name for name in found if selection is None or selection.has(name))
+
+    @property
+    def clients(self) -> Sequence[MongoClient[Any]]:
+        """Those of the replica sets that hold the documents."""
+        return self._clients
 
     @property
     @abstractmethod

@@ -146,6 +146,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         _check_keys(parts[name], known, f"{name}.")
     source, lake, trigger, spark = parts["source"], parts["lake"], parts["trigger"], parts["spark"]
     source["uri"] = _uri(source.get("uri"), base, environment)
+    _check_names(source)
     for name in ("archive", "images"):
         if name in source:
             source[name] = str(local_path(_text(source[name], f"source.{name}"), f"source.{name}", base))
@@ -172,6 +173,22 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         archive=_archive(parts["archive"], base) if parts["archive"] else None,
         tables=settings_of(parts["tables"], base) if parts["tables"] else None,
     )
+
+
+def _check_names(source: Mapping[str, Any]) -> None:
+    """What is watched is named by texts: YAML reads ``on`` as true and ``1.10`` as 1.1, and another name would be
+    watched in silence."""
+    for key in ("database", "collection"):
+        if key in source and (not isinstance(source[key], str) or not source[key]):
+            hint = "Several collections: source.collections" if isinstance(source[key], list) else "Write it in quotes"
+            raise UsageError(f"source.{key} must be a name, not {shown(source[key])}", hint=hint)
+    names = source.get("collections", "")
+    names = names if isinstance(names, list) else [names]
+    for name in names:
+        if not isinstance(name, str):
+            raise UsageError(
+                f"source.collections must be names such as shop.orders, not {shown(name)}", hint="Write them in quotes"
+            )
 
 
 def _partition_by(value: object) -> tuple[str, ...]:

@@ -1,0 +1,227 @@
+"""The JSON Schema of the pipeline file: what editors complete and check, and what ``tailrace run --schema`` prints.
+
+It says what one key may hold. What two keys say together (``trigger.every`` beside ``trigger.availableNow``), and what
+only the deployment knows, ``pipeline_file.load`` and the run itself check. ``${NAME}`` may stand wherever the file has
+a text.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tailrace.core.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
+from tailrace.lake.spark.query.options import COLUMNS, DOCUMENT_FORMS, SERVER_FLAGS, V2_TOKENS
+from tailrace.lake.store.partitioning import COLLECTION, DAY, HOUR
+from tailrace.lake.store.quarantine import ON_ERRORS
+from tailrace.lake.tables.schema import POLICIES
+
+Schema = dict[str, Any]
+
+_VARIABLE: Final = r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"
+_FLAG: Final[Schema] = {"type": "boolean"}
+_TEXT: Final[Schema] = {"type": "string", "minLength": 1}
+_MAPPING: Final[Schema] = {"type": "object"}
+_STAGES: Final[Schema] = {"type": "array", "items": _MAPPING}
+
+
+def pipeline_schema() -> Schema:
+    """The schema, as JSON Schema of 2020-12."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Pipeline file of tailrace run",
+        "description": "Which changes of a MongoDB deployment are kept, and where.",
+        **_section(
+            {
+                "source": _said("Which change stream is read.", _section(_source())),
+                "lake": _said("The directory that the events go to.", _section(_lake(), required=("path",))),
+                "trigger": _said("How often a micro-batch starts.", _section(_trigger())),
+                "archive": _said(
+                    "An archive of the deployment's oplog, kept beside the lake.",
+                    _or_empty(_section(_archive(), required=("path",))),
+                ),
+                "limits": _said("Bounds of one micro-batch.", _section(_limits())),
+                "compaction": _said("How small files are merged.", _section(_compaction())),
+                "tables": _said(
+                    "Tables that equal their collections.",
+                    _or_empty(_section(_tables(), required=("path", "collections"))),
+                ),
+                "spark": _said("The local Spark that the command starts.", _section(_spark())),
+            },
+            required=("lake",),
+        ),
+    }
+
+
+def _section(keys: dict[str, Schema], *, required: tuple[str, ...] = ()) -> Schema:
+    """An object with these keys and no others. A section without a required key may be left empty."""
+    types = "object" if required else ["object", "null"]
+    wanted = {"required": [*required]} if required else {}
+    return {"type": types, "properties": keys, "additionalProperties": False, **wanted}
+
+
+def _or_empty(section: Schema) -> Schema:
+    return {"anyOf": [{"type": "null"}, {"type": "object", "maxProperties": 0}, section]}
+
+
+def _said(description: str, schema: Schema, **more: Any) -> Schema:
+    return {"description": description, **schema, **more}
+
+
+def _one_of(*values: str) -> Schema:
+    return {"type": "string", "anyOf": [{"enum": [*values]}, {"pattern": f"^{_VARIABLE}$"}]}
+
+
+def _matching(pattern: str) -> Schema:
+    return {"type": "string", "pattern": f"^(?:{pattern})$|{_VARIABLE}"}
+
+
+def _number(least: int) -> Schema:
+    return {"type": "integer", "minimum": least}
+
+
+def _bytes() -> Schema:
+    return {"anyOf": [_number(1), _matching(r"0*[1-9][0-9]{0,17}\s*[kmgtKMGT]?[bB]?")]}
+
+
+def _time(*units: str) -> Schema:
+    return _matching(rf"[0-9]+(?:\.[0-9]+)? *(?:{'|'.join(f'{one}s?' for one in units)})")
+
+
+def _kept_for() -> Schema:
+    return _matching(r"[0-9]{1,6} *(?:minute|hour|day)s?")
+
+
+def _duration() -> Schema:
+    return _matching(r"[0-9]{1,9}(?:\.[0-9]{1,9})? *(?:[smhd]|(?:second|minute|hour|day)s?)")
+
+
+def _names(description: str, items: Schema | None = None) -> Schema:
+    """One name, or a list of names."""
+    one = items or _TEXT
+    return _said(description, {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]})
+
+
+def _source() -> dict[str, Schema]:
+    position = {"anyOf": [_TEXT, _MAPPING, _number(0)]}
+    counted = {"anyOf": [_number(1), _matching("[0-9]+")]}
+    images = "exact, exactWhenAvailable: computed here, in the directory that images names."
+    return {
+        "uri": _said(
+            "The replica set or cluster: its URI, ${NAME} or @FILE. Without it the variable TAILRACE_URI counts.", _TEXT
+        ),
+        "database": _said("Watch this database alone.", _TEXT),
+        "collection": _said("Watch this collection of the database alone.", _TEXT),
+        "collections": _names("Watch these collections, by name or pattern: shop.orders, logs_*.event_20??"),
+        "pipeline": _said(
+            "The stages that follow $changeStream, as YAML or as JSON text.", {"anyOf": [_STAGES, _TEXT]}
+        ),
+        "collation": _said("How the stages compare strings.", {"anyOf": [_MAPPING, _TEXT]}),
+        "fullDocument": _said(
+            f"The document after an update. {images}", _one_of(*FULL_DOCUMENT_MODES, "exact", "exactWhenAvailable")
+        ),
+        "fullDocumentBeforeChange": _said(
+            f"The document before the change. {images}",
+            _one_of(*BEFORE_CHANGE_MODES, "exact", "exactWhenAvailable"),
+        ),
+        **{name: _said("The server's own option.", _FLAG) for name in (*SERVER_FLAGS, V2_TOKENS)},
+        "resumeAfter": _said("Begin after this resume token.", position),
+        "startAfter": _said("Begin after this resume token, also that of an invalidate event.", position),
+        "startAtOperationTime": _said("Begin at this cluster time: 1700000000,1 or 2026-01-31T12:00:00Z.", position),
+        "startingFrom": _said("Where a new stream begins.", _one_of("now", "oldest", "snapshot")),
+        "endAtOperationTime": _said("Where a batch read ends.", position),
+        "partitions": _said("How many tasks share a micro-batch.", counted),
+        "filterPushdown": _said("Whether Spark's filters become part of the read.", _FLAG),
+        "failOnInvalidate": _said("Whether the run fails when what it watches is dropped or renamed.", _FLAG),
+        "archive": _said("An archive to read what the oplog no longer holds from.", _TEXT),
+        "images": _said("A directory on a local disk for exact images.", _TEXT),
+        "snapshotDocumentsPerSecond": _said("How many documents a second a snapshot copies at most.", counted),
+    }
+
+
+def _lake() -> dict[str, Schema]:
+    column = _one_of(*COLUMNS)
+    return {
+        "path": _said("The lake's directory, which is made if it is missing.", _TEXT),
+        "checkpoint": _said("Spark's checkpoint directory.", _TEXT, default="<path>.checkpoint"),
+        "columns": _said(
+            "Which columns the lake has; token is needed.",
+            {"anyOf": [{"type": "array", "items": column, "uniqueItems": True, "minItems": 1}, _TEXT]},
+        ),
+        "documents": _said("The form of the columns with documents.", _one_of(*DOCUMENT_FORMS), default="json"),
+        "acceptGap": _said("Continue although the oplog has lost events that the lake does not have.", _FLAG),
+        "partitionBy": _names("What a new lake's files are divided by.", _one_of(DAY, HOUR, COLLECTION)),
+        "onError": _said("What becomes of an event that cannot be written.", _one_of(*ON_ERRORS), default="fail"),
+    }
+
+
+def _trigger() -> dict[str, Schema]:
+    every = _time("millisecond", "second", "minute", "hour")
+    return {
+        "every": _said(
+            "A micro-batch starts this often.", {"anyOf": [{"type": "number", "minimum": 0}, every]}, default="1 second"
+        ),
+        "availableNow": _said("Read what is there, and end.", _FLAG, default=False),
+    }
+
+
+def _archive() -> dict[str, Schema]:
+    return {
+        "path": _said("The archive's directory.", _TEXT),
+        "keep": _said("How long entries are kept; all, if it is missing.", _kept_for()),
+        "keepBytes": _said("How much is kept; all, if it is missing.", _bytes()),
+        "preImages": _said("Whether the server's pre-images are kept too.", _FLAG, default=True),
+    }
+
+
+def _limits() -> dict[str, Schema]:
+    return {
+        "maxEventsPerTrigger": _said(
+            "Events of one micro-batch at most.", {"anyOf": [_number(1), _matching("[0-9]+")]}
+        ),
+        "maxBytesPerTrigger": _said("Bytes of oplog of one micro-batch at most.", _bytes(), default="1g"),
+    }
+
+
+def _compaction() -> dict[str, Schema]:
+    return {
+        "every": _said("Look for files to merge after this many commits; 0: never.", _number(0)),
+        "targetBytes": _said("How large merged files become.", _bytes()),
+        "fanIn": _said("How many files are merged at least in a day that still grows.", _number(2)),
+        "retention": _said("How long replaced files stay for readers; 30 days at most.", _kept_for()),
+    }
+
+
+def _tables() -> dict[str, Schema]:
+    policy = _said("What becomes of a value that does not fit its column.", {"enum": [*POLICIES]})
+    rule = {
+        "columns": _said("Fields and their types, such as total: decimal(18,2).", {"type": ["object", "null"]}),
+        "onMismatch": policy,
+        "partitionBy": _names("Columns that the table is divided by."),
+        "zOrder": _names("Columns that merged files are arranged by."),
+    }
+    patterns = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}
+    rules = {"type": "object", "minProperties": 1, "additionalProperties": _section(rule)}
+    time = _duration()
+    return {
+        "path": _said("The directory of the tables, or s3://BUCKET/PREFIX.", _TEXT),
+        "state": _said("The local directory of the state, for tables in an object store.", _TEXT),
+        "collections": _said(
+            "Patterns of collections, or a mapping of patterns to rules.", {"anyOf": [patterns, rules]}
+        ),
+        "every": _said("The tables are written this often.", time),
+        "onMismatch": policy,
+        "compactEvery": _said("Merge small files after this many micro-batches; 0: never.", _number(0)),
+        "targetBytes": _said("How large merged files become.", _bytes()),
+        "grace": _said("How long replaced files and versions stay.", time),
+        "retention": _said("How far back as-of reaches.", time),
+        "versions": _said("How many versions are kept between grace and retention.", _number(0)),
+        "changeFeed": _said("How far back the change feed reaches.", time),
+    }
+
+
+def _spark() -> dict[str, Schema]:
+    return {
+        "cores": _said("Processors; all, if it is missing.", _number(1)),
+        "memory": _said("Memory of the JVM.", _TEXT, default="1g"),
+        "config": _said("Further settings of Spark.", {"type": ["object", "null"]}),
+    }

@@ -1,0 +1,111 @@
+"""``tailrace run --dry-run``: what it says holds, and it leaves no trace. It starts no Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+
+from tailrace.cli.main import main
+from tailrace.embedded import ReplicaSet, ShardedCluster
+
+pytestmark = pytest.mark.mongod
+BESIDE = "archive: {path: kept, keep: 2 days}\ntables: {path: tables, collections: [DB.*]}\n"
+
+
+def plan_of(
+    directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    uri: str,
+    source: str,
+    more: str = "",
+) -> list[dict[str, Any]]:
+    path = directory / "pipeline.yaml"
+    path.write_text(f"source: {{uri: '{uri}', {source}}}\nlake: {{path: lake}}\n{more}")
+    code = main(["run", "--dry-run", "--progress", "json", str(path)])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert [one.name for one in directory.iterdir()] == ["pipeline.yaml"], "a plan writes nothing"
+    return [json.loads(line) for line in printed.out.splitlines()]
+
+
+def said(lines: list[dict[str, Any]], part: str) -> str:
+    return "\n".join(line["what"] for line in lines if line["part"] == part)
+
+
+def test_a_plan_names_what_is_read_and_written_and_what_it_costs(
+    replica_set: ReplicaSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client.runplan.orders.insert_many([{"n": n} for n in range(50)])
+        before = client.admin.command("serverStatus")["opcounters"]
+        source = "database: runplan, startingFrom: snapshot, fullDocument: updateLookup"
+        lines = plan_of(tmp_path, capsys, replica_set.uri, source, BESIDE.replace("DB", "runplan"))
+        after = client.admin.command("serverStatus")["opcounters"]
+    assert all(after[name] == before[name] for name in ("insert", "update", "delete"))
+    assert said(lines, "reads").startswith("runplan of mongodb://")
+    assert "50 documents of 1 collections" in said(lines, "reads")
+    written = said(lines, "writes")
+    assert f"a new lake at {tmp_path / 'lake'}, by day" in written
+    assert f"an archive of the whole oplog at {tmp_path / 'kept'}, kept for 48.0 hours" in written
+    assert "none is there yet; runplan.orders is copied first: 50 documents" in written
+    assert "each update costs a find by _id" in said(lines, "costs")
+    [load] = [line for line in lines if "entriesBehind" in line]
+    assert load["entriesBehind"] == 0, "a snapshot begins at the end of the oplog"
+
+
+def test_the_whole_oplog_is_estimated_by_its_size(
+    replica_set: ReplicaSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client.runplan.counted.insert_one({})
+        least = client.local.command("collStats", "oplog.rs")["count"]
+        lines = plan_of(tmp_path, capsys, replica_set.uri, "startingFrom: oldest")
+        most = client.local.command("collStats", "oplog.rs")["count"]
+    [load] = [line for line in lines if "entriesBehind" in line]
+    assert least <= load["entriesBehind"] <= most
+    assert "from the oldest entry" in said(lines, "reads")
+
+
+def test_a_pattern_that_matches_nothing_is_told(
+    replica_set: ReplicaSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = BESIDE.replace("DB", "nosuchdatabase")
+    lines = plan_of(tmp_path, capsys, replica_set.uri, "database: runplan", beside)
+    assert said(lines, "warning") == "no collection matches nosuchdatabase.* now"
+
+
+def test_what_the_run_would_refuse_the_plan_refuses(
+    replica_set: ReplicaSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / "other").touch()
+    path = tmp_path / "pipeline.yaml"
+    path.write_text("source: {uri: '" + replica_set.uri + "'}\nlake: {path: lake}\n")
+    assert main(["run", "--dry-run", str(path)]) != 0
+    assert "is not empty and not a lake of Tailrace" in capsys.readouterr().err
+    path.write_text("source: {uri: '" + replica_set.uri + "', resumeAfter: 82ff}\nlake: {path: new}\n")
+    assert main(["run", "--dry-run", str(path)]) != 0
+    assert "15 Overflow" in capsys.readouterr().err
+    assert main(["run", "--dry-run", "--compact", str(path)]) != 0
+    assert "cannot be used together" in capsys.readouterr().err
+
+
+def test_a_cluster_is_counted_shard_by_shard(
+    sharded_cluster: ShardedCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    router = sharded_cluster.router
+    router.create_database("runplan", "shard1")
+    try:
+        router.insert_many("runplan.orders", [{"_id": number} for number in range(20)])
+        beside = BESIDE.replace("DB", "runplan")
+        lines = plan_of(tmp_path, capsys, sharded_cluster.uri, "database: runplan", beside)
+    finally:
+        router.drop_database("runplan")
+    assert lines[0]["oplogs"] == ["shard0", "shard1", "shard2"] or len(lines[0]["oplogs"]) == 3
+    assert "runplan.orders is copied first: 20 documents" in said(lines, "writes")
