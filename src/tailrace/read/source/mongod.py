@@ -9,10 +9,10 @@ answers. How cursors behave at the end of the oplog and under truncation is meas
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import bson
 from bson.raw_bson import RawBSONDocument
@@ -32,6 +32,7 @@ from tailrace.read.source.batch import BATCH_BYTES_MAX, cut, entry_time, is_init
 from tailrace.read.source.compatibility import server_version
 from tailrace.read.source.connection import RETRY_SECONDS, Connection
 from tailrace.read.source.failure import Backoff
+from tailrace.read.source.live import OnError
 from tailrace.read.source.lookup import current_documents, refuse_view, stored_pre_images
 from tailrace.read.source.member_version import MemberVersion, MemberVersions, present_member
 from tailrace.read.source.raw_reply import RawReplyCursor
@@ -47,9 +48,6 @@ _EXHAUST: Final = 64
 _SAME_MEMBER_TRIES: Final = 10
 #: How long one wait is, at most, until an entry is committed; an interrupted read ends after it.
 _COMMITTED_S: Final = 0.25
-
-#: Decides what follows a failed command.
-OnError: TypeAlias = Callable[[PyMongoError], None]
 
 
 class _Position(NamedTuple):

@@ -13,7 +13,8 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.request import OplogBatch
 from tailrace.read.source.batch import BATCH_BYTES_MAX
-from tailrace.read.source.mongod import AWAIT_MS, MongodSource, OnError
+from tailrace.read.source.live import OnError
+from tailrace.read.source.mongod import AWAIT_MS, MongodSource
 from tailrace.read.source.time_limit import remaining_s
 from tailrace.read.tail.segment import TailPlace
 from tailrace.read.tail.shared_tail import SharedTail

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pymongo import MongoClient
 from pymongo.errors import ConfigurationError, InvalidOperation
@@ -16,6 +16,7 @@ from tailrace.core.plan.profile import chosen_profile
 from tailrace.errors import ChangeStreamHistoryLost, ServerError, UsageError
 from tailrace.read.source.connection import Reader
 from tailrace.read.source.driver_error import driver_errors
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.time_limit import time_limit_of
 from tailrace.read.source.topology import Cluster
@@ -273,7 +274,7 @@ def _archived_shards(folder: str | Path) -> ArchivedShards:
 
 
 def _open_with_archive(
-    live: MongodSource, folder: str | Path, opened: Callable[[MongodSource], ChangeStream]
+    live: MongodSource, folder: str | Path, opened: Callable[[LiveSource], ChangeStream]
 ) -> ChangeStream:
     """A stream whose start may lie before the oplog's beginning. Raises 286 with the hole's two ends where the archive
     and the oplog do not meet."""
@@ -282,7 +283,7 @@ def _open_with_archive(
 
     source = HybridSource(live, ArchiveSource(folder))
     try:
-        return opened(cast(MongodSource, source))  # it answers as one
+        return opened(source)
     except ChangeStreamHistoryLost:
         source.refuse_hole()
         raise

@@ -31,6 +31,7 @@ from tailrace.lake.spark.planning.planner import Limits
 from tailrace.lake.spark.query.offset import Offset, StreamIdentity
 from tailrace.lake.spark.query.options import ReadOptions
 from tailrace.read.source.connection import Connection, clock_session
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.membership import Removed, ShardChange, added_shards, changes, reachable, removed_shards
 from tailrace.read.source.merged_outline import MergedOutline
 from tailrace.read.source.mongod import MongodSource
@@ -291,12 +292,12 @@ class ClusterDeployment(Deployment):
         names.update(shard.name for shard in removed if shard.since is None)
         return Offset(time, tuple((name, time) for name in sorted(names)), self.identity)
 
-    def _marked_sources(self, position: Offset) -> Mapping[str, MongodSource]:
+    def _marked_sources(self, position: Offset) -> Mapping[str, LiveSource]:
         # A shard that was removed since may have left its name to another one.
         history = self._behind(position.cluster_time)
         return {name: one.source for name, one in self._shards.items() if history.first_removed(name) is None}
 
-    def _asked_all(self, sources: Sequence[MongodSource], ask: Callable[[MongodSource], _T]) -> list[_T]:
+    def _asked_all(self, sources: Sequence[LiveSource], ask: Callable[[LiveSource], _T]) -> list[_T]:
         return list(self._pool.map(ask, sources))
 
     def require_history(self, position: Offset) -> None:
