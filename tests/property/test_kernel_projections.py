@@ -20,7 +20,7 @@ from bson.errors import InvalidBSON
 from bson.int64 import Int64
 
 from tailrace.core import raw_bson as rb
-from tailrace.core.event.change_event import Places
+from tailrace.core.event.change_event import KeptPlaces
 from tailrace.core.expression import CompiledPipeline, compile_stages
 from tailrace.core.kernel import project_program
 from tailrace.core.kernel.fast_path import process_batch
@@ -238,7 +238,7 @@ class Events:
 
 
 def compiled(
-    stages: list[bytes], *, expanded: bool = False, places: Places = "all"
+    stages: list[bytes], *, expanded: bool = False, places: KeptPlaces = "all"
 ) -> tuple[CompiledPipeline, BlockStages] | None:
     try:
         user = compile_stages(stages, now=1_700_000_000_000, show_expanded_events=expanded, event_places=places)
@@ -249,7 +249,7 @@ def compiled(
     return user, block_stages
 
 
-def check_pipelines(seed: int, count: int, places: Places | None = None) -> Counter[str]:
+def check_pipelines(seed: int, count: int, places: KeptPlaces | None = None) -> Counter[str]:
     """Random pipelines on random events; how often what came, and how many stages had a program."""
     rng = random.Random(seed)
     events, stages = Events(rng), Stages(rng)

@@ -20,7 +20,7 @@ from typing import Any, Self, cast
 from tailrace.act.consumer.async_change import AsyncChange
 from tailrace.act.consumer.listener import Listener, cancelled
 from tailrace.act.consumer.rules.errors import HandlerNotRun, LeaseDocumentError, LeaseLost
-from tailrace.act.consumer.rules.need import Decision, HandleChange, JudgeError, Need, Outcome, Pause
+from tailrace.act.consumer.rules.need import Decision, HandleChange, JudgeError, ListenerNeed, Outcome, Pause
 from tailrace.act.consumer.rules.unrun import check_runs, refuse_unrun
 from tailrace.act.consumer.watching import Watched
 from tailrace.errors import InternalError, UsageError
@@ -136,7 +136,7 @@ class AsyncListener(Listener):
     def __enter__(self) -> Self:
         raise UsageError("an asyncio listener is entered with async with")
 
-    async def _answer(self, need: Need, pool: ThreadPoolExecutor | None) -> Any:
+    async def _answer(self, need: ListenerNeed, pool: ThreadPoolExecutor | None) -> Any:
         match need:
             case HandleChange():
                 return await self._handle_in_task(need)
@@ -213,7 +213,7 @@ class AsyncListener(Listener):
 class _LaneInLoop(AsyncListener):
     """A part of an AsyncListener that a thread drives (``run_alone``): handler and error policy run in the loop."""
 
-    def _perform(self, need: Need) -> Any:
+    def _perform(self, need: ListenerNeed) -> Any:
         if not isinstance(need, HandleChange | JudgeError):
             return super()._perform(need)
         loop, done = self._loop, Future[asyncio.Task[Any]]()

@@ -45,14 +45,14 @@ from tailrace.act.consumer.rules.need import (
     Handled,
     JudgeError,
     KeepLease,
-    Need,
+    ListenerNeed,
     Outcome,
     Pause,
     RefreshLease,
     ReleaseLease,
     RenewLease,
     SkipChange,
-    Start,
+    StartName,
     TellGap,
 )
 from tailrace.act.consumer.rules.ownership import Ownership
@@ -134,7 +134,7 @@ class Listener:
         lane_key: LaneKeyChoice | Sequence[LaneKeyChoice] = None,
         commit_every: int = 1,
         commit_interval: float | None = None,
-        start: Start = "oldest",
+        start: StartName = "oldest",
         on_history_lost: OnHistoryLost = "fail",
         on_invalidate: OnInvalidate = "fail",
         on_error: OnError = "stop",
@@ -279,7 +279,7 @@ class Listener:
             "fence_field": self._fence_field,
         }
         if plan is None:
-            start: Start = "snapshot" if copies else settings.start
+            start: StartName = "snapshot" if copies else settings.start
             return self._part(watchable, resource=resource, store=store, start=start, **options, **self._watch)
         listener = self._part(watchable, resource=resource, store=store, **options)
         listener._fence_above = {self.resource: plan.fencing_token(0)}
@@ -333,7 +333,7 @@ class Listener:
         except BaseException as error:  # noqa: BLE001  join() raises it
             self._error = error
 
-    def _drive(self, steps: Generator[Need, Outcome, Any], perform: Callable[[Any], Any]) -> None:
+    def _drive(self, steps: Generator[ListenerNeed, Outcome, Any], perform: Callable[[Any], Any]) -> None:
         """Answer needs until there are none left."""
         try:
             need = next(steps)
@@ -348,7 +348,7 @@ class Listener:
         except StopIteration:
             return
 
-    def _perform(self, need: Need) -> Any:
+    def _perform(self, need: ListenerNeed) -> Any:
         match need:
             case HandleChange():
                 return self._handle(need)
@@ -552,7 +552,7 @@ class Listener:
             is_stopping=lambda: self._logic.leaves,
         )
 
-    def _keep_quietly(self, steps: Generator[Need, Outcome, Any], owned: Any) -> None:
+    def _keep_quietly(self, steps: Generator[ListenerNeed, Outcome, Any], owned: Any) -> None:
         try:
             self._drive(steps, self._perform)
         except Exception as error:  # noqa: BLE001  a lease that is not kept is lost, and the listener hears of it

@@ -18,8 +18,8 @@ from tailrace.act.consumer.rules.large_events import Refused, as_raw, operation_
 from tailrace.act.consumer.rules.need import (
     CloseStream,
     FindStart,
+    ListenerNeed,
     MarkEntries,
-    Need,
     OpenStream,
     PullChange,
     Pulled,
@@ -95,7 +95,7 @@ class Watching:
         chosen: CodecOptions[Any] = getattr(self._watchable, "codec_options", DEFAULT_CODEC_OPTIONS)
         return chosen
 
-    def perform(self, need: Need) -> Any:
+    def perform(self, need: ListenerNeed) -> Any:
         """The answer to a need of the stream."""
         match need:
             case PullChange():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tailrace.read.source.failure import Backoff
 
 #: Decides what follows a failed command.
-OnError: TypeAlias = "Callable[[PyMongoError], None]"
+OnFailedCommand: TypeAlias = "Callable[[PyMongoError], None]"
 
 
 @runtime_checkable
@@ -71,7 +71,7 @@ class LiveSource(OplogSource, Protocol):
         oplog_filter: bytes | None = ...,
         batch_size: int | None = ...,
         comment: Any = ...,
-        on_error: OnError | None = ...,
+        on_error: OnFailedCommand | None = ...,
     ) -> Generator[OplogBatch, None, None]:
         """See OplogSource.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.plan.request import OplogBatch
-from tailrace.read.tail.interest import EVERYONE, Keys
+from tailrace.read.tail.interest import EVERYONE, InterestKeys
 from tailrace.read.tail.segment import Segment, TailPlace
 
 
@@ -189,7 +189,7 @@ class SharedWindow:
                 segment.holders.append(place)
         return ready
 
-    def _keys_waited_for(self, about: Keys) -> list[bytes]:
+    def _keys_waited_for(self, about: InterestKeys) -> list[bytes]:
         if about is EVERYONE:
             return list(self._places)
         if len(about) < len(self._places):

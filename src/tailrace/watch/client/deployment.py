@@ -38,8 +38,8 @@ from tailrace.watch.client.snapshot_stream import SnapshotChangeStream, copies_f
 if TYPE_CHECKING:
     from tailrace.read.archive.cluster_hybrid import ArchivedShards
 
-Engine = Literal["oplog", "server"]
-ENGINES: Final[tuple[Engine, ...]] = ("oplog", "server")
+EngineName = Literal["oplog", "server"]
+ENGINES: Final[tuple[EngineName, ...]] = ("oplog", "server")
 
 
 class Readers:
@@ -72,7 +72,7 @@ class WatchedDeployment:
     def __init__(  # noqa: PLR0917
         self,
         arguments: Arguments,
-        engine: Engine,
+        engine: EngineName,
         server_version: str | None,
         window_bytes: int,
         archive: str | Path | None = None,
@@ -98,7 +98,7 @@ class WatchedDeployment:
         self._images = images
         with driver_errors():
             self.profile = None if server_version is None else chosen_profile(server_version)
-        self.engine: Engine = engine
+        self.engine: EngineName = engine
         self._arguments = arguments
         self._window_bytes = window_bytes
         self._client: MongoClient[Any] | None = None

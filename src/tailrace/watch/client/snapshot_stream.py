@@ -33,7 +33,7 @@ from tailrace.watch.client.turn import Turn
 #: While the copy runs, the stream that is to follow is opened this often, to see that the oplog still holds its start.
 _LOOK_S: Final = 30.0
 
-OpenStream = Callable[[WatchRequest], ChangeStream]
+StreamOpener = Callable[[WatchRequest], ChangeStream]
 
 
 def copies_first(request: WatchRequest) -> bool:
@@ -54,7 +54,7 @@ class SnapshotChangeStream(ChangeStream):
         client: MongoClient[Any],
         deployment: MongoClient[Any] | Cluster,
         request: WatchRequest,
-        open_stream: OpenStream,
+        open_stream: StreamOpener,
         profile: ServerProfile | None = None,
     ) -> None:
         self._client = client

@@ -45,7 +45,7 @@ _SHORT_NAME: Final = 64
 _SHORT: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 #: Text of the value of a type that starts at an offset of the buffer.
-_Writer = Callable[[bytes, int], str]
+_ValueWriter = Callable[[bytes, int], str]
 
 
 def legacy(document: bytes, start: int = 0) -> str:
@@ -155,7 +155,7 @@ class _DriverText:
         self._separator = separator
         self._is_legacy = is_legacy
         pair = self._pair
-        self._writers: dict[int, _Writer] = {
+        self._writers: dict[int, _ValueWriter] = {
             raw_bson.DOUBLE: self._double,
             raw_bson.STRING: _string,
             raw_bson.OBJECT: self.document,
