@@ -214,10 +214,10 @@ def test_an_invalidation_ends_or_resumes_all_lanes(shop: Any) -> None:
     assert seen.numbers() == every_round(3)
     write_rounds(shop[1].orders, range(3, 6))
     with listen(shop, seen, "b", 4, on_invalidate="resume"):
-        eventually(lambda: len(seen.changes) >= 74, "what was written behind the invalidation")
+        eventually(lambda: len(seen.changes) >= 74, "what was written after the invalidation")
         shop[1].orders.drop()
         write_rounds(shop[1].orders, range(6, 8))
-        eventually(lambda: len(seen.changes) >= 100, "what was written behind the second")
+        eventually(lambda: len(seen.changes) >= 100, "what was written after the second")
     assert seen.numbers() == every_round(8)
 
 

@@ -281,7 +281,7 @@ def test_random_stages_on_random_events_give_the_bytes_of_the_plain_stages_or_le
     assert counted["compiled"] > 0.7 * counted["stages"], counted
 
 
-def test_nothing_is_written_behind_the_room_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_past_the_room_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two documents that ended in the last byte of their room wrote one byte after it: no test had given a step less
     room than it needs, with nothing writable after."""
     rooms: list[GuardedBuffer] = []

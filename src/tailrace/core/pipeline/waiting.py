@@ -39,7 +39,7 @@ class Place(NamedTuple):
         return cls(token.cluster_time, token_order(token.to_bson()))
 
     @classmethod
-    def behind(cls, time: ClusterTime) -> Place:
+    def after(cls, time: ClusterTime) -> Place:
         """After all that has this time: tokens are hexadecimal digits."""
         return cls(time, b"\xff")
 

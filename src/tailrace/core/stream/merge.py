@@ -280,7 +280,7 @@ class MergedStream(Stream):
             bounds.append(config.events.first)
         if self._end is not None:
             bounds.append(Place.of(self._end))
-        return min(bounds, default=Place.behind(_NEVER))
+        return min(bounds, default=Place.after(_NEVER))
 
     def _settle(self) -> None:
         """Nothing may leave: the stream is over, or failed, or has reached what all shards promise."""

@@ -84,7 +84,7 @@ class HybridSource(RelayedSource):
                         position = max(position, batch.high_water)
                         yield batch
                 except ChangeStreamHistoryLost:
-                    if source is self._archive or not self._archive_goes_behind(position):
+                    if source is self._archive or not self._archive_goes_past(position):
                         raise
                     _log.warning("the oplog no longer reaches back to %s: reading on from the archive", position)
                     break
@@ -102,14 +102,14 @@ class HybridSource(RelayedSource):
                         position = max(position, batch.high_water)
                         yield batch
                 except ChangeStreamHistoryLost:
-                    if source is self._archive or not self._archive_goes_behind(position):
+                    if source is self._archive or not self._archive_goes_past(position):
                         raise
                     _log.warning("the oplog no longer reaches back to %s: reading on from the archive", position)
                     break
                 if source is self._live:
                     return
 
-    def _archive_goes_behind(self, position: ClusterTime) -> bool:
+    def _archive_goes_past(self, position: ClusterTime) -> bool:
         self._archive.refresh()
         return self._archive.newest() > position
 

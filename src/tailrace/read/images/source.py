@@ -145,7 +145,7 @@ class ExactSource(RelayedSource):
         state was made of another deployment, or of a history that is gone, ImageStateError where one that had begun is
         not there any more."""
         self._check_history(client)
-        begins_again = self._began_empty_behind(after)
+        begins_again = self._began_empty_after(after)
         if self.state.position is None or self.state.position < SEED_BATCHES or begins_again:
             if after is None:
                 begun = self._seeded(client)
@@ -233,7 +233,7 @@ class ExactSource(RelayedSource):
         entries = {} if mark is None else {self._live.name: mark}
         return json.dumps({**Witness(self._identity, entries).to_document(), _OF_STREAM: self._stream}).encode()
 
-    def _began_empty_behind(self, after: ClusterTime | None) -> bool:
+    def _began_empty_after(self, after: ClusterTime | None) -> bool:
         """Whether a stream goes back to before the beginning of a shard's state that began with nothing, as that of a
         shard that joined later does. Such a state can as well begin there: it knew nothing at its beginning. What it
         has learned since is read again, so the oplog must still hold all of that."""

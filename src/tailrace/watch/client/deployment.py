@@ -166,7 +166,11 @@ class WatchedDeployment:
             )
         readers = self.readers(client, request.read_preference)
         return SnapshotChangeStream(
-            client, readers.cluster or readers.client, request, lambda behind: self.open(client, behind), self.profile
+            client,
+            readers.cluster or readers.client,
+            request,
+            lambda following: self.open(client, following),
+            self.profile,
         )
 
     def _open_exact(self, readers: Readers, request: WatchRequest) -> ChangeStream:

@@ -56,7 +56,7 @@ def open_exact(
     recover: bool = False,
 ) -> ExactChangeStream:
     """Open a stream with exact images over a replica set. ``folder`` holds their state. With ``recover``, ``live`` has
-    an archive behind it, from which a lost state is rebuilt."""
+    an archive before it, from which a lost state is rebuilt."""
     directory = state_folder(folder)
     known = profile or profile_for(live.server_version)
     source = ExactSource(live, directory, request.scope, known, kernel=kernel_loader.is_ready, recover=recover)

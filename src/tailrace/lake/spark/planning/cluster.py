@@ -176,7 +176,7 @@ class ClusterDeployment(Deployment):
         client = self._cluster.client_at(address)
         return _named(address.name, partial(_Shard, address, client, self._options.watched, self._archive))
 
-    def _behind(self, position: ClusterTime) -> _History:
+    def _history_after(self, position: ClusterTime) -> _History:
         """What has become of the cluster's shards after ``position``, up to what was settled at least."""
         if self._history is None or self._history[:2] != (position, self._settled):
             found = changes(self._config.connection, position)
@@ -186,7 +186,7 @@ class ClusterDeployment(Deployment):
 
     def _member(self, name: str, position: ClusterTime) -> _Shard:
         """The shard that has a name in an offset, or after it: the first one that bore it there."""
-        removed = self._behind(position).first_removed(name)
+        removed = self._history_after(position).first_removed(name)
         if removed is not None:
             try:
                 client = reachable(self._cluster, removed, position)
@@ -277,7 +277,7 @@ class ClusterDeployment(Deployment):
         cut_off = [oldest for oldest, complete in found if not complete]
         oldest = max(cut_off) if cut_off else min(oldest for oldest, _ in found)
         # Of a shard that is gone nothing up to its removal is there.
-        for removed in self._behind(oldest).removed:
+        for removed in self._history_after(oldest).removed:
             try:
                 reachable(self._cluster, removed, oldest)
             except TailraceError:
@@ -287,14 +287,14 @@ class ClusterDeployment(Deployment):
     # -- streams ----------------------------------------------------------------------------------------------------
 
     def at(self, time: ClusterTime) -> Offset:
-        removed = self._behind(time).removed
+        removed = self._history_after(time).removed
         names = set(self._shards).difference(shard.name for shard in removed)
         names.update(shard.name for shard in removed if shard.since is None)
         return Offset(time, tuple((name, time) for name in sorted(names)), self.identity)
 
     def _marked_sources(self, position: Offset) -> Mapping[str, LiveSource]:
         # A shard that was removed since may have left its name to another one.
-        history = self._behind(position.cluster_time)
+        history = self._history_after(position.cluster_time)
         return {name: one.source for name, one in self._shards.items() if history.first_removed(name) is None}
 
     def _asked_all(self, sources: Sequence[LiveSource], ask: Callable[[LiveSource], _T]) -> list[_T]:
@@ -323,11 +323,11 @@ class ClusterDeployment(Deployment):
     def _given(self, names: Iterable[str], position: ClusterTime) -> set[str]:
         """Those whose events are given: with ``ignoreRemovedShards`` not the ones that were removed since."""
         ignored = self._options.stage.get("ignoreRemovedShards") is True
-        return {name for name in names if not ignored or self._behind(position).first_removed(name) is None}
+        return {name for name in names if not ignored or self._history_after(position).first_removed(name) is None}
 
     def end(self, position: Offset, newest: ClusterTime, limits: Limits | None) -> Offset:
         """As in any deployment. With the removal of a shard a micro-batch ends: the shard takes part up to there."""
-        newest = min([newest, *(removed.until for removed in self._behind(position.cluster_time).removed)])
+        newest = min([newest, *(removed.until for removed in self._history_after(position.cluster_time).removed)])
         with self._outlining(position, self._opened(position, newest)):
             return super().end(position, newest, limits)
 
@@ -378,14 +378,14 @@ class ClusterDeployment(Deployment):
     def advanced(self, position: Offset, to: ClusterTime, *, invalidated: bool) -> Offset:
         after = position.cluster_time
         opened = self._opened(position, to)
-        closed = {shard.name for shard in self._behind(after).removed if shard.until <= to}
+        closed = {shard.name for shard in self._history_after(after).removed if shard.until <= to}
         # What a removed shard has given since the position is given in this micro-batch, its last.
         self._reach(to, self._members(self._given(closed & {*position.shard_names, *opened}, after), after))
         return position.advanced(to, invalidated=invalidated, opened=opened, closed=closed)
 
     def _opened(self, position: Offset, until: ClusterTime) -> dict[str, ClusterTime]:
         """The shards that take part since a time after ``position``, and the cluster time after which they do."""
-        times = added_shards(self._behind(position.cluster_time).changes)
+        times = added_shards(self._history_after(position.cluster_time).changes)
         for name in self._shards:
             times.setdefault(name, position.cluster_time)  # its adding has left the config server's oplog
         unknown = set(times).difference(position.shard_names)
