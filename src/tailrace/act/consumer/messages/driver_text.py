@@ -132,7 +132,7 @@ def decoded(text: bytes) -> str:
         return text.decode()
     except UnicodeDecodeError:
         raise MessageRefused(
-            f"the string {_shortened(text)} is not UTF-8, which a text of JSON, Avro and Protobuf has to be"
+            f"the string {_shortened(text)} is not UTF-8, as strings in JSON, Avro and Protobuf must be"
         ) from None
 
 
@@ -195,7 +195,9 @@ class _DriverText:
             parts.append((_short_label(name) if len(name) <= _SHORT_NAME else _label(name)) + value)
             names.add(name)
         if len(names) < len(parts):
-            raise MessageRefused("a document has two fields of one name, of which readers of JSON take one")
+            raise MessageRefused(
+                "a document has two fields with the same name, and readers of JSON keep only one of them"
+            )
         return "{" + self._separator.join(parts) + "}"
 
     def _inside(self, buf: bytes, start: int) -> list[tuple[bytes, str]]:
