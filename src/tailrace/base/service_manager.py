@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from tailrace.base.health import Health
 from tailrace.base.threads import CheckedThread
 
-#: How often it is looked at without a watchdog. With one: as often as half of its time.
+#: How often the status is checked without a watchdog. With one: twice in its time.
 _LOOK_S: Final = 1.0
 #: A status in which only numbers have changed is not sent again.
 _NUMBER: Final = re.compile(r"[\d.]+")

@@ -34,7 +34,7 @@ _BATCH_BYTES: Final = 4 << 20
 _MEMORY_BYTES: Final = 64 << 20
 #: Written in a shard's directory: the time at which its state began with nothing.
 _EMPTY: Final = "began-empty.json"
-#: How often it is looked whether another process has released the state.
+#: How often to check whether another process has released the state.
 _LOOK_S: Final = 0.05
 _STREAM: Final = "stream.json"
 #: In the state's witness: the same as in that file.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tailrace.lake.spark.planning.exact import StateOf
     from tailrace.read.archive.cluster_hybrid import ArchivedShards
 
-#: No-ops are asked for this often at most, and how often it is looked whether they are majority-committed.
+#: No-ops are asked for at most this often; this often they are checked for being majority-committed.
 _SETTLE_INTERVAL_S: Final = 0.1
 _COMMIT_LOOK_S: Final = 0.002
 #: How often ``config.shards`` is read while nothing happens.

@@ -45,7 +45,7 @@ _OTHER_HISTORY: Final = (
     "The deployment was restored from an older backup, or a rollback took entries away, so what was read is no longer "
     "part of its history. Begin again with a new checkpointLocation and a new sink; for a lake, with a new lake"
 )
-#: How often it is looked whether a time is majority-committed.
+#: How often a check is made whether a time is majority-committed.
 _LOOK_S: Final = 0.01
 
 
