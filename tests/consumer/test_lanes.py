@@ -13,7 +13,7 @@ import pytest
 
 import tailrace
 from tailrace.act.consumer import lane_queue
-from tailrace.act.consumer import listener as listener_module
+from tailrace.act.consumer import listening as listener_module
 from tailrace.act.consumer.rules.lanes import LanePlan
 from tailrace.consumer import Change, Fence, Fenced, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.embedded import ReplicaSet
