@@ -401,7 +401,7 @@ def lanes_copy_again(shop: Shop, stale: Fence) -> None:
         stale.update_one(copies, {"by": stale.resource}, {"$set": {"v": 0}})
 
 
-def test_a_dropped_collection_ends_the_listener_and_the_next_run_goes_on_behind(shop: Shop) -> None:
+def test_a_dropped_collection_ends_the_listener_and_the_next_run_goes_on_after_it(shop: Shop) -> None:
     shop.orders.insert_one({"_id": 0})
     assert shop.handled(1) == [("insert", 0)]
     shop.orders.insert_one({"_id": 1})

@@ -89,7 +89,7 @@ def test_a_backlog_is_handed_over_up_to_each_commit(shop: Any) -> None:
     with listen(shop, handler):
         fill(shop, range(450, 455))
         until(lambda: len(handler.numbers) == 455)
-    assert handler.numbers[before:] == list(range(450, 455)), "the next run began behind the last batch"
+    assert handler.numbers[before:] == list(range(450, 455)), "the next run began after the last batch"
 
 
 def test_with_a_commit_for_each_change_each_comes_alone(shop: Any) -> None:

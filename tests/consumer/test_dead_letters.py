@@ -44,7 +44,7 @@ def outbox(database: Any) -> None:
     database.outbox.insert_many([*documents, {"_id": 3, "topic": "t", "payload": "three"}])
 
 
-def test_the_listener_goes_on_behind_a_dead_letter_which_is_replayed(
+def test_the_listener_goes_on_after_a_dead_letter_which_is_replayed(
     shop: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     database, store = shop
@@ -95,7 +95,7 @@ def test_the_listener_ends_at_a_dead_letter_if_that_is_chosen(shop: Any) -> None
 
 
 @pytest.mark.parametrize("then", ["skip", "stop"])
-def test_a_lane_goes_on_behind_its_poison_or_ends_with_all_of_them(shop: Any, then: Any) -> None:
+def test_a_lane_goes_on_after_its_poison_or_ends_with_all_of_them(shop: Any, then: Any) -> None:
     """Dead letters had been tried without lanes alone."""
     database, store = shop
     fine = {"topic": "t", "payload": ""}

@@ -152,7 +152,7 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "value for _id": lambda at: NEW.update_one(at, {"_id": {"$gt": 1}}, {"$set": {"x": 1}}, upsert=True),
     "needs an _id": lambda at: NEW.insert_one(at, {"x": 1}),
     "operators such as": lambda at: NEW.update_one(at, {"_id": 1}, {"x": 1}),
-    "holds no operators": lambda at: NEW.replace_one(at, {"_id": 1}, {"$set": {"x": 1}}),
+    "must not contain operators": lambda at: NEW.replace_one(at, {"_id": 1}, {"$set": {"x": 1}}),
     "as it is after the update": lambda at: NEW.find_one_and_update(at, {"_id": 1}, {"$set": {"x": 1}}, upsert=True),
 }
 

@@ -13,7 +13,7 @@ import pytest
 
 import tailrace
 from tailrace.act.consumer import lane_queue
-from tailrace.act.consumer import listener as listener_module
+from tailrace.act.consumer import listening as listener_module
 from tailrace.act.consumer.rules.lanes import LanePlan
 from tailrace.consumer import Change, Fence, Fenced, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.embedded import ReplicaSet
@@ -214,10 +214,10 @@ def test_an_invalidation_ends_or_resumes_all_lanes(shop: Any) -> None:
     assert seen.numbers() == every_round(3)
     write_rounds(shop[1].orders, range(3, 6))
     with listen(shop, seen, "b", 4, on_invalidate="resume"):
-        eventually(lambda: len(seen.changes) >= 74, "what was written behind the invalidation")
+        eventually(lambda: len(seen.changes) >= 74, "what was written after the invalidation")
         shop[1].orders.drop()
         write_rounds(shop[1].orders, range(6, 8))
-        eventually(lambda: len(seen.changes) >= 100, "what was written behind the second")
+        eventually(lambda: len(seen.changes) >= 100, "what was written after the second")
     assert seen.numbers() == every_round(8)
 
 

@@ -158,7 +158,7 @@ def test_an_effect_that_fails_leaves_no_mark(database: Any) -> None:
 
 def test_marks_that_are_kept_for_another_time_are_refused(database: Any) -> None:
     SeenChanges(database["marks"], "a", seconds=60).once("82AA", lambda session: None)
-    with pytest.raises(UsageError, match=r"marks are kept for another time than 120 s"):
+    with pytest.raises(UsageError, match=r"marks are kept for a different time than 120 s"):
         SeenChanges(database["marks"], "a", seconds=120).once("82AB", lambda session: None)
     with pytest.raises(UsageError, match="seconds must be a whole number above 0"):
         SeenChanges(database["marks"], "a", seconds=0)

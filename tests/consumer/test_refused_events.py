@@ -179,7 +179,7 @@ def test_a_policy_that_is_asked_for_a_retry_gets_the_same_event_again(shop: Shop
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_a_changed_pipeline_goes_on_behind_the_last_change(shop: Shop, engine: str, partitions: int) -> None:
+def test_a_changed_pipeline_goes_on_after_the_last_change(shop: Shop, engine: str, partitions: int) -> None:
     """It ended with 280 for ever where the pipeline no longer gives the last change that was handled."""
     shop.fill()
     assert shop.handled(engine, 4) == [*range(5)]
@@ -231,7 +231,7 @@ def test_older_servers(start_replica_set: Callable[..., ReplicaSet], version: st
                     assert shop.refused() == [3, 4]
 
 
-def test_an_invalidate_that_the_user_s_stages_fail_at_is_gone_on_behind(shop: Shop) -> None:
+def test_an_invalidate_that_the_user_s_stages_fail_at_is_gone_on_after(shop: Shop) -> None:
     """It was passed over as another event, and no stream resumes at its token: the listener ended for ever."""
     kind = {"$cond": [{"$eq": ["$operationType", "invalidate"]}, 0, 1]}
     fails = [{"$addFields": {"x": {"$divide": [1, kind]}}}]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace.act.consumer import listener
+from tailrace.act.consumer import listening as listener
 from tailrace.consumer import Change, Listener, MongoLeaseStore
 from tailrace.core.event.resume_token import ResumeToken
 from tailrace.embedded import ReplicaSet, ShardedCluster

@@ -95,11 +95,11 @@ class Bench:
             if result.difference is not None or error is None or len(errors) == _ERRORS_PASSED_MAX:
                 return result
             errors.append(error)
-            behind = self._behind_the_error(case)
-            if behind is None or behind >= self.end:
+            following = self._after_the_error(case)
+            if following is None or following >= self.end:
                 return result
             kept = {name: value for name, value in case.stage.items() if name not in ("resumeAfter", "startAfter")}
-            stage = {**kept, "startAtOperationTime": behind.to_timestamp()}
+            stage = {**kept, "startAtOperationTime": following.to_timestamp()}
             case = Case(case.scope, stage, case.v2, case.pipeline, case.entries_max, case.live)
 
     def compare_opening(self, case: Case) -> Difference | None:
@@ -148,7 +148,7 @@ class Bench:
             difference = Difference(str(case), "token", 0, words(ours.resume_token), words(plain.resume_token))
         return difference and replace(difference, what=f"without pushdown: {difference.what}")
 
-    def _behind_the_error(self, case: Case) -> ClusterTime | None:
+    def _after_the_error(self, case: Case) -> ClusterTime | None:
         """One tick after the entry that ends our stream; None when it does not open at all."""
         database, command = aggregate(case.scope, case.stage, server=self.server, v2=case.v2, pipeline=case.pipeline)
         again = OurStream(self.memory, database, command, server=self.server)

@@ -69,7 +69,7 @@ def test_a_stream_gives_the_members_own_events(deployment: tuple[ReplicaSet, str
     assert found == expected
 
 
-def test_a_copy_and_the_stream_behind_it(deployment: tuple[ReplicaSet, str], writer: MongoClient[Any]) -> None:
+def test_a_copy_and_the_stream_after_it(deployment: tuple[ReplicaSet, str], writer: MongoClient[Any]) -> None:
     writer.hidden_copy.orders.insert_many([{"_id": number} for number in range(300)])
     with tailrace.connect(deployment[1]) as client:
         reader = SnapshotReader(client, Scope.cluster(), ranges=3, parallel=2)

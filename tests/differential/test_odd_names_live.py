@@ -153,7 +153,7 @@ def test_no_stream_is_opened_on_a_view_or_a_time_series(replica_set: ReplicaSet)
 
 
 @pytest.mark.parametrize("command", ["drop", "rename", "rename to"])
-def test_a_line_break_behind_the_name_invalidates_too(replica_set: ReplicaSet, command: str) -> None:
+def test_a_line_break_after_the_name_invalidates_too(replica_set: ReplicaSet, command: str) -> None:
     """The server's pattern for "c" takes "c" with a line break after it, and what the pattern takes invalidates."""
     with MongoClient[dict[str, Any]](replica_set.uri) as client:
         database = client.odd_line_breaks

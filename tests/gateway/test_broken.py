@@ -149,7 +149,7 @@ def hello_that_waits(wire: Wire, request_id: int) -> bytes:
 
 @pytest.mark.mongod
 @pytest.mark.parametrize("is_compressed", [True, False])
-def test_a_large_message_behind_an_open_request_takes_no_memory(replica_set: ReplicaSet, is_compressed: bool) -> None:
+def test_a_large_message_after_an_open_request_takes_no_memory(replica_set: ReplicaSet, is_compressed: bool) -> None:
     """16 kB of zlib had become 16 MB for each connection that waits, beside the limit for all of them."""
     large = op_msg(
         bson.encode({"aggregate": "c", "pipeline": [{"$changeStream": {}}], "comment": b"\0" * 12_000_000, "$db": "d"}),

@@ -83,7 +83,7 @@ def odd_forms(command: dict[str, Any]) -> dict[str, list[bytes]]:
         "with a section of a kind that is none": [plain[:20] + b"\x09" + plain[21:]],
         "with a sequence": [message(command, 0, (b"x", bson.encode({})))],
         "with a sequence in place of a field": [message(command, 0, (second, bson.encode({})))],
-        "with something behind it": [with_length(plain[4:] + b"abc")],
+        "with something after it": [with_length(plain[4:] + b"abc")],
         "as OP_QUERY": [frame.op_query(b"odd.$cmd", query, request_id=7)],
         "as OP_QUERY, with leave": [frame.op_query(b"odd.$cmd", query, request_id=7, flags=64)],
         "without a database": [frame.op_msg(query, request_id=7)],
@@ -180,15 +180,15 @@ def fatal_forms() -> dict[str, list[bytes]]:
         _AN_ARRAY: [plain.replace(b"\x03exchange\0", b"\x04exchange\0")],
         "with leave to answer more than once": [message(command, frame.EXHAUST_ALLOWED)],
         "with a sequence": [message(command, 0, (b"x", bson.encode({})))],
-        "behind a sequence": [with_length(plain[4:20] + other + body)],
-        "behind a sequence, compressed": [HELLO, compressed(with_length(plain[4:20] + other + body))],
+        "after a sequence": [with_length(plain[4:20] + other + body)],
+        "after a sequence, compressed": [HELLO, compressed(with_length(plain[4:20] + other + body))],
         "with a long sequence": [message(command, 0, long)],
         "with text that is not UTF-8": [text],
         "with a deep document": [message({**command, "comment": deep})],
         "with a wrong checksum": [
             with_length(plain[4:16] + struct.pack("<I", frame.CHECKSUM_PRESENT) + plain[20:] + b"abcd")
         ],
-        "with something behind it": [with_length(plain[4:] + b"abc")],
+        "with something after it": [with_length(plain[4:] + b"abc")],
         "with two commands": [with_length(plain[4:] + plain[20:])],
         "unanswered": [message(command, frame.MORE_TO_COME) + message(COMMANDS["ping"])],
         "as OP_QUERY": [frame.op_query(b"odd.$cmd", query, request_id=7)],
@@ -204,7 +204,7 @@ def test_no_form_of_an_exchange_ends_the_server(sides: SideBySide) -> None:
         wire.run("admin", {"ping": 1})
     is_old = sides.running.gateway.engine.version < (6, 0)
     for name, reply in found.items():
-        if name in ("with something behind it", "with two commands"):
+        if name in ("with something after it", "with two commands"):
             assert reply == "closed"
         elif name == "unanswered":
             assert "'ok': 1.0" in reply

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from tailrace.act.consumer import fence, listener, mongo_lease_store
+from tailrace.act.consumer import fence, listening, mongo_lease_store
 from tailrace.act.consumer.rules.ownership import Ownership
 from tests.simulation.mutants import CommitsBeforeTheWork
 
@@ -19,7 +19,7 @@ def without_fence() -> None:
 
 def commits_past_a_batch() -> None:
     """The position after a batch is committed before its changes are handled."""
-    listener.ListenerLogic = CommitsBeforeTheWork  # type: ignore[misc,attr-defined]
+    listening.ListenerLogic = CommitsBeforeTheWork  # type: ignore[misc,attr-defined]
 
 
 def judges_by_its_own_clock() -> None:

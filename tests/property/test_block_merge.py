@@ -104,7 +104,7 @@ def test_what_is_taken_up_to_ascending_bounds_is_all_of_it_once(
         for bound in [*bounds, (7, 4)]:
             time = ClusterTime.of(SECONDS, bound[0])
             # 4 stands for all that has this time.
-            limit = Bound.behind(time) if bound[1] == 4 else Bound(time, token(bound).encode())
+            limit = Bound.after(time) if bound[1] == 4 else Bound(time, token(bound).encode())
             pieces = waiting.take(limit)
             taken += [event.to_bson() for event in merged_events([pieces])]
             assert taken == [one for place, one in zip(own, made, strict=True) if place <= bound]

@@ -127,7 +127,7 @@ def test_a_damaged_pre_image_gives_the_same_or_is_left_to_apply_diff() -> None:
         assert _made(damaged, [diff] * len(damaged)) == [_expected(one, diff) for one in damaged]
 
 
-def test_nothing_is_read_behind_a_pre_image() -> None:
+def test_nothing_is_read_past_a_pre_image() -> None:
     rng = random.Random(6)
     guarded = GuardedBuffer(1 << 16)
     for _ in range(300):

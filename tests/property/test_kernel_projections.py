@@ -20,7 +20,7 @@ from bson.errors import InvalidBSON
 from bson.int64 import Int64
 
 from tailrace.core import raw_bson as rb
-from tailrace.core.event.change_event import Places
+from tailrace.core.event.change_event import KeptPlaces
 from tailrace.core.expression import CompiledPipeline, compile_stages
 from tailrace.core.kernel import project_program
 from tailrace.core.kernel.fast_path import process_batch
@@ -238,7 +238,7 @@ class Events:
 
 
 def compiled(
-    stages: list[bytes], *, expanded: bool = False, places: Places = "all"
+    stages: list[bytes], *, expanded: bool = False, places: KeptPlaces = "all"
 ) -> tuple[CompiledPipeline, BlockStages] | None:
     try:
         user = compile_stages(stages, now=1_700_000_000_000, show_expanded_events=expanded, event_places=places)
@@ -249,7 +249,7 @@ def compiled(
     return user, block_stages
 
 
-def check_pipelines(seed: int, count: int, places: Places | None = None) -> Counter[str]:
+def check_pipelines(seed: int, count: int, places: KeptPlaces | None = None) -> Counter[str]:
     """Random pipelines on random events; how often what came, and how many stages had a program."""
     rng = random.Random(seed)
     events, stages = Events(rng), Stages(rng)
@@ -281,7 +281,7 @@ def test_random_stages_on_random_events_give_the_bytes_of_the_plain_stages_or_le
     assert counted["compiled"] > 0.7 * counted["stages"], counted
 
 
-def test_nothing_is_written_behind_the_room_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_past_the_room_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two documents that ended in the last byte of their room wrote one byte after it: no test had given a step less
     room than it needs, with nothing writable after."""
     rooms: list[GuardedBuffer] = []

@@ -279,7 +279,7 @@ def test_a_stream_started_after_an_invalidate_leaves_out_the_first_one_of_every_
     assert merged.invalidated
 
 
-def test_an_error_of_a_shard_comes_behind_all_that_is_before_it_and_names_the_shard() -> None:
+def test_an_error_of_a_shard_comes_after_all_that_is_before_it_and_names_the_shard() -> None:
     merged = stream("a", "b")
     feed(merged, "a", [insert(3, "x"), damaged(6)], 9)
     assert not merged.wants("a")
@@ -295,7 +295,7 @@ def test_an_error_of_a_shard_comes_behind_all_that_is_before_it_and_names_the_sh
     assert merged.token.cluster_time == at(3)
 
 
-def test_a_shard_that_cannot_be_read_ends_the_stream_behind_what_it_promised() -> None:
+def test_a_shard_that_cannot_be_read_ends_the_stream_after_what_it_promised() -> None:
     merged = stream("a", "b")
     merged.promise("a", at(5))
     merged.fail("a", SourceError("no route", code=6))
@@ -491,7 +491,7 @@ def test_a_need_of_a_shard_that_has_left_meanwhile_may_be_answered_in_vain() -> 
 
 
 @pytest.mark.parametrize("refused", [1, 3, 5])
-def test_a_refused_look_up_of_one_shard_comes_behind_what_the_shards_have_before_it(refused: int) -> None:
+def test_a_refused_look_up_of_one_shard_comes_after_what_the_shards_have_before_it(refused: int) -> None:
     merged = updates("a", "b")
     feed(merged, "a", [update(2 * number, f"a{number}") for number in range(1, 6)], 20)
     feed(merged, "b", [insert(2 * number + 1, f"b{number}") for number in range(6)], 20)
@@ -517,7 +517,7 @@ def test_a_shard_that_is_not_open_cannot_be_fed() -> None:
 
 @STEADY
 @given(st.lists(writes, min_size=1, max_size=3), st.integers(0, 30), st.sets(st.integers(0, 2)), st.booleans())
-def test_before_6_0_a_merged_stream_goes_on_behind_a_token_whose_event_the_pipeline_leaves_out(
+def test_before_6_0_a_merged_stream_goes_on_after_a_token_whose_event_the_pipeline_leaves_out(
     shards: list[list[tuple[int, int]]], chosen: int, kept: set[int], pushed: bool
 ) -> None:
     """From 6.0 on it ends with 280 where anything passes after it. Every earlier resume kept the token's own event."""

@@ -289,14 +289,14 @@ class Comparison:
         ]
         places += rng.sample(ours.marks, min(count, len(ours.marks)))
         for token, place in places:
-            behind = place
-            while behind < len(expected) and native.token(expected[behind]) == _parsed(token):
-                behind += 1  # two shards gave it: a resume goes after both
+            resumed_at = place
+            while resumed_at < len(expected) and native.token(expected[resumed_at]) == _parsed(token):
+                resumed_at += 1  # two shards gave it: a resume goes after both
             rest = read_ours(self._cluster.uri, case, until, resume_after=token)
             self._totals.resumes += 1
-            difference = stream_difference(tied(expected[behind:]), replace(rest, events=tied(rest.events)))
+            difference = stream_difference(tied(expected[resumed_at:]), replace(rest, events=tied(rest.events)))
             if difference is not None:
-                self._report(f"resumed after {token} (event {behind}), {case}", difference)
+                self._report(f"resumed after {token} (event {resumed_at}), {case}", difference)
 
     def _some(self, expected: list[bytes], count: int) -> list[int]:
         return self._rng.sample(range(len(expected)), min(count, len(expected)))

@@ -143,7 +143,7 @@ def test_an_update_here_a_move_and_an_update_there_come_in_order(sharded_cluster
     assert given == list(range(1, 2 * rounds + 1))
 
 
-def test_a_drop_ends_a_collection_s_stream_behind_every_shard_s_invalidate(sharded_cluster: ShardedCluster) -> None:
+def test_a_drop_ends_a_collection_s_stream_after_every_shard_s_invalidate(sharded_cluster: ShardedCluster) -> None:
     namespace = spread(sharded_cluster, "dropped")
     start = sharded_cluster.router.fence()
     with (

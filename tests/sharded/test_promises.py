@@ -59,7 +59,7 @@ def test_closing_a_stream_ends_its_threads_and_twice_does_no_harm(sharded_cluste
 
 
 @pytest.mark.parametrize("reads_only", [False, True])
-def test_both_ways_make_an_idle_shard_write_behind_the_time_asked_for(
+def test_both_ways_make_an_idle_shard_write_after_the_time_asked_for(
     sharded_cluster: ShardedCluster, reads_only: bool
 ) -> None:
     with (

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace.act.consumer import listener
+from tailrace.act.consumer import listening as listener
 from tailrace.consumer import MongoLeaseStore
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet, ShardedCluster

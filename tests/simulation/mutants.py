@@ -195,7 +195,7 @@ MUTANTS: dict[str, dict[str, Any]] = {
     "a commit that does not look at the owner": {"new_servers": commit_without_looking_at_the_owner},
     "a commit that does not look at the position": {"new_servers": commit_without_looking_at_the_position},
     "the position not read back": {"new_logic": ForgetsToReadThePositionBack},
-    "the token kept behind a dead letter": {"new_logic": KeepsItsToken},
+    "the token kept after a dead letter": {"new_logic": KeepsItsToken},
     "the start not written down": {"new_logic": DoesNotWriteItsStartDown},
     "work that was handed back taken for done": {"new_logic": TakesUnrunForDone},
     "a cancelled handler taken for done": {"new_logic": TakesCancelledForDone},

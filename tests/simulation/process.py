@@ -27,8 +27,8 @@ from tailrace.act.consumer.rules.need import (
     Handled,
     JudgeError,
     KeepLease,
+    ListenerNeed,
     MarkEntries,
-    Need,
     OpenStream,
     Outcome,
     Pause,
@@ -47,7 +47,7 @@ from tests.simulation.servers import BrokenPromiseError
 from tests.simulation.stream import SimulatedStream
 
 Answer = Callable[[Any, BaseException | None], None]
-Steps = Generator[Need, Outcome, Any]
+Steps = Generator[ListenerNeed, Outcome, Any]
 
 TIMEOUT_S = 10.0
 
@@ -228,7 +228,7 @@ class Process:
 
     # Needs
 
-    def perform(self, need: Need, answer: Answer) -> None:
+    def perform(self, need: ListenerNeed, answer: Answer) -> None:
         servers, seconds = self.run.servers, self.settings.lease_seconds
         random = self.run.schedule.random
         resource, owner, clock = self.settings.resource, self.owner, self.wall
@@ -268,7 +268,7 @@ class Process:
             case _:
                 self._perform_stream(need, answer)
 
-    def _perform_stream(self, need: Need, answer: Answer) -> None:
+    def _perform_stream(self, need: ListenerNeed, answer: Answer) -> None:
         match need:
             case OpenStream(position):
                 if self.run.schedule.random.random() < self.run.faults.source_away:

@@ -70,7 +70,7 @@ class Servers:
         """``client_time`` is the asking process's clock: a store must not look at it."""
         self.refuse_locked(resource)
         record = self.records.get(resource)
-        taken = rules.acquired(record, resource, owner, seconds, self.time_of(client_time))
+        taken = rules.after_acquire(record, resource, owner, seconds, self.time_of(client_time))
         if taken is None:
             return None
         if record is not None and record.is_free(self.now()):
@@ -103,7 +103,7 @@ class Servers:
     def refresh(self, lease: Lease, seconds: float, client_time: Clock) -> Lease:
         self.refuse_locked(lease.resource)
         record = self.records.get(lease.resource)
-        return self.put(rules.refreshed(record, lease, seconds, self.time_of(client_time)), seconds)
+        return self.put(rules.after_refresh(record, lease, seconds, self.time_of(client_time)), seconds)
 
     def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float, client_time: Clock) -> Lease:
         self.refuse_locked(lease.resource)
@@ -111,7 +111,7 @@ class Servers:
 
     def _commit(self, lease: Lease, position: Mapping[str, Any], seconds: float, client_time: Clock) -> Lease:
         record = self.records.get(lease.resource)
-        after = rules.committed(record, lease, position, seconds, self.time_of(client_time))
+        after = rules.after_commit(record, lease, position, seconds, self.time_of(client_time))
         if record is not None and record.position is not None:
             check_forward(record.position, position)
         self.commits += 1
@@ -119,13 +119,13 @@ class Servers:
 
     def release(self, lease: Lease) -> None:
         self.refuse_locked(lease.resource)
-        self.put(rules.released(self.records.get(lease.resource), lease), 0.0)
+        self.put(rules.after_release(self.records.get(lease.resource), lease), 0.0)
 
     def revoke(self, resource: str) -> None:
         """An operator takes the lease away."""
         record = self.records.get(resource)
         if record is not None and record.owner is not None and not self.is_locked(resource):
-            self.put(rules.released(record, record), 0.0)
+            self.put(rules.after_release(record, record), 0.0)
 
     def commit_skip(self, lease: Lease, position: Mapping[str, Any], seconds: float, client_time: Clock) -> Lease:
         self.refuse_locked(lease.resource)
@@ -201,7 +201,7 @@ class Servers:
 
     def begin(self, transaction: object, lease: Lease) -> None:
         self.refuse_locked(lease.resource)
-        rules.held(self.records.get(lease.resource), lease)
+        rules.require_held(self.records.get(lease.resource), lease)
         self.locked[lease.resource] = transaction, self.schedule.now + self.transaction_seconds
 
     def end(self, transaction: object, resource: str) -> None:

@@ -246,7 +246,7 @@ class Simulation:
             assert position is not None
             self.must_handle = self.history.first_after(position)
             if self.settings.start == "oldest" and self.must_handle > self.history.lost:
-                raise BrokenPromiseError(f"the first position lies behind {self.must_handle} changes")
+                raise BrokenPromiseError(f"the first position lies after {self.must_handle} changes")
         if self.faults is not NONE or self.history.there < len(self.history.events) or self.must_handle is None:
             return False
         position = self._position()

@@ -98,7 +98,7 @@ def copy_all(reader: SnapshotReader, target: Target) -> SnapshotState:
     return reader.state
 
 
-def stream_behind(
+def stream_after(
     client: tailrace.watch.client.client.Client, scope: Scope, state: SnapshotState, until: Any
 ) -> Iterator[bytes]:
     """The events of the stream that starts where the snapshot did, up to a cluster time."""

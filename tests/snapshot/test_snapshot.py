@@ -32,7 +32,7 @@ from tailrace.read.snapshot import SnapshotReader, SnapshotState, begin
 from tailrace.watch.client.client import operation_time
 from tests.pace import BETWEEN_WRITES_S
 from tests.server_in_use import IN_BETWEEN
-from tests.snapshot.copies import Target, copy_all, id_of, persisted, stream_behind, truth
+from tests.snapshot.copies import Target, copy_all, id_of, persisted, stream_after, truth
 
 pytestmark = pytest.mark.mongod
 
@@ -233,12 +233,12 @@ def fill(db: Any, names: list[str]) -> None:
 
 
 def follow(client: Any, scope: Scope, state: SnapshotState, target: Target) -> None:
-    for event in stream_behind(client, scope, state, operation_time(client)):
+    for event in stream_after(client, scope, state, operation_time(client)):
         target.apply(event)
 
 
 @pytest.mark.parametrize(("parallel", "seed"), [(1, 1), (1, 2), (3, 3)])
-def test_a_snapshot_and_the_stream_behind_it_lose_nothing(client: Any, db: Any, parallel: int, seed: int) -> None:
+def test_a_snapshot_and_the_stream_after_it_lose_nothing(client: Any, db: Any, parallel: int, seed: int) -> None:
     """Four writers; the copy is cut off at random points, with chunks delivered whose ``done`` was never kept."""
     names = ["a", "b"]
     fill(db, names)

@@ -27,7 +27,7 @@ from tailrace.read.snapshot.reader import check_origin, range_reader
 from tailrace.watch.client.client import operation_time, readers_of
 from tests.pace import BETWEEN_MOVES_S, BETWEEN_WRITES_S
 from tests.server_in_use import IN_BETWEEN
-from tests.snapshot.copies import Target, copy_all, id_of, persisted, stream_behind
+from tests.snapshot.copies import Target, copy_all, id_of, persisted, stream_after
 
 pytestmark = pytest.mark.mongod
 
@@ -157,7 +157,7 @@ def test_orphans_are_left_out_and_document_keys_have_the_shard_key(
             assert keys == [["region", "_id"]] * 30 + [["_id"]]
 
 
-def test_a_snapshot_and_the_stream_behind_it_lose_nothing_while_chunks_move(
+def test_a_snapshot_and_the_stream_after_it_lose_nothing_while_chunks_move(
     sharded_cluster: ShardedCluster, namespace: str
 ) -> None:
     for number in range(400):
@@ -196,7 +196,7 @@ def test_a_snapshot_and_the_stream_behind_it_lose_nothing_while_chunks_move(
                 thread.join()
         assert len(moved) > 2
         until = operation_time(client)
-        for event in stream_behind(client, scope, state, until):
+        for event in stream_after(client, scope, state, until):
             target.apply(event)
         assert held(target, namespace) == truth(sharded_cluster, namespace)
 

@@ -173,7 +173,7 @@ def test_the_events_are_those_of_the_clusters_stream_with_a_match(written: Any) 
             assert bool(expected) is (patterns != LISTS[-1])
 
 
-def test_a_pipeline_comes_behind_the_list(written: Any) -> None:
+def test_a_pipeline_comes_after_the_list(written: Any) -> None:
     uri, start, until, _ = written
     stages = [{"$match": {"operationType": {"$in": ["insert", "rename"]}}}, {"$unset": "wallTime"}]
     patterns = ["listed_?.or*"]

@@ -53,11 +53,11 @@ def test_a_lake_holds_the_events_of_all_shards_that_have_one_token_and_goes_on(
     drop_at_one_time(cluster, prefix)
     before = truth(cluster, start, prefix)
     tokens = [native.token(event).data for event in before]
-    assert tokens[-3:] == [tokens[-1]] * 3, "the last events, which a checkpoint begins behind, have one token"
+    assert tokens[-3:] == [tokens[-1]] * 3, "the last events, which a checkpoint begins after, have one token"
     assert len(set(before[-3:])) == 3
     assert go_on("first") == before
     assert go_on("first") == before
-    assert go_on("fresh") == before, "a fresh checkpoint begins behind all events of the last token"
+    assert go_on("fresh") == before, "a fresh checkpoint begins after all events of the last token"
     drop_at_one_time(cluster, prefix)
     after = truth(cluster, start, prefix)
     assert go_on("fresh") == after

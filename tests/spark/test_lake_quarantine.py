@@ -188,7 +188,7 @@ def in_quarantine(lake: Path) -> list[dict[str, Any]]:
     return [row for path in sorted((lake / "_quarantine").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
-def test_a_lake_goes_on_behind_what_it_cannot_write(
+def test_a_lake_goes_on_after_what_it_cannot_write(
     spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
     uri, lake = replica_set.uri, tmp_path / "lake"

@@ -237,8 +237,8 @@ def _check_even_buckets(found: OplogOutline, oplog: Collection[Any], start: Clus
     first = list(found.even_buckets(start, until))
     assert len(first) > 30
     inside = ClusterTime(first[3].last - 1)
-    behind = ClusterTime(until + 5)
-    for low, high in ((start, until), (start, first[2].last), (start, inside), (inside, until), (start, behind)):
+    later = ClusterTime(until + 5)
+    for low, high in ((start, until), (start, first[2].last), (start, inside), (inside, until), (start, later)):
         buckets = list(found.even_buckets(low, high))
         assert [bucket.first for bucket in buckets] == [low.tick(), *(bucket.last.tick() for bucket in buckets[:-1])]
         assert buckets[-1].last == high

@@ -249,7 +249,7 @@ def test_a_dropped_collection_ends_the_stream_at_the_right_event_with_partitions
     assert len(expected) == 10_002
 
 
-def test_a_stream_that_has_ended_fails_behind_its_last_event_where_that_is_wanted(
+def test_a_stream_that_has_ended_fails_after_its_last_event_where_that_is_wanted(
     spark: SparkSession, replica_set: ReplicaSet, database: Database[dict[str, Any]], tmp_path: Path
 ) -> None:
     """No test had waited after an invalidate without availableNow: the query idles for ever, without a word."""
@@ -314,7 +314,7 @@ def test_a_dropped_database_ends_a_database_stream_and_leaves_a_cluster_stream(
 
 
 @pytest.mark.parametrize("option", ["resumeAfter", "startAfter"])
-def test_a_stream_goes_on_behind_any_token(
+def test_a_stream_goes_on_after_any_token(
     spark: SparkSession, replica_set: ReplicaSet, database: Database[dict[str, Any]], tmp_path: Path, option: str
 ) -> None:
     start = newest(replica_set.uri)

@@ -60,7 +60,7 @@ def assert_once(brokers: KafkaBrokers, rows: Sequence[Row]) -> None:
         assert tokens == sorted(tokens)
 
 
-def test_what_a_failed_batch_has_queued_is_not_sent_behind_its_repetition() -> None:
+def test_what_a_failed_batch_has_queued_is_not_sent_after_its_repetition() -> None:
     def fail() -> None:
         raise OSError("the source is gone")
 

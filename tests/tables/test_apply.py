@@ -16,9 +16,9 @@ from tailrace.read.window.apply import (
     INSERT,
     LETTERS,
     UPDATE,
-    Change,
     DocumentWork,
     StateMismatchError,
+    TimedChange,
     apply_all,
 )
 
@@ -36,7 +36,7 @@ def document(number: int, chosen: random.Random) -> bytes:
     )
 
 
-def change(number: int, chosen: random.Random, time: int) -> Change:
+def change(number: int, chosen: random.Random, time: int) -> TimedChange:
     match chosen.randrange(9):
         case 0:
             return INSERT, document(number, chosen), time
@@ -67,7 +67,7 @@ def test_compiled_code_and_the_reference_agree(seed: int, hold: int) -> None:
     expected: list[bytes | None] = []
     for number in range(200):
         held = now = document(number, chosen) if chosen.random() < 0.9 else None
-        kept: list[Change] = []
+        kept: list[TimedChange] = []
         for place in range(chosen.choice((1, 1, 1, 2, 3, 40))):
             op, body, time = one = change(number, chosen, hold + place)
             again = time <= COLLECTION.copied or op != UPDATE

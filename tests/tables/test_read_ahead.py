@@ -296,7 +296,7 @@ def test_a_writer_that_is_stopped_while_a_read_hangs_closes(
 @pytest.mark.mongod
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("behind_s", [0.0, 1000.0])
-def test_a_crash_behind_any_step_is_made_good(
+def test_a_crash_after_any_step_is_made_good(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_s: float
 ) -> None:
     """Each run dies at another step, among micro-batches whose rows the tables do not have yet."""

@@ -12,6 +12,8 @@ PAGE = ROOT / "docs" / "reference" / "glossary.md"
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]*?) ?\|$", re.MULTILINE)
 #: By its line, which takes a tenth of the time of parsing all modules.
 CLASS = re.compile(r"^ *class (\w+)\b.*:$", re.MULTILINE)
+#: A name for a type: an assignment to a name in capitals and small letters at the left margin.
+ALIAS = re.compile(r"^(_?[A-Z]\w*[a-z]\w*)(?:: TypeAlias)? = (?!.*\bTypeVar\()", re.MULTILINE)
 #: Words of daily use that the page has to explain.
 WORDS = {"entry", "event", "block", "batch", "micro-batch", "slice", "participant", "promise", "high water", "need"}
 WORDS |= {"answer", "token", "post-batch resume token", "high-water mark", "pushdown", "image", "scope", "stage"}
@@ -48,9 +50,23 @@ def test_the_words_of_daily_use_are_explained_once() -> None:
     assert sorted({word for word in words if words.count(word) > 1}) == []
 
 
-def test_no_two_classes_have_the_same_name() -> None:
-    places = defaultdict(list)
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        for name in CLASS.findall(path.read_text()):
-            places[name].append(str(path.relative_to(ROOT)))
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+def meanings(sources: dict[str, str]) -> dict[str, list[str]]:
+    """The names that more than one module gives to a class or a type, with the modules."""
+    places = defaultdict(set)
+    for path, text in sources.items():
+        for name in [*CLASS.findall(text), *ALIAS.findall(text)]:
+            places[name].add(path)
+    return {name: sorted(found) for name, found in places.items() if len(found) > 1}
+
+
+def test_no_two_classes_or_types_have_the_same_name() -> None:
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "src").rglob("*.py"))}
+    assert meanings(sources) == {}
+
+
+def test_a_name_with_two_meanings_would_be_found() -> None:
+    sources = {
+        "a.py": "class Need:\n    pass\nPart: TypeAlias = int\nT = TypeVar('T')\nMAX = 1\n",
+        "b.py": "Need = int | str\nPart = Literal['a']\nT = TypeVar('T')\nMAX = 2\n_Part = str\n",
+    }
+    assert meanings(sources) == {"Need": ["a.py", "b.py"], "Part": ["a.py", "b.py"]}

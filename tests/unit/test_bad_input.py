@@ -191,7 +191,7 @@ def test_a_transaction_whose_chain_is_gone_is_history_lost() -> None:
     assert NON_RESUMABLE_LABEL in stream.error.labels
 
 
-def test_what_is_broken_behind_an_invalidation_is_not_looked_at() -> None:
+def test_what_is_broken_after_an_invalidation_is_not_looked_at() -> None:
     drop = entry(11, "c", {"drop": "c"}) | {"ns": "db.$cmd"}
     stream = run(insert(10), drop, update(12, {"$v": "2", "diff": {"u": {"a": 1}}}))
     assert stream.error is None

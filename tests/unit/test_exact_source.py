@@ -76,7 +76,7 @@ def exact(directory: Path, shard: _Shard) -> ExactSource:
     return ExactSource(cast(MongodSource, shard), directory, scope, SERVER_6_0, of_shard=True)
 
 
-def images_behind(directory: Path, shard: _Shard, after: ClusterTime) -> list[dict[str, Any]]:
+def images_after(directory: Path, shard: _Shard, after: ClusterTime) -> list[dict[str, Any]]:
     """The pre-images of a stream that begins after ``after``."""
     source = exact(directory, shard)
     try:
@@ -96,26 +96,26 @@ WRITES = [
 IMAGES = [{"_id": 1, "count": 1}, {"_id": 1, "count": 2}]
 
 
-def test_a_stream_goes_back_behind_the_time_at_which_a_shard_joined(tmp_path: Path) -> None:
+def test_a_stream_goes_back_to_before_the_time_at_which_a_shard_joined(tmp_path: Path) -> None:
     """The shard's state began empty with its first reader; the stream stopped, and its token is older than that. (No
     test resumed a stream from before a shard was added.)"""
     shard = _Shard(WRITES)
     joined = exact(tmp_path, shard)
     with closing(joined.tail(at(4))) as batches:
         assert [bson.decode(image) for batch in batches for image in (batch.images or {}).values()] == IMAGES
-    assert images_behind(tmp_path, shard, at(2)) == IMAGES
-    assert images_behind(tmp_path, shard, at(1)) == IMAGES  # and once more, from what began at 2
-    assert images_behind(tmp_path, shard, at(5)) == IMAGES  # later than its beginning: taken back
-    assert images_behind(tmp_path, shard, at(6)) == IMAGES[1:]
+    assert images_after(tmp_path, shard, at(2)) == IMAGES
+    assert images_after(tmp_path, shard, at(1)) == IMAGES  # and once more, from what began at 2
+    assert images_after(tmp_path, shard, at(5)) == IMAGES  # later than its beginning: taken back
+    assert images_after(tmp_path, shard, at(6)) == IMAGES[1:]
 
 
 def test_what_a_state_has_learned_is_not_given_up_where_the_oplog_no_longer_has_it(tmp_path: Path) -> None:
     shard = _Shard(WRITES)
-    assert images_behind(tmp_path, shard, at(4)) == IMAGES
+    assert images_after(tmp_path, shard, at(4)) == IMAGES
     shard.begins = 5
     with pytest.raises(ImageStateError, match="can be taken back to"):
-        images_behind(tmp_path, shard, at(2))
-    assert images_behind(tmp_path, shard, at(6)) == IMAGES[1:]
+        images_after(tmp_path, shard, at(2))
+    assert images_after(tmp_path, shard, at(6)) == IMAGES[1:]
 
 
 def test_a_state_that_was_copied_does_not_begin_earlier(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_state_that_was_copied_does_not_begin_earlier(tmp_path: Path) -> None:
     source.state.settle()
     source.release()
     with pytest.raises(ImageStateError, match="can be taken back to"):
-        images_behind(tmp_path, _Shard(WRITES), at(2))
+        images_after(tmp_path, _Shard(WRITES), at(2))
 
 
 def test_a_state_that_no_reader_has_had_reads_from_the_source_it_is_given_last(tmp_path: Path) -> None:

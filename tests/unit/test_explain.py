@@ -74,7 +74,7 @@ def test_stages_that_can_change_everything_stop_a_match(stage: dict[str, Any]) -
     assert plan("db.c", stage, {"$match": {"operationType": "insert"}})["match"] == []
 
 
-def test_images_are_looked_up_behind_what_does_not_ask_for_them() -> None:
+def test_images_are_looked_up_after_what_does_not_ask_for_them() -> None:
     match = {"$match": {"ns.coll": "c", "fullDocument.a": 1}}
     shown = plan("db", match, fullDocument="updateLookup", fullDocumentBeforeChange="required")
     stages = shown["stages"]

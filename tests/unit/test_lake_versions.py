@@ -19,7 +19,7 @@ from tailrace.core.event.resume_token import EVENT, ResumeToken
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
 from tailrace.lake.spark.planning.input_partition import OplogSlice, SnapshotSlice
-from tailrace.lake.spark.store.source import behind, edge_of
+from tailrace.lake.spark.store.source import after_edge, edge_of
 from tailrace.lake.store import commit_log
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.delta_log import versions_of
@@ -125,7 +125,7 @@ def test_a_new_checkpoint_after_an_upgrade_gives_no_event_twice(older: int, newe
     again = tokens_of(newer, range(3, 8), 3)
     part = OplogSlice(ClusterTime.of(2, 9), ClusterTime.of(9, 1), "7.0.28", newer)
     batches = [pa.record_batch({"token": pa.array(again[low : low + 4])}) for low in range(0, len(again), 4)]
-    given = [row for batch in behind(edge_of(had[-1], part), iter(batches)) for row in batch.column(0).to_pylist()]
+    given = [row for batch in after_edge(edge_of(had[-1], part), iter(batches)) for row in batch.column(0).to_pylist()]
     assert given == tokens_of(newer, range(5, 8), 3)
 
 
@@ -133,6 +133,6 @@ def test_a_copy_whose_events_have_one_time_is_cut_by_token() -> None:
     tokens = tokens_of(2, range(1, 2), 6)
     part = SnapshotSlice(ClusterTime.of(1, 1), ())
     batch = pa.record_batch({"token": pa.array(tokens)})
-    (given,) = behind(edge_of(tokens[2], part), iter([batch]))
+    (given,) = after_edge(edge_of(tokens[2], part), iter([batch]))
     assert given.column(0).to_pylist() == tokens[3:]
-    assert list(behind(edge_of(None, part), iter([batch]))) == [batch]
+    assert list(after_edge(edge_of(None, part), iter([batch]))) == [batch]

@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 
 from tailrace.act.consumer.metrics import ListenerCollector
 from tailrace.act.consumer.rules.errors import LeaseLost
-from tailrace.act.consumer.rules.need import CommitPosition, Need, PullChange, Pulled
+from tailrace.act.consumer.rules.need import CommitPosition, ListenerNeed, PullChange, Pulled
 from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.act.consumer.rules.settings import ListenerStatistics
 from tailrace.act.consumer.standing import ListenerLag
@@ -27,7 +27,7 @@ def statistics_after(pulls: Sequence[Pulled | Exception], stored: StreamPosition
     seen: list[int] = []
     left = list(pulls)
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, PullChange):
             seen.append(world.logic.statistics.position_time)
             if not left:
@@ -62,7 +62,7 @@ def test_where_it_begins_is_known_before_the_first_change() -> None:
 def test_one_that_has_lost_its_lease_knows_of_no_position() -> None:
     seen: list[int] = []
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, PullChange):
             if not world.logic.statistics.leases_lost:
                 ownership = world.logic.ownership

@@ -23,7 +23,7 @@ from tailrace.act.consumer.rules.need import (
     CommitPosition,
     FindStart,
     HandleChange,
-    Need,
+    ListenerNeed,
     OpenStream,
     Outcome,
     Pause,
@@ -51,8 +51,8 @@ class World:
     """Answers a listener's needs. ``answers`` says what an open, a pull and a look for the oldest entry give; ``None``
     stands for an ordinary answer."""
 
-    def __init__(self, stored: StreamPosition, answers: Callable[[Need], Any], **settings: Any) -> None:
-        self.needs: list[Need] = []
+    def __init__(self, stored: StreamPosition, answers: Callable[[ListenerNeed], Any], **settings: Any) -> None:
+        self.needs: list[ListenerNeed] = []
         self.now = 1000.0
         self.logic = ListenerLogic(
             ListenerSettings(resource="r", lease_seconds=10_000, commits=CommitPolicy(1), **settings)
@@ -76,7 +76,7 @@ class World:
         except StopIteration:
             return
 
-    def _answer(self, need: Need) -> Any:
+    def _answer(self, need: ListenerNeed) -> Any:
         self.now += need.seconds if isinstance(need, Pause) else 0.001
         if isinstance(need, AcquireLease):
             return Lease("r", "me", 1, self._stored.to_document())
@@ -92,7 +92,7 @@ STORED = StreamPosition(token(100), gaps=(gap(10, 20),))
 def test_an_oplog_that_is_being_truncated_makes_one_gap_and_is_waited_for() -> None:
     oldest = iter(range(200, 250))
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         match need:
             case FindStart():
                 return Timestamp(next(oldest), 1)
@@ -122,7 +122,7 @@ def test_a_lane_whose_own_place_is_there_waits_for_the_one_that_has_lost_its_own
     """It was moved back to the oldest entry, which the store refuses."""
     tries = 0
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         nonlocal tries
         match need:
             case FindStart():
@@ -146,7 +146,7 @@ def test_a_lane_whose_own_place_is_there_waits_for_the_one_that_has_lost_its_own
 def test_history_that_is_lost_during_a_copy_is_copied_again_and_no_gap() -> None:
     """The rest of the copy would have been left out without a word."""
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         match need:
             case OpenStream():
                 if need.position.at == Timestamp(100, 1):
@@ -170,7 +170,7 @@ def test_a_read_that_was_cut_while_the_oldest_entry_was_looked_for_is_tried_agai
     """As by 136: the oplog was truncated under the read. It ended the listener."""
     failing = iter([SourceError("position in capped collection lost", code=136)] * 3)
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         match need:
             case FindStart():
                 for error in failing:
@@ -193,7 +193,7 @@ def test_a_read_that_was_cut_while_the_oldest_entry_was_looked_for_is_tried_agai
 def test_a_source_that_stays_away_ends_the_listener_after_five_minutes(failing: type[Any]) -> None:
     """One that could be opened and not read did not, as a lane's can: its reader is another thread."""
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, failing):
             raise SourceError("away")
         if isinstance(need, OpenStream) and failing is FindStart:
@@ -211,7 +211,7 @@ def test_a_store_that_is_away_while_a_lane_s_stream_is_opened_is_waited_for() ->
     ended where a member was killed just then. The simulation's lanes ask nobody."""
     opened = 0
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         nonlocal opened
         if isinstance(need, OpenStream):
             opened += 1
@@ -230,7 +230,7 @@ def test_a_store_that_is_away_while_a_lane_s_stream_is_opened_is_waited_for() ->
 
 @pytest.mark.parametrize("failing", [OpenStream, PullChange])
 def test_a_listener_that_is_stopped_while_its_source_is_away_ends_in_peace(failing: type[Any]) -> None:
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, failing):
             raise SourceError("away")
         world.logic.stopping = len(world.of(Pause)) == 3

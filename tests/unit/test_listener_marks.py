@@ -19,8 +19,8 @@ from tailrace.act.consumer.rules.need import (
     AcquireLease,
     CommitPosition,
     HandleChange,
+    ListenerNeed,
     MarkEntries,
-    Need,
     OpenStream,
     Outcome,
     PullChange,
@@ -63,7 +63,7 @@ class World:
         except StopIteration:
             return
 
-    def _answer(self, need: Need) -> Any:
+    def _answer(self, need: ListenerNeed) -> Any:
         match need:
             case AcquireLease():
                 return Lease("r", "me", 1, self.stored.to_document())

@@ -22,7 +22,7 @@ from tailrace.act.consumer.rules.need import (
     Handled,
     JudgeError,
     KeepLease,
-    Need,
+    ListenerNeed,
     OpenStream,
     Outcome,
     Pause,
@@ -55,12 +55,12 @@ class World:
     def __init__(
         self,
         changes: list[Pulled],
-        answers: Callable[[Need], Any] = lambda need: NotImplemented,
+        answers: Callable[[ListenerNeed], Any] = lambda need: NotImplemented,
         *,
         stored: StreamPosition | None = None,
         **settings: Any,
     ) -> None:
-        self.needs: list[Need] = []
+        self.needs: list[ListenerNeed] = []
         self.now = 1000.0
         settings = {"resource": "r", "lease_seconds": 10_000, "commits": CommitPolicy(1)} | settings
         self.logic = ListenerLogic(ListenerSettings(**settings))
@@ -88,7 +88,7 @@ class World:
         except StopIteration:
             return self
 
-    def _ordinary(self, need: Need) -> Any:
+    def _ordinary(self, need: ListenerNeed) -> Any:
         match need:
             case AcquireLease():
                 return Lease("r", "me", 1, self._stored.to_document())
@@ -109,11 +109,11 @@ class World:
         return [need for need in self.needs if isinstance(need, kinds)]
 
 
-def failing(times: int, decision: str) -> Callable[[Need], Any]:
+def failing(times: int, decision: str) -> Callable[[ListenerNeed], Any]:
     """The handler raises so many times, and the policy says this."""
     left = [times]
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, JudgeError):
             return decision
         if isinstance(need, HandleChange | HandleChanges) and left[0] > 0:
@@ -136,7 +136,7 @@ def test_a_change_that_is_tried_again_keeps_its_lease_and_its_waits_grow() -> No
 
 
 def test_a_listener_that_is_stopped_while_it_waits_tries_no_more() -> None:
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, Pause):
             world.logic.stopping = True
         return failed(need)
@@ -170,7 +170,7 @@ def test_an_error_names_the_handler_s_own_line() -> None:
     exec(compile("\ndef inside(): raise ValueError('x')", "/env/site-packages/driver/pool.py", "exec"), names)
     exec(compile("\n\ndef handler(): inside()", "/app/shop/handlers.py", "exec"), names)
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, HandleChange):
             names["handler"]()
         return "stop" if isinstance(need, JudgeError) else NotImplemented
@@ -184,7 +184,7 @@ def test_an_error_names_the_handler_s_own_line() -> None:
 def test_a_batch_is_tried_again_from_the_change_that_failed() -> None:
     counts = iter([2, ValueError("third"), 1])
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, JudgeError):
             return "retry"
         if isinstance(need, HandleChanges):
@@ -205,7 +205,7 @@ def test_a_batch_is_tried_again_from_the_change_that_failed() -> None:
 def test_since_when_a_handler_is_at_work_is_known_while_it_is() -> None:
     seen = []
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         seen.append((type(need), None if world.owned is None else world.owned.busy_since, world.now))
         return failed(need)
 
@@ -224,7 +224,7 @@ def test_changes_of_one_token_are_counted() -> None:
 
 
 def test_the_gap_that_lost_history_leaves_is_told_and_committed_before_the_stream_is_opened() -> None:
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, FindStart):
             return Timestamp(50, 1)
         if isinstance(need, OpenStream) and need.position.token == token(5):
@@ -240,7 +240,7 @@ def test_the_gap_that_lost_history_leaves_is_told_and_committed_before_the_strea
 
 @pytest.mark.parametrize("hint", [None, "Keep more"])
 def test_lost_history_ends_a_listener_that_was_not_told_what_to_do(hint: str | None) -> None:
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, OpenStream):
             raise ChangeStreamHistoryLost("truncated", hint=hint)
         return NotImplemented
@@ -255,7 +255,7 @@ def test_lost_history_ends_a_listener_that_was_not_told_what_to_do(hint: str | N
 def test_waits_for_a_stream_that_cannot_be_opened_double_up_to_a_bound(error: Exception) -> None:
     left = [10]
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, OpenStream) and left[0] > 0:
             left[0] -= 1
             raise error
@@ -270,7 +270,7 @@ def test_waits_for_a_stream_that_cannot_be_opened_double_up_to_a_bound(error: Ex
 def test_waits_for_a_stream_that_cannot_be_read_double_until_it_can() -> None:
     fails = iter([True, True, True, False, True, False, False])
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, PullChange) and next(fails):
             raise SourceError("away")
         return NotImplemented
@@ -282,7 +282,7 @@ def test_waits_for_a_stream_that_cannot_be_read_double_until_it_can() -> None:
 
 
 def test_a_source_that_stays_away_ends_the_listener_with_its_error() -> None:
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, OpenStream):
             raise SourceError("away")
         return NotImplemented
@@ -296,7 +296,7 @@ def test_a_source_that_stays_away_ends_the_listener_with_its_error() -> None:
 def test_a_lease_that_ends_while_the_start_is_looked_for_is_asked_for_again() -> None:
     left = [40]
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         match need:
             case AcquireLease():
                 return Lease("r", "me", 1)
@@ -315,7 +315,7 @@ def test_a_lease_that_ends_while_the_start_is_looked_for_is_asked_for_again() ->
 
 @pytest.mark.parametrize("start", ["oldest", "now"])
 def test_a_first_start_is_written_down_before_anything_is_handled(start: str) -> None:
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         match need:
             case AcquireLease():
                 return Lease("r", "me", 1)
@@ -342,7 +342,7 @@ def test_a_lease_is_asked_for_until_it_is_there() -> None:
         LeaseStoreUnavailable("away"),
     ]
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         if isinstance(need, AcquireLease) and given:
             answer = given.pop(0)
             if isinstance(answer, Exception):
@@ -367,7 +367,7 @@ def test_a_lease_that_is_lost_is_acquired_again_and_nothing_uncommitted_counts()
     versions = iter([1, 4])
     after = []
 
-    def answers(need: Need) -> Any:
+    def answers(need: ListenerNeed) -> Any:
         match need:
             case AcquireLease():
                 after.append((world.logic.statistics.lease_version, world.logic.statistics.position_time))

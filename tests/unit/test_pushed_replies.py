@@ -167,7 +167,7 @@ def test_replies_that_differ_in_their_times_alone_give_documents_and_times(pushe
     ],
     ids=["no documents", "not ok", "another cursor", "an error"],
 )
-def test_behind_a_usual_reply_an_odd_one_is_left(pushed: Pushed, odd: dict[str, Any]) -> None:
+def test_after_a_usual_reply_an_odd_one_is_left(pushed: Pushed, odd: dict[str, Any]) -> None:
     pushed.server.sendall(frame(timed(1, {"a": 0})))
     assert pushed.cursor.take_pushed(pushed.view) is True
     next(pushed.cursor)
@@ -176,7 +176,7 @@ def test_behind_a_usual_reply_an_odd_one_is_left(pushed: Pushed, odd: dict[str, 
     assert pushed.left() == frame(odd)
 
 
-def test_behind_a_usual_reply_one_with_more_fields_is_read_whole(pushed: Pushed) -> None:
+def test_after_a_usual_reply_one_with_more_fields_is_read_whole(pushed: Pushed) -> None:
     pushed.server.sendall(frame(timed(1, {"a": 0})))
     assert pushed.cursor.take_pushed(pushed.view) is True
     next(pushed.cursor)

@@ -208,8 +208,8 @@ class _Reader:
             raw, high_water = given.raw, given.high_water
             entries = list(raw_bson.split(raw))
         else:
-            behind = [one for one in oplog if entry_time(one) > self.place.position]
-            entries = behind[: rng.randrange(1, 40)]
+            following = [one for one in oplog if entry_time(one) > self.place.position]
+            entries = following[: rng.randrange(1, 40)]
             high_water = entry_time(entries[-1]) if entries else self.place.position
             self.place.position = high_water
             window.join(self.place)

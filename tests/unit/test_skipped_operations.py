@@ -362,7 +362,7 @@ def test_a_process_of_the_gateways_stages_tells_what_it_has_counted_since(monkey
     ours, theirs = socket.socketpair()
     control, told = os.pipe()
     step = stage_process.Begin(1, "db", bson.encode({"aggregate": 1, "pipeline": 7}), 0, "6.0", False, 1)
-    data = pickle.dumps(stage_process.Request((), (), step))
+    data = pickle.dumps(stage_process.WorkerRequest((), (), step))
     monkeypatch.setattr(stage_process, "_limit_cpu", lambda seconds: None)
     process = stage_process.StageProcess(theirs, control)
     try:

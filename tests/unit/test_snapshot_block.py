@@ -73,7 +73,7 @@ def test_compiled_and_plain_events_are_the_same(pattern: dict[str, Any] | None, 
     assert len(block) == len(documents)
 
 
-def test_later_chunks_come_later_and_all_come_before_the_stream_behind_them() -> None:
+def test_later_chunks_come_later_and_all_come_before_the_stream_after_them() -> None:
     documents = [bson.encode({"_id": value}) for value in (3, 1, "z", None)]
     tokens = [
         bson.decode(event)["_id"]["_data"]

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from tailrace.base.health import Health
 from tailrace.base.threads import CheckedThread
 
-#: How often it is looked at without a watchdog. With one: as often as half of its time.
+#: How often the status is checked without a watchdog. With one: twice in its time.
 _LOOK_S: Final = 1.0
 #: A status in which only numbers have changed is not sent again.
 _NUMBER: Final = re.compile(r"[\d.]+")
@@ -24,7 +24,7 @@ _NUMBER: Final = re.compile(r"[\d.]+")
 _log = logging.getLogger(__name__)
 
 
-class Told(Protocol):
+class StatusReceiver(Protocol):
     """Who is told: systemd, or a process that tells systemd of several."""
 
     #: After how many seconds without a word the process is ended; ``None``: never.
@@ -69,7 +69,7 @@ class ServiceManager:
 
 
 @contextmanager
-def notifying(health: Callable[[], Health], manager: Told | None = None) -> Iterator[Callable[[], None]]:
+def notifying(health: Callable[[], Health], manager: StatusReceiver | None = None) -> Iterator[Callable[[], None]]:
     """Tell systemd, or another ``manager``, of ``health`` while the body runs: READY=1 once it has begun, WATCHDOG=1 as
     long as it lives, a status line, and STOPPING=1 at the end, or as soon as what is yielded is called. Does nothing
     without systemd."""
@@ -95,7 +95,9 @@ def notifying(health: Callable[[], Health], manager: Told | None = None) -> Iter
         stop()
 
 
-def _follow(manager: Told, health: Callable[[], Health], ended: threading.Event, stopping: threading.Event) -> None:
+def _follow(
+    manager: StatusReceiver, health: Callable[[], Health], ended: threading.Event, stopping: threading.Event
+) -> None:
     """Messages until ``ended``. The watchdog is fed while the process stops, too: what is in hand is finished."""
     every = _LOOK_S if manager.watchdog_s is None else min(_LOOK_S, manager.watchdog_s / 3)
     told, fed, ready = "", 0.0, False

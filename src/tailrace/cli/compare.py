@@ -71,7 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             type=_rate,
             default=default,
             metavar="N|none",
-            help=f"read at most N {unit} a second from each side (default: {default}); none: as many as come",
+            help=f"read at most N {unit} a second from each side (default: {default}); none: no limit",
         )
     parser.add_argument(
         "--report",

@@ -40,7 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_uri_argument(parser)
     parser.add_argument("--listen", default=LISTEN, metavar="HOST:PORT", help=f"default: {LISTEN}; port 0: a free one")
     parser.add_argument("--tls-certificate-key-file", metavar="PEM", help="speak TLS, with this certificate")
-    parser.add_argument("--login", action="store_true", help="ask for a user of the deployment on this machine too")
+    parser.add_argument(
+        "--login", action="store_true", help="require a login as a user of the deployment on this machine too"
+    )
     parser.add_argument(
         "--host",
         action="append",

@@ -111,11 +111,11 @@ def run(args: argparse.Namespace, words: list[str]) -> int:
 def _check(args: argparse.Namespace, action: str) -> None:
     chooses = action in ("replay", "discard")
     if args.all and not chooses:
-        raise UsageError("--all says what to replay or to discard", hint="tailrace dead-letters --help shows how")
+        raise UsageError("--all selects what to replay or discard", hint="tailrace dead-letters --help shows how")
     if args.change and action == "list":
-        raise UsageError("--change says what to show, to replay or to discard", hint="tailrace dead-letters show ...")
+        raise UsageError("--change selects what to show, replay or discard", hint="tailrace dead-letters show ...")
     if chooses and bool(args.change) == args.all:
-        raise UsageError(f"which dead letters: {action}?", hint="Give --change ID for one, or --all")
+        raise UsageError(f"which dead letters to {action}?", hint="Give --change ID for one, or --all")
     if (args.anyway or args.source) and action != "replay":
         raise UsageError("--anyway and --source belong to replay", hint="tailrace dead-letters --help shows how")
 

@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "doctor",
         help="check a deployment: oplog, rights, version, images",
-        description="Check whether a deployment is fit for reading change events from its oplog. "
+        description="Check whether change events can be read from a deployment's oplog. "
         "The exit status is 1 where a check fails.",
     )
     add_uri_argument(parser)

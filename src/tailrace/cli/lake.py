@@ -90,7 +90,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--all",
         action="store_const",
         const=True,
-        help="with erase: every event of the lake may go. A $match that selects all of them is refused without it",
+        help="with erase: allow every event of the lake to be removed; otherwise a $match that selects all is refused",
     )
     parser.set_defaults(run=run)
     return parser

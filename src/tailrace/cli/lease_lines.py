@@ -75,11 +75,11 @@ def lease_lines(
             if line.position is None and line.trouble is None and start is not None:
                 line = replace(line, position=str(start), lag=_lag(newest, start))
             lines[lane] = line
-        lines[name] = _whole(lines[name], [lines[lane] for lane in lanes])
+        lines[name] = _line_of_lanes(lines[name], [lines[lane] for lane in lanes])
     return [lines[name] for name in sorted(lines)]
 
 
-def _whole(line: LeaseLine, lanes: Sequence[LeaseLine]) -> LeaseLine:
+def _line_of_lanes(line: LeaseLine, lanes: Sequence[LeaseLine]) -> LeaseLine:
     """The line of a resource with lanes: the greatest lag of them, and whether somebody works on all."""
     lags = [lane.lag for lane in lanes if lane.lag is not None]
     held = sum(lane.state in ("held", "pausing") for lane in lanes)

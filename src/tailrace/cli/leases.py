@@ -98,7 +98,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--token", metavar="HEX|JSON", help="seek: a resume token; the change after it comes next")
     parser.add_argument("--source", metavar="URI", help="seek: the watched deployment, if it is another")
     parser.add_argument("--all-lanes", action="store_true", help="skip: the next change of each lane")
-    parser.add_argument("--withdraw", action="store_true", help="skip: the next change is handled after all")
+    parser.add_argument(
+        "--withdraw",
+        action="store_true",
+        help="skip: take the order back, so that the next change is handled after all",
+    )
     parser.add_argument("--to", metavar="OWNER", help="release: who is to have it next")
     parser.add_argument(
         "--within",

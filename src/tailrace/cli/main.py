@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "run": "change events into a lake of Parquet files, on Spark",
     "lake": "show, check and maintain a lake",
     "archive": "keep the oplog for longer than the deployment does",
-    "tables": "Delta tables that equal their collections, also as of a time",
+    "tables": "Delta tables that equal their collections, now or as of an earlier time",
     "sync": "keep one MongoDB equal to another, and prove it",
     "replay": "print the change events of an oplog dump or an archive",
     "token": "decode and encode resume tokens",

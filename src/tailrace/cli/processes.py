@@ -35,7 +35,7 @@ class Beat:
         self.is_there = True
 
     def tell(self, *lines: str) -> None:
-        """See ``service_manager.Told``."""
+        """See ``service_manager.StatusReceiver``."""
         if "READY=1" in lines:
             self._shared[0] = 1.0
         if "WATCHDOG=1" in lines:

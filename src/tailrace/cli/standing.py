@@ -16,7 +16,7 @@ from tailrace.errors import UsageError
 
 if TYPE_CHECKING:
     from tailrace.act.consumer.lease import LeaseStore
-    from tailrace.act.consumer.listener import Listener
+    from tailrace.act.consumer.listening import ListenerBase
     from tailrace.cli.console_beside import ServiceNumbers
     from tailrace.cli.processes import Beat
 
@@ -42,7 +42,7 @@ def add_health_arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def watched_over(
-    listeners: Sequence[Listener],
+    listeners: Sequence[ListenerBase],
     client: Any,
     store: LeaseStore,
     args: argparse.Namespace,

@@ -83,7 +83,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S", help="default: 30")
     parser.add_argument("--once", action="store_true", help="end when the target has what the source has now")
-    parser.add_argument("--json", action="store_true", help="for programs: a JSON document on a line each")
+    parser.add_argument("--json", action="store_true", help="for programs: one JSON document per line")
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: metrics)"
     )
@@ -93,11 +93,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="with verify and cutover: compare N documents of each collection (verify: all; cutover: 1000; 0: all)",
     )
-    parser.add_argument("--resume", action="store_true", help="with verify: go on where one was stopped")
+    parser.add_argument("--resume", action="store_true", help="with verify: continue a verification that was stopped")
     parser.add_argument(
         "--writers-stopped",
         action="store_true",
-        help="with cutover: whoever writes to the source has been stopped: do not let it refuse them",
+        help="with cutover: all writers to the source have been stopped, so it need not refuse writes",
     )
     parser.add_argument(
         "--unblock",

@@ -62,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command to the main parser."""
     parser = subparsers.add_parser(
         "tables",
-        help="Delta tables that equal their collections, also as of a time",
+        help="Delta tables that equal their collections, now or as of an earlier time",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -80,7 +80,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--change-feed",
         metavar="1d",
-        help="with write: Delta's change feed, kept for so long (s, m, h, d; default: none)",
+        help="with write: keep Delta's change feed for this long (s, m, h, d; default: none)",
     )
     parser.add_argument(
         "--metrics",

@@ -39,9 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_uri_argument(parser)
-    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="between two looks (default: 2)")
-    parser.add_argument("--once", action="store_true", help="one look, after one interval, and end")
-    parser.add_argument("--json", action="store_true", help="for programs: a JSON document on a line for each look")
+    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="between two readings (default: 2)")
+    parser.add_argument("--once", action="store_true", help="print one reading, after one interval, and exit")
+    parser.add_argument("--json", action="store_true", help="for programs: one JSON document per line for each reading")
     add_target_arguments(parser)
     parser.set_defaults(run=run, positionals=("uri",))
 

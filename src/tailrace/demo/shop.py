@@ -31,13 +31,13 @@ _FIRST_CUSTOMERS = 100
 _NAMES = ("Ada", "Björn", "Chidi", "Dolores", "Emre", "Fatima", "Grace", "Hedy", "Ines", "Jun", "Kofi", "Lise")
 _TOWNS = ("Lagos", "Malmö", "Osaka", "Porto", "Quito", "Riga", "Sfax", "Turku", "Utrecht", "València", "Wuhan")
 
-Document = dict[str, Any]
+ShopDocument = dict[str, Any]
 
 
 class Shop:
     """The shop's day. Every step is one operation that a shop would do; the same ``seed`` gives the same steps."""
 
-    def __init__(self, database: Database[Document], seed: int) -> None:
+    def __init__(self, database: Database[ShopDocument], seed: int) -> None:
         self._db = database
         self._random = random.Random(seed)
         self._customers: list[int] = []
@@ -95,7 +95,7 @@ class Shop:
         """A transaction: the order is inserted, and each of its products is taken from the shelf."""
         order = self._next_order
         self._next_order += 1
-        lines: list[Document] = [
+        lines: list[ShopDocument] = [
             {"sku": f"sku-{self._random.randrange(_PRODUCTS):04d}", "n": self._random.randint(1, 3)}
             for _ in range(self._random.randint(1, 4))
         ]
@@ -220,7 +220,7 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
-    with pymongo.MongoClient[Document](os.environ[URI_VARIABLE]) as client:
+    with pymongo.MongoClient[ShopDocument](os.environ[URI_VARIABLE]) as client:
         shop = Shop(client[DATABASE], args.seed)
         shop.open()
         print(json.dumps({"open": True}), flush=True)

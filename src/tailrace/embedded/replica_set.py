@@ -28,7 +28,7 @@ MEMBERS_MAX = 7  # the server's limit of voting members
 ALREADY_INITIALIZED = 23
 _STEP_S = 0.02
 _PORT_FREED_S = 10.0
-Found = TypeVar("Found")
+T = TypeVar("T")
 _PRIMARY, _SECONDARY = 1, 2  # member states
 
 
@@ -346,7 +346,7 @@ class ReplicaSet:
         committed = status["optimes"].get("readConcernMajorityOpTime")
         return True if committed and committed["t"] == status["term"] else None
 
-    def _await(self, look: Callable[[], Found | None], failing: str, *, timeout_s: float) -> Found:
+    def _await(self, look: Callable[[], T | None], failing: str, *, timeout_s: float) -> T:
         """Ask ``look`` until it gives something. A member that is down or electing makes it fail or give ``None``."""
         deadline = time.monotonic() + timeout_s
         while True:

@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from tailrace.act.consumer.async_change import AsyncChange
-from tailrace.act.consumer.listener import Listener, cancelled
+from tailrace.act.consumer.listening import ListenerBase, cancelled
 from tailrace.act.consumer.rules.errors import HandlerNotRun, LeaseDocumentError, LeaseLost
-from tailrace.act.consumer.rules.need import Decision, HandleChange, JudgeError, Need, Outcome, Pause
+from tailrace.act.consumer.rules.need import Decision, HandleChange, JudgeError, ListenerNeed, Outcome, Pause
 from tailrace.act.consumer.rules.unrun import check_runs, refuse_unrun
 from tailrace.act.consumer.watching import Watched
 from tailrace.errors import InternalError, UsageError
@@ -28,7 +28,7 @@ from tailrace.errors import InternalError, UsageError
 AsyncHandler = Callable[[AsyncChange], Awaitable[Any]]
 
 
-class AsyncListener(Listener):
+class AsyncListener(ListenerBase):
     """A Listener whose handler is ``async def``, with the same parameters: ``await listener.run()``, or ``async with
     AsyncListener(...)``.
 
@@ -44,7 +44,7 @@ class AsyncListener(Listener):
         #: What the lanes are doing in the loop at the moment.
         self._lane_tasks: set[asyncio.Task[Any]] = set()
 
-    async def run(self) -> None:  # type: ignore[override]
+    async def run(self) -> None:
         """Listen until ``stop()``. Raises what ends it; where the task is cancelled, the change in hand is left to the
         next owner, and what was handled before is committed."""
         self._claim_run()
@@ -78,7 +78,7 @@ class AsyncListener(Listener):
         finally:
             pool.shutdown(wait=False)
 
-    def _part(self, watchable: Any, **options: Any) -> Listener:
+    def _part(self, watchable: Any, **options: Any) -> ListenerBase:
         if self._loop is None:
             raise InternalError("lanes without an event loop")
         part = _LaneInLoop(watchable, cast(AsyncHandler, self._handler), **options)
@@ -115,7 +115,7 @@ class AsyncListener(Listener):
         if self._loop is not None and self._woken is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._woken.set)
 
-    async def join(self) -> bool:  # type: ignore[override]
+    async def join(self) -> bool:
         """Wait for the end of a started listener; raises what ended it."""
         if self._task is not None:
             await self._task
@@ -136,7 +136,7 @@ class AsyncListener(Listener):
     def __enter__(self) -> Self:
         raise UsageError("an asyncio listener is entered with async with")
 
-    async def _answer(self, need: Need, pool: ThreadPoolExecutor | None) -> Any:
+    async def _answer(self, need: ListenerNeed, pool: ThreadPoolExecutor | None) -> Any:
         match need:
             case HandleChange():
                 return await self._handle_in_task(need)
@@ -213,7 +213,7 @@ class AsyncListener(Listener):
 class _LaneInLoop(AsyncListener):
     """A part of an AsyncListener that a thread drives (``run_alone``): handler and error policy run in the loop."""
 
-    def _perform(self, need: Need) -> Any:
+    def _perform(self, need: ListenerNeed) -> Any:
         if not isinstance(need, HandleChange | JudgeError):
             return super()._perform(need)
         loop, done = self._loop, Future[asyncio.Task[Any]]()
@@ -231,4 +231,4 @@ class _LaneInLoop(AsyncListener):
 
     def stop(self) -> None:
         """Finish the change in hand and end."""
-        Listener.stop(self)  # no task waits to be woken
+        ListenerBase.stop(self)  # no task waits to be woken

@@ -92,7 +92,7 @@ class Fence:
     ) -> UpdateResult:
         """PyMongo's ``replace_one``, fenced. Tokens of other resources in the target are kept."""
         if any(name.startswith("$") for name in replacement):
-            raise UsageError("a replacement holds no operators", hint="Use update_one")
+            raise UsageError("a replacement must not contain operators", hint="Use update_one")
         # A replacement by pipeline: only so can it keep the other tokens of the document that it replaces.
         fence = {
             "$mergeObjects": [
@@ -212,7 +212,7 @@ class Fence:
             if not has_matched(result):
                 self._refuse_newer(collection, filter)
             return result
-        raise InternalError("a fenced write did not come to an end")
+        raise InternalError("a fenced write did not finish")
 
     def _refuse_newer(self, collection: Collection[Any], filter: Mapping[str, Any]) -> None:
         """Raises Fenced where a target with a newer token is there."""

@@ -29,7 +29,7 @@ _LOOK_S: Final = 0.1
 _REST_S: Final = 0.25
 
 #: Opens the stream at a position. Its events are raw.
-OpenStream = Callable[[StreamPosition], WholeEventStream]
+LaneOpener = Callable[[StreamPosition], WholeEventStream]
 
 
 class LaneReader(threading.Thread):
@@ -38,7 +38,7 @@ class LaneReader(threading.Thread):
 
     def __init__(
         self,
-        open_stream: OpenStream,
+        open_stream: LaneOpener,
         plan: LanePlan,
         queues: Mapping[int, LaneQueue],
         name: str,
@@ -157,7 +157,7 @@ class LaneReaders:
     one reader again.
     """
 
-    def __init__(self, open_stream: OpenStream, plan: LanePlan, name: str, keys: LaneKeys = (BY_ID,)) -> None:
+    def __init__(self, open_stream: LaneOpener, plan: LanePlan, name: str, keys: LaneKeys = (BY_ID,)) -> None:
         for named in (plan.key, *(floor.key for floor in plan.floors)):
             known_lane_key(named, keys)
         self._keys = keys

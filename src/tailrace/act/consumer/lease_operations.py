@@ -248,7 +248,7 @@ class LeaseOperations:
 
     def _write(self, lease: Lease, position: Mapping[str, Any]) -> None:
         if not self._store.amend(lease, instructions.placed(lease, position, self._store.now())):
-            raise rules.lost(self._store.read(lease.resource), lease)
+            raise rules.lease_lost(self._store.read(lease.resource), lease)
 
     # One change left out
 

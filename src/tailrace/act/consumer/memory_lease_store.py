@@ -40,20 +40,20 @@ class MemoryLeaseStore:
         """See LeaseStore."""
         rules.check_arguments(resource, owner, seconds)
         with self._lock:
-            taken = rules.acquired(self._records.get(resource), resource, owner, seconds, self._clock())
+            taken = rules.after_acquire(self._records.get(resource), resource, owner, seconds, self._clock())
             return None if taken is None else self._put(taken)
 
     def refresh(self, lease: Lease, seconds: float) -> Lease:
         """See LeaseStore."""
         with self._lock:
-            return self._put(rules.refreshed(self._records.get(lease.resource), lease, seconds, self._clock()))
+            return self._put(rules.after_refresh(self._records.get(lease.resource), lease, seconds, self._clock()))
 
     def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
         """See LeaseStore."""
         stored = bson.decode(bson.encode(position))
         with self._lock:
             record = self._records.get(lease.resource)
-            return self._put(rules.committed(record, lease, stored, seconds, self._clock()))
+            return self._put(rules.after_commit(record, lease, stored, seconds, self._clock()))
 
     def commit_together(self, commits: Sequence[LeaseCommit]) -> list[TailraceError | None]:
         """See CommitsTogether."""
@@ -70,7 +70,7 @@ class MemoryLeaseStore:
         """See LeaseStore."""
         with self._lock:
             try:
-                self._put(rules.released(self._records.get(lease.resource), lease))
+                self._put(rules.after_release(self._records.get(lease.resource), lease))
             except LeaseLost:
                 return False
             return True
@@ -97,7 +97,7 @@ class MemoryLeaseStore:
         with self._lock:
             record = self._records.get(resource)
             if record is not None and record.owner is not None:
-                self._put(rules.released(record, record))
+                self._put(rules.after_release(record, record))
             return record
 
     def amend(self, before: Lease | None, after: Lease) -> bool:
@@ -125,7 +125,7 @@ class MemoryLeaseStore:
         """See OperatedLeaseStore."""
         stored = bson.decode(bson.encode(position))
         with self._lock:
-            after = rules.committed(self._records.get(lease.resource), lease, stored, seconds, self._clock())
+            after = rules.after_commit(self._records.get(lease.resource), lease, stored, seconds, self._clock())
             return self._put(instructions.skipping(after, None))
 
     def now(self) -> datetime:

@@ -183,7 +183,7 @@ class MongoLeaseStore:
                         _of(lease) | forward(position), _committed(position, seconds), session=session
                     )
                 if found is None:
-                    raise rules.refused(self.read(lease.resource), lease)
+                    raise rules.commit_refused(self.read(lease.resource), lease)
                 yield session
             except BaseException:
                 if session.in_transaction:
@@ -207,7 +207,7 @@ class MongoLeaseStore:
                         _of(lease) | forward(position), _committed(position, seconds), session=session
                     )
                 if found is None:
-                    raise rules.refused(await asyncio.to_thread(self.read, lease.resource), lease)
+                    raise rules.commit_refused(await asyncio.to_thread(self.read, lease.resource), lease)
                 yield session
             except BaseException:
                 if session.in_transaction:
@@ -315,7 +315,7 @@ class MongoLeaseStore:
             document = self._leases.find_one_and_update(query, update, return_document=ReturnDocument.AFTER)
         if document is None:
             record = self.read(lease.resource)
-            raise rules.lost(record, lease) if further is None else rules.refused(record, lease)
+            raise rules.lease_lost(record, lease) if further is None else rules.commit_refused(record, lease)
         return self._read(document)
 
     def _check_deployment(self) -> None:

@@ -22,7 +22,7 @@ _AWAIT_MS: Final = 100
 _CANNOT_TELL: Final = "whether its document has changed since cannot be told: "
 
 #: Namespace and ``_id`` of a document, as BSON.
-_Document = tuple[bytes, bytes]
+_NamedId = tuple[bytes, bytes]
 
 
 class NewerChanges:
@@ -50,7 +50,7 @@ class NewerChanges:
                 self._identities.add(document[1])
                 self._begin = min(self._begin or letter.cluster_time, letter.cluster_time)
         #: The tokens of the changes of each document, and what they are, in their order.
-        self._found: dict[_Document, list[tuple[str, str]]] = {}
+        self._found: dict[_NamedId, list[tuple[str, str]]] = {}
         self._stream: ChangeStream | None = None
         self._failure: TailraceError | None = None
 
@@ -138,7 +138,7 @@ def _element(document: bytes, name: bytes) -> raw_bson.Element:
     return element
 
 
-def _document_of(event: bytes) -> _Document | None:
+def _document_of(event: bytes) -> _NamedId | None:
     """Which document an event is of: namespace, and type and value of its ``_id``."""
     key, namespace = (raw_bson.find(event, name) if event else None for name in (b"documentKey", b"ns"))
     if key is None or namespace is None or key.type != raw_bson.OBJECT:

@@ -91,7 +91,7 @@ class SeenChanges:
                 if error.code not in _OTHER_OPTIONS:
                     raise
                 raise UsageError(
-                    f"the marks in {self._marks.full_name} are kept for another time than {self._seconds:,} s",
+                    f"the marks in {self._marks.full_name} are kept for a different time than {self._seconds:,} s",
                     hint="Give all who share the collection the same seconds, or change the index with collMod",
                 ) from None
             self._has_index = True

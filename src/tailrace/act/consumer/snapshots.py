@@ -113,8 +113,9 @@ class Copying:
         oldest, start = oldest_time(self._client), self._position.at
         if start is not None and oldest > start and not self._whole():
             raise ChangeStreamHistoryLost(
-                f"the oplog begins at {oldest} now, after the time of the snapshot ({start}), before all was copied",
-                hint="Enlarge the oplog, so that it holds as long as a copy takes",
+                f"the oplog now begins at {oldest}, after the time of the snapshot ({start}), "
+                "and the copy is not complete",
+                hint="Enlarge the oplog, so that it reaches back for as long as a copy takes",
             )
 
     def _whole(self) -> bool:

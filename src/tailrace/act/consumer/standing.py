@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 from pymongo.errors import PyMongoError
 
 from tailrace.act.consumer.lease import LeaseStore
-from tailrace.act.consumer.listener import Listener
+from tailrace.act.consumer.listening import ListenerBase
 from tailrace.act.consumer.rules.health import HealthLimits, ListenerFacts, NewestTimes, judged
 from tailrace.act.consumer.rules.lanes import LanePlan, lane_position, lane_resource, least
 from tailrace.act.consumer.rules.position import StreamPosition
@@ -62,7 +62,7 @@ class Standing:
 
     def __init__(
         self,
-        listeners: Sequence[Listener],
+        listeners: Sequence[ListenerBase],
         client: Client[Any],
         store: LeaseStore,
         *,
@@ -122,7 +122,7 @@ class Standing:
         oldest = [source.oldest() for source in sources]
         self._oldest = max((time for time, complete in oldest if not complete), default=None)
 
-    def lag(self, listener: Listener) -> ListenerLag:
+    def lag(self, listener: ListenerBase) -> ListenerLag:
         """Of one that holds the lease: by what it has handled. Of one that stands by: by what was committed."""
         held = [logic.statistics for logic in listener.logics if logic.statistics.lease_version]
         position = self._position(listener)
@@ -134,7 +134,7 @@ class Standing:
         silence = time.monotonic() - self._deployment.at
         return ListenerLag(lag + (silence if silence > 2 * self._every else 0.0), bool(held))
 
-    def _position(self, listener: Listener) -> int | None:
+    def _position(self, listener: ListenerBase) -> int | None:
         held = [logic.statistics for logic in listener.logics if logic.statistics.lease_version]
         if held:
             return min((one.position_time for one in held if one.position_time), default=None)
@@ -147,7 +147,7 @@ class Standing:
             return Health("", unready=f"the listeners are no longer looked after: {self._thread.failure.message}")
         return whole(judged(self._facts(listener), self._limits) for listener in self.listeners)
 
-    def _facts(self, listener: Listener) -> ListenerFacts:
+    def _facts(self, listener: ListenerBase) -> ListenerFacts:
         now = time.monotonic()
         lag, position, oldest = self.lag(listener), self._position(listener), self._oldest
         owned = [one for one in (logic.ownership for logic in listener.logics) if one is not None]

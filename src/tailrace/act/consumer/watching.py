@@ -18,8 +18,8 @@ from tailrace.act.consumer.rules.large_events import Refused, as_raw, operation_
 from tailrace.act.consumer.rules.need import (
     CloseStream,
     FindStart,
+    ListenerNeed,
     MarkEntries,
-    Need,
     OpenStream,
     PullChange,
     Pulled,
@@ -48,7 +48,7 @@ from tailrace.watch.client.patience import try_next_patiently
 #: How long one look at a quiet stream waits: a listener that is stopped ends after that at the latest.
 _AWAIT_MS: Final = 500
 _UNAUTHORIZED: Final = 13
-#: So far before a position an entry is looked for that stands for it.
+#: How far before a position to look for an entry that stands for it.
 _LOOKS_BACK_S: Final = (1, 4, 12)
 _POSITIONS: Final = {"resume_after", "start_after", "start_at_operation_time"}
 
@@ -95,7 +95,7 @@ class Watching:
         chosen: CodecOptions[Any] = getattr(self._watchable, "codec_options", DEFAULT_CODEC_OPTIONS)
         return chosen
 
-    def perform(self, need: Need) -> Any:
+    def perform(self, need: ListenerNeed) -> Any:
         """The answer to a need of the stream."""
         match need:
             case PullChange():

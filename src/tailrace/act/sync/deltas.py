@@ -23,7 +23,7 @@ from tailrace.core import raw_bson
 from tailrace.core.oplog.update_delta import is_array_diff, read_array_diff, read_document_diff
 from tailrace.core.raw_bson import Element
 from tailrace.errors import OplogFormatError
-from tailrace.read.window.apply import UPDATE, Change
+from tailrace.read.window.apply import UPDATE, TimedChange
 from tailrace.read.window.merge_updates import merged, updated_fields
 
 #: What an ``o`` with a delta begins with, after its length: ``$v`` 2 and the name of the delta.
@@ -49,7 +49,7 @@ class DeltaEncoder:
         #: Names of top-level fields that were looked at, and whether an update may name them.
         self._names: dict[bytes, bool] = {b"_id": False}
 
-    def updates(self, changes: Sequence[Change]) -> list[bytes] | None:
+    def updates(self, changes: Sequence[TimedChange]) -> list[bytes] | None:
         """The elements ``u`` of the statements that do what the changes of one document do, in order; ``None`` if there
         are none, and the whole document has to be written."""
         bodies = [body for op, body, _ in changes if op == UPDATE and body[4:_DIFF] == DELTA]

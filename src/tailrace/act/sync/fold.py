@@ -23,7 +23,7 @@ from tailrace.core.oplog.entry import OplogEntry, parse_entry
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SourceError
 from tailrace.read.snapshot.state import shown
-from tailrace.read.window.apply import DELETE, DELETE_OF, INSERT, UPDATE, Change
+from tailrace.read.window.apply import DELETE, DELETE_OF, INSERT, UPDATE, TimedChange
 from tailrace.read.window.oplogs import EntryRun, OplogWindow
 from tailrace.read.window.rows import COMMAND, ID_HEAD, entries_of_interest, uuid_of
 from tailrace.read.window.shard_commit import is_shard_commit, net_operations
@@ -51,7 +51,7 @@ class DocumentChanges(NamedTuple):
     key: bytes
     identifier: bytes
     before: int
-    changes: list[Change]
+    changes: list[TimedChange]
 
 
 class CappedChange(NamedTuple):
@@ -80,7 +80,7 @@ class _Changes:
 
     before: int
     place: int
-    changes: list[Change] = field(default_factory=list)
+    changes: list[TimedChange] = field(default_factory=list)
 
 
 class _Group(dict[bytes, _Changes]):

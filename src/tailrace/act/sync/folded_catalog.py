@@ -82,7 +82,7 @@ class FoldedCatalog:
             return
         raise SourceError(
             f"{in_a_line(_text(namespace))} was changed at {ClusterTime(time)}, and nothing has told of its creation",
-            hint="It came from outside of the selection. Begin the sync again with a selection that holds both names",
+            hint="It came from outside the selection. Begin the sync again with a selection that holds both names",
         )
 
     def wants(self, namespace: bytes) -> bool:

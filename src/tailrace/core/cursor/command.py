@@ -150,7 +150,7 @@ class Fields:
             return None
         if element.type not in _NUMBERS:
             raise self.wrong_type(element, "types '[long, int, decimal, double']")
-        number = _whole(self.decoded(element))
+        number = _as_int64(self.decoded(element))
         if number < 0:
             raise UsageError(f"BSON field '{name.decode()}' value must be >= 0, actual value '{number}'", code=51024)
         return number
@@ -164,7 +164,7 @@ class Fields:
         if element.type not in _NUMBERS:
             raise self.wrong_type(element, "types '[long, int, decimal, double']")
         given = self.decoded(element)
-        number = _whole(given)
+        number = _as_int64(given)
         if not 0 <= number <= _INT32_MAX:
             allowed = f" [0, {_INT32_MAX}]" if knows(self.version, "7.0") else ""
             raise UsageError(f"{number} value for maxTimeMS is out of range{allowed}", code=2)
@@ -191,7 +191,7 @@ def _refuse_null_limit(element: Element) -> None:
         raise UsageError("maxTimeMS must be a number", code=2)
 
 
-def _whole(number: Any) -> int:
+def _as_int64(number: Any) -> int:
     """A double cut towards zero, a decimal rounded (halves to the even number), to 64 bits; NaN is 0."""
     if isinstance(number, Decimal128):
         number = number.to_decimal()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Offsets: TypeAlias = npt.NDArray[np.int64]
-Times: TypeAlias = npt.NDArray[np.uint64]
+PackedTimes: TypeAlias = npt.NDArray[np.uint64]
 
 #: The operation types by their number in ``EventBlock.operation``; 0 is every type that has no number.
 OPERATION_TYPES: Final = (
@@ -71,7 +71,7 @@ class EventBlock:
 
     buffer: Bytes
     offsets: Offsets
-    cluster_time: Times
+    cluster_time: PackedTimes
     operation: Bytes
     token_start: Offsets
     token_end: Offsets

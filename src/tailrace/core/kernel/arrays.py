@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.core.event.event_block import Bytes, Offsets
 from tailrace.core.kernel import columns, event_parts
-from tailrace.core.kernel.batch import Bytes, Offsets, address, as_bytes
+from tailrace.core.kernel.batch import address, as_bytes
 from tailrace.core.kernel.lent import lend
 from tailrace.errors import OplogFormatError, UsageError, invariant
 

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.core.event import event_block
-from tailrace.core.event.event_block import EventBlock
+from tailrace.core.event.event_block import Bytes, EventBlock, Offsets
 from tailrace.core.kernel import delta, event_record, fragments, job, key_string, oplog_entry, transform
 from tailrace.core.kernel.lent import lend
 from tailrace.core.kernel.namespace import CLUSTER, COLLECTION, DATABASE
@@ -19,9 +18,6 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.request import Answer, Request
 from tailrace.errors import UsageError
-
-Bytes: TypeAlias = event_block.Bytes
-Offsets: TypeAlias = event_block.Offsets
 
 SKIPPED = job.SKIPPED
 EVENT = job.EVENT
@@ -215,7 +211,7 @@ _KNOWN: Final = slice(event_record.START // 8, event_record.NS_END // 8 + 1)
 NOTED: Final = slice(event_record.PLACES // 8, event_record.RECORD_SIZE // 8)
 
 #: What stands between the transform and the finished blocks, in order: ``tailrace.core.kernel.fast_path``.
-Step: TypeAlias = Callable[[KernelBatch], Generator[Request, Answer, KernelBatch]]
+KernelStep: TypeAlias = Callable[[KernelBatch], Generator[Request, Answer, KernelBatch]]
 
 
 def moved(buffer: Bytes, start: Offsets, end: Offsets, offsets: Offsets) -> Bytes:

@@ -10,8 +10,9 @@ from typing import Final
 
 import numpy as np
 
+from tailrace.core.event.event_block import Bytes, Offsets
 from tailrace.core.kernel.arrays import Part
-from tailrace.core.kernel.batch import Bytes, Offsets, address, as_bytes
+from tailrace.core.kernel.batch import address, as_bytes
 from tailrace.core.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.core.kernel.memory import load8, load32, load64, store64
 from tailrace.core.kernel.scan import INVALID, NULL, equal, find_nul, name_word, value_end

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.core import raw_bson
-from tailrace.core.event.event_block import OPERATION_TYPES
+from tailrace.core.event.event_block import OPERATION_TYPES, Bytes, Offsets
 from tailrace.core.event.image import CollectionLookups, DocumentRuns, FoundDocuments, PreImageKeys
 from tailrace.core.kernel import event_record, fragments, image_splice, post_image
-from tailrace.core.kernel.batch import Bytes, KernelBatch, Offsets, Step, address
+from tailrace.core.kernel.batch import KernelBatch, KernelStep, address
 from tailrace.core.kernel.lent import lend
 from tailrace.core.oplog.update_delta import apply_diff
 from tailrace.core.pipeline.shard import ChangeStreamPipeline
@@ -27,7 +27,7 @@ from tailrace.core.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
 from tailrace.core.plan.request import Answer, AnswerTooLargeError, NeedDocuments, NeedPreImages, Request
 from tailrace.errors import OplogFormatError, TailraceError, invariant
 
-Chosen = npt.NDArray[np.bool_]
+ChosenRows = npt.NDArray[np.bool_]
 
 #: Images are asked for this many at a time at the most, and as many fewer as make this many bytes, judged by the size
 #: of those that came before. The first ones of a stream are few, since nothing is known of them. Where documents have
@@ -55,7 +55,7 @@ _NOTHING: Bytes = np.zeros(1, np.uint8)
 _KEPT: WeakKeyDictionary[ChangeStreamPipeline, AddImages] = WeakKeyDictionary()
 
 
-def image_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:
+def image_steps(pipeline: ChangeStreamPipeline) -> list[KernelStep] | None:
     """The step that looks images up and puts them into the events, where the stream has any. ``None``: pre-images are
     entries of the oplog, which only the plain stages ask for."""
     if not pipeline.pushdown.looks_up:
@@ -118,7 +118,7 @@ class AddImages:
             return made
         updates = made.column(event_record.OPERATION) == _UPDATE
         before, after = Field.absent(len(made)), Field.absent(len(made))
-        refused: Chosen = np.zeros(len(made), np.bool_)
+        refused: ChosenRows = np.zeros(len(made), np.bool_)
         try:
             if self._before:
                 before = yield from _pre_images(made, asks)
@@ -148,13 +148,13 @@ class AddImages:
             comes_last=self._images_come_last,
         )
 
-    def _asks(self, made: KernelBatch) -> Chosen:
+    def _asks(self, made: KernelBatch) -> ChosenRows:
         """The events that an image is asked for."""
         operation = made.column(event_record.OPERATION)
-        asks: Chosen = np.isin(operation, _HAVE_PRE_IMAGES) if self._before else operation == _UPDATE
+        asks: ChosenRows = np.isin(operation, _HAVE_PRE_IMAGES) if self._before else operation == _UPDATE
         return asks
 
-    def _documents(self, made: KernelBatch, updates: Chosen) -> Generator[Request, Answer, Field]:
+    def _documents(self, made: KernelBatch, updates: ChosenRows) -> Generator[Request, Answer, Field]:
         """The current documents, asked for collection by collection."""
         numbers = np.flatnonzero(updates)
         records = made.records[numbers]
@@ -226,16 +226,16 @@ class Field(NamedTuple):
         is_null = asked & (found.start < 0)
         return cls(found.data, np.where(is_null, 0, found.start), np.where(is_null, 0, found.end))
 
-    def of(self, events: Chosen, *, cut: bool = False) -> Field:
+    def of(self, events: ChosenRows, *, cut: bool = False) -> Field:
         """The field for these events alone; with ``cut`` there are no others any more."""
         if cut:
             return Field(self.data, self.start[events], self.end[events])
         return Field(self.data, np.where(events, self.start, -1), np.where(events, self.end, -1))
 
     @property
-    def missing(self) -> Chosen:
+    def missing(self) -> ChosenRows:
         """bool[m]: the field is there and null."""
-        found: Chosen = (self.start >= 0) & (self.start == self.end)
+        found: ChosenRows = (self.start >= 0) & (self.start == self.end)
         return found
 
     @property
@@ -260,7 +260,7 @@ def _entries(made: KernelBatch, first: int, last: int) -> KernelBatch:
     )
 
 
-def _pre_images(made: KernelBatch, events: Chosen) -> Generator[Request, Answer, Field]:
+def _pre_images(made: KernelBatch, events: ChosenRows) -> Generator[Request, Answer, Field]:
     numbers = np.flatnonzero(events)
     if not numbers.size:
         return Field.absent(len(made))
@@ -271,7 +271,7 @@ def _pre_images(made: KernelBatch, events: Chosen) -> Generator[Request, Answer,
     return Field.holding(len(made), [(numbers, _checked(answer, len(keys)))])
 
 
-def after_deltas(made: KernelBatch, images: Field, *, stored: bool = False) -> tuple[Field, Chosen]:
+def after_deltas(made: KernelBatch, images: Field, *, stored: bool = False) -> tuple[Field, ChosenRows]:
     """The post-images of the updates whose pre-images are ``images``; and for which events (bool[m]) there is none,
     because the delta has an error. ``stored``: as the document is stored; rare cases then have none either."""
     numbers = np.flatnonzero(images.start >= 0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tailrace.core.event.event_block import OPERATION_TYPES
 from tailrace.core.kernel import event_record
-from tailrace.core.kernel.batch import KernelBatch, Step
+from tailrace.core.kernel.batch import KernelBatch, KernelStep
 from tailrace.core.pipeline.document_key import CatalogKeys
 from tailrace.core.pipeline.shard import ChangeStreamPipeline
 from tailrace.core.plan.request import Answer, Request
@@ -22,12 +22,12 @@ _UUID = slice(event_record.UUID_FIRST // 8, event_record.UUID_LAST // 8 + 1)
 _INSERT = OPERATION_TYPES.index("insert")
 
 
-def insert_key_steps(pipeline: ChangeStreamPipeline) -> list[Step]:
+def insert_key_steps(pipeline: ChangeStreamPipeline) -> list[KernelStep]:
     """The step that asks the catalog, where the stream needs it."""
     return [] if pipeline.catalog_keys is None else [_step(pipeline.catalog_keys)]
 
 
-def _step(keys: CatalogKeys) -> Step:
+def _step(keys: CatalogKeys) -> KernelStep:
     def step(made: KernelBatch) -> Generator[Request, Answer, KernelBatch]:
         inserts = made.column(event_record.OPERATION) == _INSERT
         if not inserts.any():

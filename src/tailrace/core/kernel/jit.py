@@ -80,14 +80,14 @@ def _once() -> dict[str, Any]:
             self._ensure_finalized()
             return 0  # what numba gives for a function without a wrapper
 
-    class Pipeline(Compiler):
+    class InnerPipeline(Compiler):
         def define_pipelines(self) -> Any:
             create: Any = Library
             self.state.library = create(self.state.targetctx.codegen(), "inner")
             self.state.library.enable_object_caching()
             return cast(Any, super()).define_pipelines()
 
-    return {"pipeline_class": Pipeline}
+    return {"pipeline_class": InnerPipeline}
 
 
 _HOOKS = (

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.core.event.event_block import Bytes, Offsets
 from tailrace.core.kernel import extended_json, fragments, number_text
 from tailrace.core.kernel.arrays import Part, check_offsets, checked_runs
-from tailrace.core.kernel.batch import Bytes, Offsets, address
+from tailrace.core.kernel.batch import address
 
 _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
 

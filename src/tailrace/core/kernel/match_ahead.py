@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tailrace.core.expression.match import tree
-from tailrace.core.kernel.batch import Step
+from tailrace.core.kernel.batch import KernelStep
 from tailrace.core.kernel.match_program import match_program
 from tailrace.core.kernel.user_stages import match_step
 from tailrace.core.pipeline.shard import ChangeStreamPipeline
 
 
-def ahead_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:
+def ahead_steps(pipeline: ChangeStreamPipeline) -> list[KernelStep] | None:
     """The steps of ``MatchAhead`` before images. None are needed where no images are looked up; ``None`` where only the
     plain stages can."""
     pushdown = pipeline.pushdown

@@ -11,13 +11,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.core.event.event_block import Bytes, Offsets
 from tailrace.core.expression.language.expression import Expression
 from tailrace.core.expression.match import tree
 from tailrace.core.expression.values import value as v
 from tailrace.core.expression.values.compare import SIMPLE
 from tailrace.core.expression.values.value import Value
 from tailrace.core.kernel import match, match_expression, match_path, match_test
-from tailrace.core.kernel.batch import Bytes, Offsets, address, as_bytes, as_signed
+from tailrace.core.kernel.batch import address, as_bytes, as_signed
 from tailrace.core.kernel.match_constant import beside, holds_scoped_code
 from tailrace.core.kernel.match_noted import NOTED_FIELDS
 from tailrace.core.plan.conjuncts import may_fail

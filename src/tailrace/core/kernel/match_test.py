@@ -158,7 +158,7 @@ def _has_size(value: int, end: int, row: int) -> int:
 
 
 @inner
-def _whole(type_: int, value: int, memory: int) -> int:
+def _cut_to_integer(type_: int, value: int, memory: int) -> int:
     """A number cut to an integer, which ``_NUMBER`` then holds: 1 where nothing was cut off, 0 where something was, -1
     where there is none, -2 where the reference has to say."""
     if type_ == DECIMAL128:
@@ -177,7 +177,7 @@ def _whole(type_: int, value: int, memory: int) -> int:
 def _has_rest(type_: int, value: int, row: int, memory: int) -> int:
     if rank(type_) != NUMBER:
         return FAILS
-    status = _whole(type_, value, memory)
+    status = _cut_to_integer(type_, value, memory)
     if status < 0:
         return FAILS if status == INVALID else UNKNOWN
     number, divisor = load64(memory + _NUMBER), load64(row + ARGUMENT)
@@ -208,7 +208,7 @@ def _has_bits(type_: int, value: int, end: int, row: int, memory: int) -> int:
         return _binary_has_bits(value, end, row)
     if rank(type_) != NUMBER:
         return FAILS
-    status = _whole(type_, value, memory)
+    status = _cut_to_integer(type_, value, memory)
     if status != 1:
         return UNKNOWN if status < INVALID else FAILS
     number, mask, options = load64(memory + _NUMBER), load64(row + ARGUMENT), load64(row + EXTRA)

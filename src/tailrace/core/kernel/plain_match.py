@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 
+from tailrace.core.event.event_block import Bytes, Offsets
 from tailrace.core.expression.match import tree
 from tailrace.core.expression.match.test import document_test, value_test
 from tailrace.core.expression.values import value as v
 from tailrace.core.expression.values.compare import SIMPLE
-from tailrace.core.kernel.batch import Bytes, Offsets
 from tailrace.core.kernel.project import MISSING
 from tailrace.core.kernel.project_external import External, PathLookUps
 from tailrace.core.kernel.project_program import FAILS, NOT_KNOWN, PASSES

@@ -11,11 +11,12 @@ from typing import Final
 
 import numpy as np
 
+from tailrace.core.event.event_block import Bytes, Offsets
 from tailrace.core.expression.language.core import follow
 from tailrace.core.expression.language.expression import ROOT_SLOT, Compilation, Expression, Frame
 from tailrace.core.expression.values import value as v
 from tailrace.core.kernel import project
-from tailrace.core.kernel.batch import Bytes, Offsets, address
+from tailrace.core.kernel.batch import address
 from tailrace.core.kernel.project_look_up import NOT_FOUND_OUT, look_up
 from tailrace.core.kernel.project_pool import Pool
 

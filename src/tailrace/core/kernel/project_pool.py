@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailrace.core.kernel.batch import Bytes, address
+from tailrace.core.event.event_block import Bytes
+from tailrace.core.kernel.batch import address
 
 
 class Pool:

@@ -7,12 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from tailrace.core.event.event_block import Bytes, Offsets
 from tailrace.core.expression.language.expression import Expression
 from tailrace.core.expression.stages.compiled import Stage
 from tailrace.core.expression.stages.projection import Projection
 from tailrace.core.expression.values import value as v
 from tailrace.core.kernel import project, project_finish, project_stage
-from tailrace.core.kernel.batch import Bytes, Offsets, address
+from tailrace.core.kernel.batch import address
 from tailrace.core.kernel.lent import lend
 from tailrace.core.kernel.project_external import External
 from tailrace.core.kernel.project_pool import Pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
-from tailrace.core.kernel.batch import KernelBatch, Step
+from tailrace.core.kernel.batch import KernelBatch, KernelStep
 from tailrace.core.kernel.blocks import Blocks
 from tailrace.core.kernel.images import AddImages, image_steps
 from tailrace.core.kernel.insert_keys import insert_key_steps
@@ -15,7 +15,7 @@ from tailrace.core.kernel.user_stages import user_steps
 from tailrace.core.pipeline.shard import ChangeStreamPipeline
 from tailrace.core.plan.request import Answer, AnswerTooLargeError, Request
 
-_STEPS: Final[tuple[Callable[[ChangeStreamPipeline], list[Step] | None], ...]] = (
+_STEPS: Final[tuple[Callable[[ChangeStreamPipeline], list[KernelStep] | None], ...]] = (
     insert_key_steps,
     ahead_steps,
     image_steps,
@@ -23,9 +23,9 @@ _STEPS: Final[tuple[Callable[[ChangeStreamPipeline], list[Step] | None], ...]] =
 )
 
 
-def block_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:
+def block_steps(pipeline: ChangeStreamPipeline) -> list[KernelStep] | None:
     """The steps after the transform, in order; ``None`` where a stage of the stream can only be done plain."""
-    steps: list[Step] = []
+    steps: list[KernelStep] = []
     for build in _STEPS:
         built = build(pipeline)
         if built is None:
@@ -37,7 +37,10 @@ def block_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:
 
 
 def through(
-    pipeline: ChangeStreamPipeline, made: KernelBatch, steps: Sequence[Step], give: Callable[[KernelBatch], Blocks]
+    pipeline: ChangeStreamPipeline,
+    made: KernelBatch,
+    steps: Sequence[KernelStep],
+    give: Callable[[KernelBatch], Blocks],
 ) -> Blocks:
     """A batch through its steps; from the look-up of images on in pieces, each of which is given before the next."""
     place = next((place for place, step in enumerate(steps) if isinstance(step, AddImages)), len(steps))

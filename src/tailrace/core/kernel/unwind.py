@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from tailrace.core.event.event_block import EventBlock
-from tailrace.core.kernel.batch import PLAIN, KernelBatch, KernelSettings, Step, transform_operations
+from tailrace.core.kernel.batch import PLAIN, KernelBatch, KernelSettings, KernelStep, transform_operations
 from tailrace.core.kernel.blocks import Blocks, of_plain_stages
 from tailrace.core.kernel.steps import block_of, through
 from tailrace.core.oplog.entry import OplogEntry, apply_ops, parse_entry
@@ -30,7 +30,7 @@ class Unwinding:
 
     pipeline: ChangeStreamPipeline
     settings: KernelSettings
-    steps: list[Step]
+    steps: list[KernelStep]
 
     def events(self, raw: bytes) -> Blocks:
         """The events of the transaction that the entry ``raw`` commits. Raises what ``UnwindTransaction`` raises."""

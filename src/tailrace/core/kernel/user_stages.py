@@ -14,12 +14,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tailrace.core.event.event_block import Bytes, Offsets
 from tailrace.core.expression import CompiledPipeline
 from tailrace.core.expression.match import tree
 from tailrace.core.expression.stages.compiled import Stage
 from tailrace.core.kernel import event_record
 from tailrace.core.kernel.arrays import gather
-from tailrace.core.kernel.batch import NOTED, Bytes, KernelBatch, Offsets, Step
+from tailrace.core.kernel.batch import NOTED, KernelBatch, KernelStep
 from tailrace.core.kernel.match_program import MatchProgram, match_program
 from tailrace.core.kernel.plain_match import PlainMatch, plain_match
 from tailrace.core.kernel.project_finish import GIVEN_MAX
@@ -241,7 +242,7 @@ def _program(stage: Stage, *, collated: bool) -> MatchProgram | PlainMatch | Sta
 # ── the step of a stream ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def user_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:
+def user_steps(pipeline: ChangeStreamPipeline) -> list[KernelStep] | None:
     """The steps of the user's stages; ``None`` where only the plain stages can do them: a ``$match`` that is asked of
     the entry's session, and a stream that is resumed from a fragment of an event."""
     user, plan, pushdown = pipeline.user_stages, pipeline.plan, pipeline.pushdown
@@ -256,7 +257,7 @@ def user_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:
     return [*steps, _leave_large] if user.split_large_event else steps
 
 
-def match_step(program: MatchProgram) -> Step:
+def match_step(program: MatchProgram) -> KernelStep:
     """Takes away the events that fail, and leaves entries of which the program does not know to the plain stages."""
 
     def step(made: KernelBatch) -> Generator[Request, Answer, KernelBatch]:
@@ -269,7 +270,7 @@ def match_step(program: MatchProgram) -> Step:
     return step
 
 
-def stages_step(stages: BlockStages) -> Step:
+def stages_step(stages: BlockStages) -> KernelStep:
     """The user's stages on a batch. What they do not know is left to the plain stages by its entry."""
 
     def step(made: KernelBatch) -> Generator[Request, Answer, KernelBatch]:

@@ -140,7 +140,7 @@ class Modifiers:
 
 Leaf = tuple[int, bytes]
 Tree = dict[bytes, "Leaf | Tree | None"]
-Change = Leaf | Tree | None
+ChangedField = Leaf | Tree | None
 
 
 def read_update(change: bytes) -> bytes | Modifiers | Element:
@@ -297,7 +297,7 @@ class _Old:
                 raise _mismatch("an update unsets a field that is not there,", name)
         return raw_bson.encode_document(*parts)
 
-    def _changed(self, document: bytes, old: Element, change: Change, depth: int) -> bytes:
+    def _changed(self, document: bytes, old: Element, change: ChangedField, depth: int) -> bytes:
         if change is None:
             return b""
         if not isinstance(change, dict):

@@ -39,7 +39,7 @@ def namespace_of_write(raw: bytes, start: int = 0) -> bytes | None:
     if found is None:
         return None
     size, name = found.groups()
-    return name if _SIZE.unpack(size)[0] == len(name) + 1 and _ends_behind(raw, start, found.end()) else None
+    return name if _SIZE.unpack(size)[0] == len(name) + 1 and _ends_after(raw, start, found.end()) else None
 
 
 def time_of_write(raw: bytes, start: int = 0) -> bytes | None:
@@ -49,12 +49,12 @@ def time_of_write(raw: bytes, start: int = 0) -> bytes | None:
         return None
     size, name = found.groups()
     at = found.end()
-    if _SIZE.unpack(size)[0] != len(name) + 1 or (at := _behind(raw, at)) < 0:
+    if _SIZE.unpack(size)[0] != len(name) + 1 or (at := _past(raw, at)) < 0:
         return None
-    if raw.startswith(_KEY, at) and (at := _behind(raw, at + len(_KEY))) < 0:
+    if raw.startswith(_KEY, at) and (at := _past(raw, at + len(_KEY))) < 0:
         return None
     time = _TIME.match(raw, at)
-    return time[1] if time is not None and _ends_behind(raw, start, time.end()) else None
+    return time[1] if time is not None and _ends_after(raw, start, time.end()) else None
 
 
 def fields_of_write(raw: bytes) -> dict[bytes, bytes] | None:
@@ -65,13 +65,13 @@ def fields_of_write(raw: bytes) -> dict[bytes, bytes] | None:
         return None
     session, number, operation, namespace, uuid = head.groups()
     at = head.end()
-    end = _behind(raw, at)
+    end = _past(raw, at)
     if end < 0 or _SIZE.unpack_from(namespace)[0] != len(namespace) - 4:
         return None
     found = {b"op": operation, b"ns": namespace, b"ui": uuid, b"o": raw[at:end]}
     if raw.startswith(_KEY, end):
         at = end + len(_KEY)
-        end = _behind(raw, at)
+        end = _past(raw, at)
         if end < 0:
             return None
         found[b"o2"] = raw[at:end]
@@ -86,7 +86,7 @@ def fields_of_write(raw: bytes) -> dict[bytes, bytes] | None:
     return found
 
 
-def _behind(raw: bytes, start: int) -> int:
+def _past(raw: bytes, start: int) -> int:
     """Where the document at ``start`` ends; -1 if that is nowhere."""
     if start + 4 > len(raw):
         return -1
@@ -94,7 +94,7 @@ def _behind(raw: bytes, start: int) -> int:
     return start + size if size >= 5 else -1
 
 
-def _ends_behind(raw: bytes, start: int, at: int) -> bool:
+def _ends_after(raw: bytes, start: int, at: int) -> bool:
     """Whether the document at ``start`` is whole, and reaches beyond ``at``."""
     end: int = start + _SIZE.unpack_from(raw, start)[0]
     return at < end <= len(raw) and not raw[end - 1]

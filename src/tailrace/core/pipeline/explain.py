@@ -89,7 +89,7 @@ def _part(one: Conjunct, pushdown: Pushdown, *, queried: bool) -> dict[str, Any]
         asked.append("in part before images are looked up")
     if one in pushdown.between_images:
         asked.append("before the document is looked up")
-    if one in pushdown.behind_images or (one.moved and one in pushdown.before_images):
+    if one in pushdown.after_images or (one.moved and one in pushdown.before_images):
         asked.append("before the stages in front of it")
     fields = None if one.fields is None else sorted(name.decode("utf-8", "replace") for name in one.fields)
     return {"stage": one.stage, "query": _query(one.node), "fields": fields, "asked": asked}

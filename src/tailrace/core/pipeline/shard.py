@@ -130,7 +130,7 @@ class ChangeStreamPipeline:
             self.user_stages,
             before_images=pushdown.before_images,
             between_images=pushdown.between_images,
-            behind_images=pushdown.behind_images,
+            after_images=pushdown.after_images,
             matches_ahead=moves,
             order=pushdown.order,
             looks_up=pushdown.looks_up,

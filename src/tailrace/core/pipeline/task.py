@@ -68,7 +68,7 @@ class Task:
 
     @property
     def is_busy(self) -> bool:
-        """Whether work is under way, be it that it waits."""
+        """Whether work is under way, or waiting."""
         return self._working is not None
 
     @property

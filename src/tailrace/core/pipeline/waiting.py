@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from tailrace.core.event.change_event import ChangeEvent
-from tailrace.core.event.event_block import OPERATION_TYPES, EventBlock, Offsets, Times
+from tailrace.core.event.event_block import OPERATION_TYPES, EventBlock, Offsets, PackedTimes
 from tailrace.core.event.resume_token import ResumeToken, token_order
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.stage.split_large_event import SURELY_SMALL_BYTES, approximate_bytes
@@ -25,7 +25,7 @@ from tailrace.core.stage.split_large_event import SURELY_SMALL_BYTES, approximat
 _EVENT_BYTES: Final = 1_000
 _ROW_BYTES: Final = 170
 
-Piece: TypeAlias = EventBlock | list[ChangeEvent]
+EventsPiece: TypeAlias = EventBlock | list[ChangeEvent]
 
 
 class Place(NamedTuple):
@@ -39,7 +39,7 @@ class Place(NamedTuple):
         return cls(token.cluster_time, token_order(token.to_bson()))
 
     @classmethod
-    def behind(cls, time: ClusterTime) -> Place:
+    def after(cls, time: ClusterTime) -> Place:
         """After all that has this time: tokens are hexadecimal digits."""
         return cls(time, b"\xff")
 
@@ -48,13 +48,13 @@ class WaitingEvents:
     """One participant's events, in order."""
 
     def __init__(self) -> None:
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[EventsPiece] = deque()
         self.bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: EventsPiece) -> None:
         if len(piece):
             self._pieces.append(piece)
             self.bytes += _size(piece)
@@ -77,9 +77,9 @@ class WaitingEvents:
             if not isinstance(piece, EventBlock):
                 yield from piece
 
-    def take(self, bound: Place) -> list[Piece]:
+    def take(self, bound: Place) -> list[EventsPiece]:
         """The events up to the bound, inclusive, which wait no longer."""
-        taken: list[Piece] = []
+        taken: list[EventsPiece] = []
         while self._pieces:
             piece = self._pieces[0]
             count = _count(piece, bound)
@@ -96,13 +96,13 @@ class WaitingEvents:
         return taken
 
 
-def _size(piece: Piece) -> int:
+def _size(piece: EventsPiece) -> int:
     if isinstance(piece, EventBlock):
         return piece.size + len(piece) * _ROW_BYTES
     return sum(_EVENT_BYTES + approximate_bytes(event) for event in piece)
 
 
-def _place(piece: Piece, index: int) -> Place:
+def _place(piece: EventsPiece, index: int) -> Place:
     if isinstance(piece, EventBlock):
         return Place(ClusterTime(int(piece.cluster_time[index])), token_order(piece.token(index)))
     return _place_of(piece[index])
@@ -112,7 +112,7 @@ def _place_of(event: ChangeEvent) -> Place:
     return Place(event.cluster_time, token_order(event.token_bson))
 
 
-def _count(piece: Piece, bound: Place) -> int:
+def _count(piece: EventsPiece, bound: Place) -> int:
     """How many of the events stand at or before the bound."""
     if not isinstance(piece, EventBlock):
         return bisect_right(piece, bound, key=_place_of)
@@ -123,7 +123,7 @@ def _count(piece: Piece, bound: Place) -> int:
     return first + bisect_right(same, bound.token, key=lambda index: token_order(piece.token(index)))
 
 
-def _cut(piece: Piece, count: int) -> tuple[Piece, Piece | None]:
+def _cut(piece: EventsPiece, count: int) -> tuple[EventsPiece, EventsPiece | None]:
     if count == len(piece):
         return piece, None
     if isinstance(piece, EventBlock):
@@ -152,7 +152,7 @@ def _by_token(whole: EventBlock, events: Offsets, owners: Offsets) -> Iterator[i
     return merge(*(group.tolist() for group in groups), key=lambda event: token_order(whole.token(event)))
 
 
-def _ties(times: Times, owners: Offsets) -> Iterator[slice]:
+def _ties(times: PackedTimes, owners: Offsets) -> Iterator[slice]:
     """Where events of one cluster time come from several owners. Both arrays are in the order of time, then owner."""
     done = 0
     for place in np.flatnonzero((np.diff(times) == 0) & (np.diff(owners) != 0)):
@@ -163,13 +163,13 @@ def _ties(times: Times, owners: Offsets) -> Iterator[slice]:
         yield slice(first, done)
 
 
-def merged_events(parts: Sequence[Sequence[Piece]]) -> list[ChangeEvent]:
+def merged_events(parts: Sequence[Sequence[EventsPiece]]) -> list[ChangeEvent]:
     """The same, as events one by one: what the router's stages take."""
     # Of equal tokens ``merge`` gives the one of the earlier part.
     return list(merge(*(_one_by_one(pieces) for pieces in parts), key=_place_of))
 
 
-def _one_by_one(pieces: Sequence[Piece]) -> Iterator[ChangeEvent]:
+def _one_by_one(pieces: Sequence[EventsPiece]) -> Iterator[ChangeEvent]:
     for piece in pieces:
         yield from events_of(piece) if isinstance(piece, EventBlock) else piece
 

@@ -23,7 +23,7 @@ class ShardSetup:
     ``user``            the user's pipeline, compiled
     ``before_images``   the parts of its ``$match`` stages that are asked before images are looked up
     ``between_images``  those that are asked between the pre-image and ``fullDocument``
-    ``behind_images``   those that are asked after the images, before the stages that they were moved past
+    ``after_images``   those that are asked after the images, before the stages that they were moved past
     ``matches_ahead``   whether asking the first ones ahead of their place makes a difference
     ``order``           how values are compared
     ``looks_up``        the image fields that are looked up
@@ -36,7 +36,7 @@ class ShardSetup:
     user: CompiledPipeline
     before_images: tuple[Conjunct, ...]
     between_images: tuple[Conjunct, ...]
-    behind_images: tuple[Conjunct, ...]
+    after_images: tuple[Conjunct, ...]
     matches_ahead: bool
     order: Order
     looks_up: frozenset[bytes]

@@ -29,7 +29,7 @@ from tailrace.core.stage.oplog_match import CRUD, END_OF_TRANSACTION
 from tailrace.core.stage.setup import ShardSetup, ShardStage
 from tailrace.errors import OplogFormatError
 
-Fields = dict[bytes, Element]
+Elements = dict[bytes, Element]
 
 #: Update descriptions of this much are given on before more are made.
 _MADE_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -269,18 +269,18 @@ class Transform(ShardStage):
                 return build(self, entry, body, fields)
         return None
 
-    def _drop(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+    def _drop(self, entry: OplogEntry, body: bytes, fields: Elements) -> ChangeEvent:
         collection = _text(body, fields[b"drop"], entry)
         event = self._named(entry, "drop", entry.collection_uuid)
         event.namespace = (split_namespace(entry.namespace)[0], collection)
         return event
 
-    def _drop_database(self, entry: OplogEntry, _body: bytes, _fields: Fields) -> ChangeEvent:
+    def _drop_database(self, entry: OplogEntry, _body: bytes, _fields: Elements) -> ChangeEvent:
         event = self._named(entry, "dropDatabase", None)
         event.namespace = (split_namespace(entry.namespace)[0], None)
         return event
 
-    def _rename(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+    def _rename(self, entry: OplogEntry, body: bytes, fields: Elements) -> ChangeEvent:
         source = split_namespace(_text(body, fields[b"renameCollection"], entry))
         target = split_namespace(_text(body, fields.get(b"to"), entry))
         parts: list[bytes] = []
@@ -293,7 +293,7 @@ class Transform(ShardStage):
         event.namespace, event.to = source, target
         return event
 
-    def _create(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+    def _create(self, entry: OplogEntry, body: bytes, fields: Elements) -> ChangeEvent:
         collection = _text(body, fields[b"create"], entry)
         event = self._on_collection(entry, "create", _without(body, b"create"), collection)
         if self._ns_type and self._expanded:
@@ -301,26 +301,26 @@ class Transform(ShardStage):
             event.ns_type = "timeseries" if is_series else "collection"
         return event
 
-    def _create_indexes(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+    def _create_indexes(self, entry: OplogEntry, body: bytes, fields: Elements) -> ChangeEvent:
         collection = _text(body, fields[b"createIndexes"], entry)
         return self._on_collection(entry, "createIndexes", _indexes(_without(body, b"createIndexes")), collection)
 
-    def _commit_index_build(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+    def _commit_index_build(self, entry: OplogEntry, body: bytes, fields: Elements) -> ChangeEvent:
         return self._index_build(entry, "createIndexes", _text(body, fields[b"commitIndexBuild"], entry), fields)
 
-    def _start_index_build(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+    def _start_index_build(self, entry: OplogEntry, body: bytes, fields: Elements) -> ChangeEvent:
         return self._index_build(entry, "startIndexBuild", _text(body, fields[b"startIndexBuild"], entry), fields)
 
-    def _abort_index_build(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+    def _abort_index_build(self, entry: OplogEntry, body: bytes, fields: Elements) -> ChangeEvent:
         return self._index_build(entry, "abortIndexBuild", _text(body, fields[b"abortIndexBuild"], entry), fields)
 
-    def _index_build(self, entry: OplogEntry, operation_type: str, collection: bytes, fields: Fields) -> ChangeEvent:
+    def _index_build(self, entry: OplogEntry, operation_type: str, collection: bytes, fields: Elements) -> ChangeEvent:
         """An event about an index build, which shows the command's ``indexes`` and nothing else of it."""
         body, indexes = entry.o or raw_bson.EMPTY_DOCUMENT, fields.get(b"indexes")
         description = encode_document(b"" if indexes is None else body[indexes.start : indexes.end])
         return self._on_collection(entry, operation_type, description, collection)
 
-    def _drop_indexes(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent | None:
+    def _drop_indexes(self, entry: OplogEntry, body: bytes, fields: Elements) -> ChangeEvent | None:
         collection = _text(body, fields[b"dropIndexes"], entry)
         if entry.o2 is None and not self._expanded:
             return None  # the stream would not show it: the server does not look
@@ -328,7 +328,7 @@ class Transform(ShardStage):
             raise OplogFormatError("a dropIndexes entry has no document 'o2'", position=entry.position)
         return self._on_collection(entry, "dropIndexes", _indexes(_without(entry.o2, b"dropIndexes")), collection)
 
-    def _modify(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent | None:
+    def _modify(self, entry: OplogEntry, body: bytes, fields: Elements) -> ChangeEvent | None:
         collection = _text(body, fields[b"collMod"], entry)
         if entry.o2 is None and not self._expanded:
             return None
@@ -383,7 +383,7 @@ class Transform(ShardStage):
         event.resharding_uuid = _resharding_uuid(description)
         return event
 
-    def _end_of_transaction(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+    def _end_of_transaction(self, entry: OplogEntry, body: bytes, fields: Elements) -> ChangeEvent:
         """About the namespaces that ``endOfTransaction`` lists, so it has no ``ns``. Its session is shown twice."""
         event = self._described(entry, END_OF_TRANSACTION.decode(), _without(body, END_OF_TRANSACTION))
         number = _checked(body, fields, b"txnNumber", INT64)
@@ -392,7 +392,7 @@ class Transform(ShardStage):
         return event
 
 
-def _checked(body: bytes, fields: Fields, name: bytes, wanted: int) -> bytes | None:
+def _checked(body: bytes, fields: Elements, name: bytes, wanted: int) -> bytes | None:
     """The value of a field that has to be of one type where it is there."""
     element = fields.get(name)
     if element is None:
@@ -410,7 +410,7 @@ def _resharding_uuid(announcement: bytes) -> bytes | None:
 
 
 #: The command entries that give events, by the field that names them, in the order in which they are looked for.
-_COMMANDS: Final[dict[bytes, Callable[[Transform, OplogEntry, bytes, Fields], ChangeEvent | None]]] = {
+_COMMANDS: Final[dict[bytes, Callable[[Transform, OplogEntry, bytes, Elements], ChangeEvent | None]]] = {
     b"drop": Transform._drop,
     b"renameCollection": Transform._rename,
     b"dropDatabase": Transform._drop_database,

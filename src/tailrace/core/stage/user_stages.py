@@ -69,11 +69,11 @@ class MatchBehindImages(MatchAhead):
 
     @classmethod
     def is_needed(cls, setup: ShardSetup) -> bool:
-        return bool(setup.behind_images)
+        return bool(setup.after_images)
 
     @classmethod
     def of(cls, setup: ShardSetup) -> Self:
-        return cls(setup.behind_images, setup.order)
+        return cls(setup.after_images, setup.order)
 
 
 class UserStages(ShardStage):

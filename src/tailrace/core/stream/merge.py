@@ -22,7 +22,7 @@ from tailrace.core.oplog.namespace import Scope
 from tailrace.core.pipeline.quarantine import Aside
 from tailrace.core.pipeline.router import RouterPipeline, must_search
 from tailrace.core.pipeline.task import Need, Task, Working
-from tailrace.core.pipeline.waiting import Piece, Place, merged_events
+from tailrace.core.pipeline.waiting import EventsPiece, Place, merged_events
 from tailrace.core.plan.options import StreamOptions
 from tailrace.core.plan.plan import Plan, build_plan
 from tailrace.core.plan.request import Emit, NeedShard, OplogBatch
@@ -258,7 +258,7 @@ class MergedStream(Stream):
         """The events that may leave next, as a list where a stage of the router's has to see them. After one of the
         config server's the run ends: it may add a shard."""
         bound = self._bound()
-        parts: list[list[Piece]] = []
+        parts: list[list[EventsPiece]] = []
         for one in list(self._participants.values()):
             pieces = one.events.take(bound)
             if pieces:
@@ -280,7 +280,7 @@ class MergedStream(Stream):
             bounds.append(config.events.first)
         if self._end is not None:
             bounds.append(Place.of(self._end))
-        return min(bounds, default=Place.behind(_NEVER))
+        return min(bounds, default=Place.after(_NEVER))
 
     def _settle(self) -> None:
         """Nothing may leave: the stream is over, or failed, or has reached what all shards promise."""
@@ -332,7 +332,7 @@ class MergedStream(Stream):
         return one  # type: ignore[return-value]
 
 
-def _blocks_of(pieces: list[Piece]) -> list[EventBlock] | None:
+def _blocks_of(pieces: list[EventsPiece]) -> list[EventBlock] | None:
     """The pieces where all of them are blocks."""
     blocks = [piece for piece in pieces if isinstance(piece, EventBlock)]
     return blocks if len(blocks) == len(pieces) else None

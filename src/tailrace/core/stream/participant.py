@@ -58,7 +58,7 @@ class Participant:
         """Up to where nothing of it is missing; ``None``: nothing is, nor will be."""
         if self.closed:
             return None
-        promised = Place.behind(self.promised)
+        promised = Place.after(self.promised)
         return max(promised, self.events.last) if self.events else promised
 
     def feed(self, batch: OplogBatch) -> None:

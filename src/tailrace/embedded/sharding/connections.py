@@ -26,7 +26,7 @@ STALE: Final = frozenset({63, 150, 249, 13388, _SHARD_NOT_FOUND})
 _STEP_S = 0.03
 #: How long a client that is closed may look for the primary of a former shard.
 _FAREWELL_S = 1.0
-_Answer = TypeVar("_Answer")
+_T = TypeVar("_T")
 
 
 class Clock:
@@ -160,7 +160,7 @@ def is_gone(error: PyMongoError) -> bool:
     return isinstance(error, AutoReconnect)
 
 
-def again(action: Callable[[], _Answer], *, timeout_s: float) -> _Answer:
+def again(action: Callable[[], _T], *, timeout_s: float) -> _T:
     """Repeat ``action`` while the primary that it needs is gone, for ``timeout_s`` seconds at most."""
     deadline = time.monotonic() + timeout_s
     while True:

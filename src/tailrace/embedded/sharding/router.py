@@ -22,7 +22,7 @@ from tailrace.embedded.sharding.transaction import Transaction, Written, run_unt
 from tailrace.errors import UsageError
 
 _STEP_S = 0.02
-_Answer = TypeVar("_Answer")
+_T = TypeVar("_T")
 
 
 def _new_session() -> dict[str, Any]:
@@ -212,9 +212,7 @@ class Router(Definitions):
             command |= {"lsid": self._session.id, "txnNumber": Int64(number), "writeConcern": MAJORITY}
         return Written(shard, self.connections.run_again(shard, database, command, timeout_s=self.patience_s))
 
-    def _while_stale(
-        self, namespace: str, action: Callable[[], _Answer], transaction: Transaction | None = None
-    ) -> _Answer:
+    def _while_stale(self, namespace: str, action: Callable[[], _T], transaction: Transaction | None = None) -> _T:
         deadline = time.monotonic() + self.patience_s
         refusals = 0
         while True:

@@ -23,10 +23,10 @@ _EVENT: Final = "event"
 _DOCUMENT: Final = "_tailrace_document"
 _QUERY: Final = "sql.streaming.queryId"  # Spark's own name for it, in the thread that runs the batch
 
-Handler = Callable[["MicroBatch"], object]
+MicroBatchHandler = Callable[["MicroBatch"], object]
 
 
-def foreach_batch(handler: Handler, *, query: str | None = None) -> Callable[[DataFrame, int], None]:
+def foreach_batch(handler: MicroBatchHandler, *, query: str | None = None) -> Callable[[DataFrame, int], None]:
     """The function for ``writeStream.foreachBatch`` that calls ``handler`` with a ``MicroBatch``.
 
     Args:

@@ -55,7 +55,7 @@ _OPERATIONS: Final = {
     "erase": "DELETE",
 }
 
-Value = TypeVar("Value")
+T = TypeVar("T")
 
 
 def table_schema(columns: Sequence[Mapping[str, Any]], partitioning: Partitioning) -> dict[str, Any]:
@@ -171,21 +171,21 @@ def decode(content: bytes, number: int, where: object) -> Commit:
             previous=_text(ours["previous"]),
             files=tuple(files),
             removed=tuple(removal_of(action["remove"], where) for action in actions if "remove" in action),
-            batch=_whole(ours["batch"]) if kind == "append" else None,
+            batch=_natural_number(ours["batch"]) if kind == "append" else None,
             planned=_range_from_json(ours["planned"]) if kind == "append" else None,
             follows=None if ours.get("follows") is None else time_from_json(ours["follows"]),
             gap=_gap_from_json(ours["gap"]) if kind == "gap" else None,
             erasure=_erasure_from_json(ours["erasure"]) if kind == "erase" else None,
             newest=None if ours["newest"] is None else mark_from_json(ours["newest"]),
             quarantined=tuple(checked_quarantine_name(name, where) for name in ours.get("quarantined", [])),
-            quarantined_rows=_whole(ours.get("quarantinedRows", 0)),
+            quarantined_rows=_natural_number(ours.get("quarantinedRows", 0)),
             committed_at=datetime.fromisoformat(_text(ours["committedAt"])),
         )
 
     return guarded(read, where)
 
 
-def guarded(read: Callable[[], Value], where: object) -> Value:
+def guarded(read: Callable[[], T], where: object) -> T:
     """What ``read`` gives. If anything is wrong with what it reads, that is a SinkError that says where."""
     try:
         return read()
@@ -208,8 +208,8 @@ def entry_of(add: Mapping[str, Any], where: object) -> FileEntry:
                 raise ValueError(f"{name} holds token {token} of another day or hour")
         return FileEntry(
             name=name,
-            rows=_whole(stats["numRecords"]),
-            size=_whole(add["size"]),
+            rows=_natural_number(stats["numRecords"]),
+            size=_natural_number(add["size"]),
             sha256=_text(add["tags"][SHA256]),
             first_token=first,
             last_token=last,
@@ -224,9 +224,9 @@ def removal_of(remove: Mapping[str, Any], where: object) -> Removal:
     """A replaced file from a ``remove`` action."""
 
     def read() -> Removal:
-        at = datetime.fromtimestamp(_whole(remove["deletionTimestamp"]) / 1000, UTC)
+        at = datetime.fromtimestamp(_natural_number(remove["deletionTimestamp"]) / 1000, UTC)
         name = checked_name(remove["path"], where)
-        return Removal(name, at, _whole(remove.get("size") or 0), _collection_of(remove))
+        return Removal(name, at, _natural_number(remove.get("size") or 0), _collection_of(remove))
 
     return guarded(read, where)
 
@@ -270,13 +270,13 @@ def mark_to_json(mark: BatchMark) -> dict[str, Any]:
 
 def mark_from_json(value: Mapping[str, Any]) -> BatchMark:
     mark = BatchMark(
-        number=_whole(value["number"]),
+        number=_natural_number(value["number"]),
         claim=_text(value["claim"]),
-        batch=_whole(value["batch"]),
+        batch=_natural_number(value["batch"]),
         planned=_range_from_json(value["planned"]),
         first_token=_text(value["firstToken"]),
         last_token=_text(value["lastToken"]),
-        rows=_whole(value["rows"]),
+        rows=_natural_number(value["rows"]),
     )
     cluster_time_of(mark.last_token)
     return mark
@@ -322,8 +322,8 @@ def _erasure_to_json(erasure: Erasure) -> dict[str, Any]:
 def _erasure_from_json(value: Mapping[str, Any]) -> Erasure:
     before = value["before"]
     return Erasure(
-        _whole(value["rows"]),
-        _whole(value["files"]),
+        _natural_number(value["rows"]),
+        _natural_number(value["files"]),
         None if before is None else _text(before),
         datetime.fromisoformat(_text(value["at"])),
     )
@@ -369,7 +369,7 @@ def time_to_json(time: ClusterTime) -> list[int]:
 
 
 def time_from_json(value: Sequence[Any]) -> ClusterTime:
-    seconds, increment = (_whole(part) for part in value)
+    seconds, increment = (_natural_number(part) for part in value)
     if max(seconds, increment) > 0xFFFFFFFF:
         raise ValueError(f"{value} is not a cluster time")
     return ClusterTime.of(seconds, increment)
@@ -385,7 +385,7 @@ def _text(value: object) -> str:
     return value
 
 
-def _whole(value: object) -> int:
+def _natural_number(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise TypeError(f"{value!r} is not a whole number, 0 or more")
     return value

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tailrace.core.event.quarantined import QuarantinedEvent
 
-Value = TypeVar("Value")
+T = TypeVar("T")
 
 
 def divided(files: Sequence[StagedFile]) -> tuple[tuple[StagedFile, ...], tuple[StagedFile, ...]]:
@@ -278,7 +278,7 @@ def last_token(paths: Sequence[Path]) -> str | None:
     return max((_read(path, last_of) for path in paths), default=None)
 
 
-def _read(path: Path, read: Callable[[Path], Value]) -> Value:
+def _read(path: Path, read: Callable[[Path], T]) -> T:
     """What ``read`` gives for a file, which may be moved to its place meanwhile."""
     try:
         return read(path)

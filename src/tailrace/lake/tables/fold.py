@@ -28,9 +28,9 @@ from tailrace.read.window.apply import (
     DELETE_OF,
     INSERT,
     UPDATE,
-    Change,
     DocumentWork,
     StateMismatchError,
+    TimedChange,
     apply_all,
 )
 from tailrace.read.window.oplogs import EntryRun, OplogWindow
@@ -96,7 +96,7 @@ class Fold:
         self.disturbed: set[str] = set()
         self.unreadable: set[str] = set()
         #: By UUID, then by the element ``_id`` of the document.
-        self._changes: dict[bytes, dict[bytes, list[Change]]] = {}
+        self._changes: dict[bytes, dict[bytes, list[TimedChange]]] = {}
         self._seen: dict[bytes, bytes] = {}
         self._gone: set[bytes] = set()
         self._wanted: dict[bytes, bool] = {}
@@ -116,8 +116,8 @@ class Fold:
 
     def _read_run(self, run: EntryRun, indexes: range | list[int], number: Callable[[], int]) -> None:
         raw = run.raw
-        groups: dict[bytes, dict[bytes, list[Change]] | None] = {}
-        filling: dict[bytes, dict[bytes, list[Change]] | None] = {}
+        groups: dict[bytes, dict[bytes, list[TimedChange]] | None] = {}
+        filling: dict[bytes, dict[bytes, list[TimedChange]] | None] = {}
         for row, op, migrated, first, last, name, id_end, o, o_end, time in zip(
             *entries_of_interest(run, indexes), strict=True
         ):
@@ -157,7 +157,7 @@ class Fold:
         for entry in operations:
             self._operation(entry, run.member.name, number)
 
-    def _group(self, run: EntryRun, row: int) -> dict[bytes, list[Change]] | None:
+    def _group(self, run: EntryRun, row: int) -> dict[bytes, list[TimedChange]] | None:
         """The changes of an entry's collection by document; ``None`` if nobody wants them."""
         namespace = run.raw[run.rows.namespace_start[row] : run.rows.namespace_end[row]]
         if not self._wants(namespace):
@@ -168,7 +168,7 @@ class Fold:
 
     def _group_filled(
         self, run: EntryRun, row: int, op: int, number: Callable[[], int]
-    ) -> dict[bytes, list[Change]] | None:
+    ) -> dict[bytes, list[TimedChange]] | None:
         """The same for an entry of a migration: ``None`` if it copies what another entry has given."""
         namespace = run.raw[run.rows.namespace_start[row] : run.rows.namespace_end[row]]
         uuid = uuid_of(run, row)
@@ -380,9 +380,9 @@ class Fold:
             state.forget(gone)
         return Folded(self._count, touched)
 
-    def grouped(self) -> dict[tuple[bytes, bytes], list[Change]]:
+    def grouped(self) -> dict[tuple[bytes, bytes], list[TimedChange]]:
         """The changes of each document, by the UUID of its collection and its sortable key."""
-        grouped: dict[tuple[bytes, bytes], list[Change]] = {}
+        grouped: dict[tuple[bytes, bytes], list[TimedChange]] = {}
         for uuid, group in self._changes.items():
             if uuid not in self.collections:
                 continue
@@ -413,12 +413,12 @@ class FoldOfOne(Fold):
         super().__init__(_Everything(("*.*",)), collections)
         self._uuid = uuid
 
-    def _group(self, run: EntryRun, row: int) -> dict[bytes, list[Change]] | None:
+    def _group(self, run: EntryRun, row: int) -> dict[bytes, list[TimedChange]] | None:
         return super()._group(run, row) if uuid_of(run, row) == self._uuid else None
 
     def _group_filled(
         self, run: EntryRun, row: int, op: int, number: Callable[[], int]
-    ) -> dict[bytes, list[Change]] | None:
+    ) -> dict[bytes, list[TimedChange]] | None:
         return super()._group_filled(run, row, op, number) if uuid_of(run, row) == self._uuid else None
 
     def _operation(

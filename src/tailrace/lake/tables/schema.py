@@ -309,7 +309,7 @@ def _string(value: Any) -> str:
     raise MisfitError
 
 
-def _whole(value: Any, bound: int) -> int:
+def _bounded_integer(value: Any, bound: int) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and -bound <= value < bound:
         return int(value)
     raise MisfitError
@@ -318,7 +318,7 @@ def _whole(value: Any, bound: int) -> int:
 def _double(value: Any) -> float:
     if isinstance(value, float):
         return value
-    return float(_whole(value, _EXACT))
+    return float(_bounded_integer(value, _EXACT))
 
 
 def _boolean(value: Any) -> bool:
@@ -364,7 +364,7 @@ def _object_id(value: Any) -> str:
 
 
 def _decimal(value: Any, precision: int, scale: int) -> Decimal:
-    number = value.to_decimal() if isinstance(value, Decimal128) else Decimal(_whole(value, _INT64))
+    number = value.to_decimal() if isinstance(value, Decimal128) else Decimal(_bounded_integer(value, _INT64))
     if not number.is_finite():
         raise MisfitError
     sign, digits, exponent = number.as_tuple()
@@ -384,8 +384,8 @@ def _json(value: Any) -> str:
 
 _MAKERS: Final[dict[str, Callable[[Any], Any]]] = {
     "string": _string,
-    "int": lambda value: _whole(value, _INT32),
-    "long": lambda value: _whole(value, _INT64),
+    "int": lambda value: _bounded_integer(value, _INT32),
+    "long": lambda value: _bounded_integer(value, _INT64),
     "double": _double,
     "boolean": _boolean,
     "timestamp": _timestamp,

@@ -11,22 +11,22 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.core import raw_bson
+from tailrace.core.event.event_block import Bytes
 from tailrace.core.kernel import Part, encode_json, gather
 from tailrace.core.kernel.document_fields import FieldScan, words
 from tailrace.lake.tables import schema as slow
 from tailrace.lake.tables.schema import Column, Converted, TableSchema
 
-Bytes = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
+RowMask = npt.NDArray[np.bool_]
 #: An Arrow array, and which of its values are made: the others are null in it.
-Made = tuple[pa.Array, Mask]
+MadeValues = tuple[pa.Array, RowMask]
 
 _DOUBLE_MAX: Final = 2**53
 _HEX: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
 
 
 def typed_columns(
-    schema: TableSchema, documents: Sequence[bytes], buffer: bytes, offsets: npt.NDArray[np.int64], whole: Mask
+    schema: TableSchema, documents: Sequence[bytes], buffer: bytes, offsets: npt.NDArray[np.int64], whole: RowMask
 ) -> Converted:
     """The documents' typed columns, by the schema's policy. Raises SinkError with the policy ``fail``.
 
@@ -94,7 +94,9 @@ class _FieldTree:
         return self._inner[name].part(rest)
 
 
-def _found(schema: TableSchema, fields: _FieldTree, rows: slow.Decoded, whole: Mask) -> tuple[list[Column], list[str]]:
+def _found(
+    schema: TableSchema, fields: _FieldTree, rows: slow.Decoded, whole: RowMask
+) -> tuple[list[Column], list[str]]:
     """The schema's columns, and those that are inferred from the documents in their order; and the names of fields for
     which there is no room. The fields are scanned."""
     columns, cut = list(schema.columns), list(schema.cut)
@@ -120,12 +122,12 @@ def _patched(array: pa.Array, rows: npt.NDArray[np.int64], values: pa.Array) -> 
 # --- one type each ---------------------------------------------------------------------------------------------------
 
 
-def _array(type_: pa.DataType, made: Mask, *buffers: Any) -> Made:
+def _array(type_: pa.DataType, made: RowMask, *buffers: Any) -> MadeValues:
     validity = pa.py_buffer(np.packbits(made, bitorder="little").tobytes())
     return pa.Array.from_buffers(type_, len(made), [validity, *map(pa.py_buffer, buffers)]), made
 
 
-def _nothing(_data: Bytes, part: Part, type_: pa.DataType) -> Made:
+def _nothing(_data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     return pa.nulls(len(part.type), type_), np.zeros(len(part.type), np.bool_)
 
 
@@ -135,7 +137,7 @@ def _read(data: Bytes, part: Part, bson_type: int, kind: str) -> tuple[npt.NDArr
     return rows, words(data, part.start[rows], np.dtype(kind).itemsize).view(kind)[:, 0]
 
 
-def _integers(data: Bytes, part: Part, bound: int) -> tuple[npt.NDArray[np.int64], Mask]:
+def _integers(data: Bytes, part: Part, bound: int) -> tuple[npt.NDArray[np.int64], RowMask]:
     """The whole numbers from ``-bound`` to ``bound - 1``, and which rows have one."""
     values, made = np.zeros(len(part.type), np.int64), np.zeros(len(part.type), np.bool_)
     for bson_type, kind in ((raw_bson.INT32, "<i4"), (raw_bson.INT64, "<i8")):
@@ -145,17 +147,17 @@ def _integers(data: Bytes, part: Part, bound: int) -> tuple[npt.NDArray[np.int64
     return values, made
 
 
-def _long(data: Bytes, part: Part, type_: pa.DataType) -> Made:
+def _long(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     values, made = _integers(data, part, 2**63)
     return _array(type_, made, values)
 
 
-def _int(data: Bytes, part: Part, type_: pa.DataType) -> Made:
+def _int(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     values, made = _integers(data, part, 2**31)
     return _array(type_, made, values.astype(np.int32))
 
 
-def _double(data: Bytes, part: Part, type_: pa.DataType) -> Made:
+def _double(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     whole, made = _integers(data, part, _DOUBLE_MAX)
     values = whole.astype(np.float64)
     rows, found = _read(data, part, raw_bson.DOUBLE, "<f8")
@@ -164,7 +166,7 @@ def _double(data: Bytes, part: Part, type_: pa.DataType) -> Made:
     return _array(type_, made, values)
 
 
-def _boolean(data: Bytes, part: Part, type_: pa.DataType) -> Made:
+def _boolean(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     rows, found = _read(data, part, raw_bson.BOOL, "u1")
     values = np.zeros(len(part.type), np.bool_)
     values[rows] = found == 1
@@ -178,28 +180,28 @@ def _milliseconds(data: Bytes, part: Part) -> npt.NDArray[np.int64]:
     return values
 
 
-def _timestamp(data: Bytes, part: Part, type_: pa.DataType) -> Made:
+def _timestamp(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     values = _milliseconds(data, part)
     made = (part.type == raw_bson.DATE) & (values >= slow.FIRST_MS) & (values <= slow.LAST_MS)
     return _array(type_, made, np.where(made, values, 0) * 1000)
 
 
-def _date(data: Bytes, part: Part, type_: pa.DataType) -> Made:
+def _date(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     days = _milliseconds(data, part) // slow.DAY_MS
     made = (part.type == raw_bson.DATE) & (days >= slow.FIRST_DAY) & (days <= slow.LAST_DAY)
     return _array(type_, made, days.astype(np.int32))
 
 
-def _runs(data: Bytes, made: Mask, start: Any, end: Any, type_: pa.DataType) -> Made:
+def _runs(data: Bytes, made: RowMask, start: Any, end: Any, type_: pa.DataType) -> MadeValues:
     gathered, offsets = gather(data, np.where(made, start, 0), np.where(made, end, 0))
     return _array(type_, made, offsets, gathered)
 
 
-def _string(data: Bytes, part: Part, type_: pa.DataType) -> Made:
+def _string(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     return _runs(data, part.type == raw_bson.STRING, part.start + 4, part.end - 1, type_)
 
 
-def _binary(data: Bytes, part: Part, type_: pa.DataType) -> Made:
+def _binary(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     made = part.type == raw_bson.BINARY
     start = part.start + 5
     rows = np.flatnonzero(made)
@@ -207,20 +209,20 @@ def _binary(data: Bytes, part: Part, type_: pa.DataType) -> Made:
     return _runs(data, made, start, part.end, type_)
 
 
-def _object_id(data: Bytes, part: Part, type_: pa.DataType) -> Made:
+def _object_id(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     made = part.type == raw_bson.OBJECT_ID
     text = _HEX[words(data, part.start[made], 12)]
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(24 * made, dtype=np.int32)))
     return _array(type_, made, offsets, np.ascontiguousarray(text))
 
 
-def _json(data: Bytes, part: Part, type_: pa.DataType) -> Made:
+def _json(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     part = part._replace(type=np.where(part.type == raw_bson.NULL, 0, part.type))
     column = encode_json(data, part)
     return _array(type_, column.ok & (part.type != 0), column.offsets, column.text)
 
 
-_MAKERS: Final[dict[str, Callable[[Bytes, Part, pa.DataType], Made]]] = {
+_MAKERS: Final[dict[str, Callable[[Bytes, Part, pa.DataType], MadeValues]]] = {
     "string": _string,
     "int": _int,
     "long": _long,

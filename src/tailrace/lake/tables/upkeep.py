@@ -12,7 +12,7 @@ from tailrace.errors import TailraceError
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.settings import TableSettings
 
-#: Old files of a table that rests are looked for this often.
+#: How often to look for old files of a table that rests.
 _RESTING_S: Final = 3600.0
 #: Others a few times in each grace, but not more often than this.
 _LEAST_S: Final = 5.0

@@ -43,7 +43,7 @@ from tailrace.read.snapshot.reader import places_of, range_reader
 from tailrace.read.snapshot.state import LOWEST, KeyRange
 from tailrace.read.source.connection import RETRY_SECONDS, Connection, open_client
 from tailrace.read.source.topology import Cluster
-from tailrace.read.window.apply import Change, DocumentWork, StateMismatchError, apply_all
+from tailrace.read.window.apply import DocumentWork, StateMismatchError, TimedChange, apply_all
 from tailrace.read.window.oplogs import Oplogs
 
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
@@ -352,7 +352,7 @@ class _Verification:
         return after
 
 
-def _apply(one: _Candidate, collection: TabledCollection, key: bytes, changes: list[Change]) -> None:
+def _apply(one: _Candidate, collection: TabledCollection, key: bytes, changes: list[TimedChange]) -> None:
     work = DocumentWork(collection, key, one.held, changes)
     try:
         apply_all([work])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pymongo import MongoClient
 
@@ -19,6 +19,7 @@ from tailrace.read.archive.hybrid import HybridSource
 from tailrace.read.archive.layout import CONFIG_OPLOG, existing
 from tailrace.read.archive.replica_set_oplog import ArchivedReplicaSetOplog
 from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.membership import Member
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.promise import AskedLately
@@ -37,11 +38,11 @@ class ArchivedShards:
         if not self._description.is_cluster:
             raise UsageError(f"{folder} is the archive of a replica set, and this is a cluster")
 
-    def source(self, name: str, client: MongoClient[Any]) -> MongodSource:
+    def source(self, name: str, client: MongoClient[Any]) -> LiveSource:
         """A source that never stops trying; the config server's oplog is read from the present on."""
         return self._hybrid(name, client, math.inf)
 
-    def bounded_source(self, name: str, client: MongoClient[Any]) -> MongodSource:
+    def bounded_source(self, name: str, client: MongoClient[Any]) -> LiveSource:
         """As ``source``, but one that gives up after a while, for Spark's workers."""
         if name not in self._description.shards:
             self._description = existing(self._folder)
@@ -59,11 +60,11 @@ class ArchivedShards:
             return ReplicaSetOplog(client, scope)
         return ArchivedReplicaSetOplog(client, scope, self._folder, name)
 
-    def _hybrid(self, name: str, client: MongoClient[Any], retry_seconds: float | None = None) -> MongodSource:
+    def _hybrid(self, name: str, client: MongoClient[Any], retry_seconds: float | None = None) -> LiveSource:
         live = MongodSource(client) if retry_seconds is None else MongodSource(client, retry_seconds=retry_seconds)
         if name == CONFIG_OPLOG or name not in self._description.shards:
             return live
-        return cast(MongodSource, HybridSource(live, ArchiveSource(self._folder, name), of_shard=True))
+        return HybridSource(live, ArchiveSource(self._folder, name), of_shard=True)
 
     def confirm_history(self, plan: Plan, members: Sequence[Member]) -> None:
         """Raises 286 if a shard's oplog and its archive do not reach back to the plan's start, or do not meet, and
@@ -78,7 +79,8 @@ class ArchivedShards:
             try:
                 plan.confirm_history(*source.oldest())
             except ChangeStreamHistoryLost:
-                cast(HybridSource, source).refuse_hole()
+                if isinstance(source, HybridSource):
+                    source.refuse_hole()
                 raise
 
     def confirm_members(self, after: ClusterTime) -> None:

@@ -19,7 +19,7 @@ from tailrace.errors import ChangeStreamHistoryLost, SourceError
 from tailrace.read.archive.owner import set_identity
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.source.batch import entry_time
-from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.live import LiveSource, RelayedSource
 
 _AWAIT_MS: Final = 1000
 _ITS_OWN: Final = "Give the archive that was made of this deployment"
@@ -27,15 +27,15 @@ _ITS_OWN: Final = "Give the archive that was made of this deployment"
 _log = logging.getLogger("tailrace.archive")
 
 
-class HybridSource:
+class HybridSource(RelayedSource):
     """A live oplog with a longer history. ``live`` answers everything that the archive does not hold. An archive
     ``of_shard`` bears the shard's name, which need not be its replica set's.
 
     Raises SourceError if the archive is another deployment's.
     """
 
-    def __init__(self, live: MongodSource, archive: ArchiveSource, *, of_shard: bool = False) -> None:
-        self._live = live
+    def __init__(self, live: LiveSource, archive: ArchiveSource, *, of_shard: bool = False) -> None:
+        super().__init__(live)
         self._archive = archive
         self._is_checked = False
         if not of_shard and live.name != archive.name:
@@ -43,9 +43,6 @@ class HybridSource:
                 f"the archive is of {archive.name}, but the deployment is {live.name}",
                 hint=_ITS_OWN,
             )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._live, name)
 
     @property
     def hole(self) -> tuple[ClusterTime, ClusterTime] | None:
@@ -87,7 +84,7 @@ class HybridSource:
                         position = max(position, batch.high_water)
                         yield batch
                 except ChangeStreamHistoryLost:
-                    if source is self._archive or not self._archive_goes_behind(position):
+                    if source is self._archive or not self._archive_goes_past(position):
                         raise
                     _log.warning("the oplog no longer reaches back to %s: reading on from the archive", position)
                     break
@@ -105,14 +102,14 @@ class HybridSource:
                         position = max(position, batch.high_water)
                         yield batch
                 except ChangeStreamHistoryLost:
-                    if source is self._archive or not self._archive_goes_behind(position):
+                    if source is self._archive or not self._archive_goes_past(position):
                         raise
                     _log.warning("the oplog no longer reaches back to %s: reading on from the archive", position)
                     break
                 if source is self._live:
                     return
 
-    def _archive_goes_behind(self, position: ClusterTime) -> bool:
+    def _archive_goes_past(self, position: ClusterTime) -> bool:
         self._archive.refresh()
         return self._archive.newest() > position
 

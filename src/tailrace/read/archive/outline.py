@@ -5,7 +5,7 @@ A range that begins before the oplog does is outlined by the archive up to its e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from tailrace.read.archive.hybrid import HybridSource
 from tailrace.read.archive.passing import passing
 from tailrace.read.archive.segment import SegmentReader
 from tailrace.read.archive.source import ArchiveSource
-from tailrace.read.source.outline import Bucket, OplogOutline, Weights, invalidating, scope_filter
+from tailrace.read.source.outline import Bucket, OneOutline, Weights, invalidating, scope_filter
 
 _CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO, unicode_decode_error_handler="replace"
@@ -108,7 +108,7 @@ class ArchiveOutline:
 class HybridOutline:
     """An outline of a range that may begin in the archive. See ``source.outline.OplogOutline`` for the methods."""
 
-    def __init__(self, source: HybridSource, live: OplogOutline, scope: Scope | Selection) -> None:
+    def __init__(self, source: HybridSource, live: OneOutline, scope: Scope | Selection) -> None:
         self._source = source
         self._live = live
         self._scope = scope
@@ -139,7 +139,7 @@ class HybridOutline:
             return Weights(list(self.buckets(after, until)), 0.0)
         return self._live.weigh(after, until)
 
-    def entries(self, bucket: Bucket) -> Sequence[Bucket]:
+    def entries(self, bucket: Bucket) -> list[Bucket]:
         archived, _ = self._parts(ClusterTime(bucket.first - 1), bucket.last)
         return self._live.entries(bucket) if archived is None else archived.entries(bucket)
 

@@ -14,7 +14,7 @@ from tailrace.errors import SourceError
 from tailrace.read.archive.layout import ArchiveSegment, head, oplog_of
 from tailrace.read.archive.segment import SegmentReader
 from tailrace.read.source.connection import Connection
-from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.witness import check_witness, replica_set_id
 
 _UNAUTHORIZED: Final = 13
@@ -34,7 +34,7 @@ def set_identity(oplog: str, client: MongoClient[Any], cluster: str = "") -> Dep
 def confirm_owner(
     folder: Path,
     newest: ArchiveSegment | None,
-    source: MongodSource,
+    source: LiveSource,
     found: DeploymentIdentity,
     *,
     hint: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pymongo import MongoClient
 
@@ -15,8 +15,6 @@ from tailrace.errors import ChangeStreamHistoryLost
 from tailrace.read.archive.hybrid import HybridSource
 from tailrace.read.archive.outline import HybridOutline
 from tailrace.read.archive.source import ArchiveSource
-from tailrace.read.source.mongod import MongodSource
-from tailrace.read.source.outline import OplogOutline
 from tailrace.read.source.replica_set_oplog import ReplicaSetOplog
 
 
@@ -29,8 +27,8 @@ class ArchivedReplicaSetOplog(ReplicaSetOplog):
     ) -> None:
         super().__init__(client, scope)
         self.hybrid = HybridSource(self.source, ArchiveSource(folder, shard), of_shard=shard is not None)
-        self.source = cast(MongodSource, self.hybrid)  # it answers as one
-        self.outline = cast(OplogOutline, HybridOutline(self.hybrid, self.outline, scope))
+        self.source = self.hybrid
+        self.outline = HybridOutline(self.hybrid, self.outline, scope)
 
     def confirm_history(self, plan: Plan) -> None:
         """Raises 286 if the plan's start lies before both, or in a hole between them."""

@@ -16,7 +16,7 @@ from tailrace.read.archive.owner import confirm_owner
 from tailrace.read.archive.passing import passing
 from tailrace.read.archive.segment import SegmentReader, images_of
 from tailrace.read.source.batch import BATCH_BYTES_MAX, cut, is_initiating_set
-from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.live import LiveSource
 
 
 class ArchiveSource:
@@ -163,7 +163,7 @@ class ArchiveSource:
         """Let go of the file that is open."""
         self._reader = None
 
-    def confirm_owner(self, source: MongodSource, found: DeploymentIdentity, hint: str) -> None:
+    def confirm_owner(self, source: LiveSource, found: DeploymentIdentity, hint: str) -> None:
         """Raise OtherHistoryError where ``source``, of the deployment ``found``, is not the oplog that was archived."""
         newest = self._segments[-1] if self._segments else None
         confirm_owner(self._folder, newest, source, found, hint=hint)

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from tailrace.core.event.event_block import OPERATION_TYPES
+from tailrace.core.event.event_block import OPERATION_TYPES, Offsets
 from tailrace.core.kernel import event_record
 from tailrace.core.kernel.batch import (
     CHAIN_ENTRY,
@@ -34,7 +33,6 @@ from tailrace.read.images.key import state_key
 from tailrace.read.images.state import ImageBatch
 from tailrace.read.images.updated import updated
 
-Offsets = npt.NDArray[np.int64]
 _INSERT, _UPDATE, _REPLACE, _DELETE = (
     OPERATION_TYPES.index(name) for name in ("insert", "update", "replace", "delete")
 )

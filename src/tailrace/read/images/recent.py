@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-Documents = Mapping[bytes, bytes | None]
+DocumentsByKey = Mapping[bytes, bytes | None]
 #: About what Python needs for a document beside its bytes.
 _OVERHEAD = 200
 
@@ -15,7 +15,7 @@ class RecentBatch(NamedTuple):
     """``before``: for each key that the batch changed, the document that was there."""
 
     number: int
-    before: Documents
+    before: DocumentsByKey
 
 
 class RecentBatches:
@@ -32,7 +32,7 @@ class RecentBatches:
         self.size = 0
         self._since = 0.0
 
-    def add(self, number: int, before: Documents, after: Documents) -> None:
+    def add(self, number: int, before: DocumentsByKey, after: DocumentsByKey) -> None:
         """Add a batch. ``before`` and ``after`` have the same keys."""
         size = sum(len(document) for part in (before, after) for document in part.values() if document is not None)
         if not self.batches:

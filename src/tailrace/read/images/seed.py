@@ -24,7 +24,7 @@ from tailrace.read.images.state import ImageState
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.failure import source_error
 from tailrace.read.source.listing import ListedCollection, database_names, list_collections, readable
-from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.live import LiveSource
 
 #: A batch of the copy holds so many documents at most, and about so many bytes.
 _DOCUMENTS: Final = 5_000
@@ -44,7 +44,7 @@ class SeededFrom:
     applies these to the state. ``snapshots``: whether the servers have snapshot reads."""
 
     client: MongoClient[Any]
-    source: MongodSource
+    source: LiveSource
     folder: ImageFolder
     snapshots: bool
 

@@ -26,7 +26,7 @@ from tailrace.read.images.found import Images
 from tailrace.read.images.seed import SEED_BATCHES, SeededFrom, seed
 from tailrace.read.images.state import ImageState
 from tailrace.read.source.batch import entry_time
-from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.live import LiveSource, RelayedSource
 from tailrace.read.source.witness import check_witness, identity_if_allowed, newest_mark
 
 _BATCH_BYTES: Final = 4 << 20
@@ -34,7 +34,7 @@ _BATCH_BYTES: Final = 4 << 20
 _MEMORY_BYTES: Final = 64 << 20
 #: Written in a shard's directory: the time at which its state began with nothing.
 _EMPTY: Final = "began-empty.json"
-#: How often it is looked whether another process has released the state.
+#: How often to check whether another process has released the state.
 _LOOK_S: Final = 0.05
 _STREAM: Final = "stream.json"
 #: In the state's witness: the same as in that file.
@@ -43,7 +43,7 @@ _OF_STREAM: Final = "stream"
 _log = logging.getLogger("tailrace.images")
 
 
-class ExactSource:
+class ExactSource(RelayedSource):
     """Reads from another source, but answers ``pre_images`` only from the state in ``directory``.
 
     ``source``   reads the oplog of a replica set
@@ -60,7 +60,7 @@ class ExactSource:
 
     def __init__(
         self,
-        source: MongodSource,
+        source: LiveSource,
         directory: str | Path,
         scope: Scope,
         profile: ServerProfile,
@@ -70,7 +70,7 @@ class ExactSource:
         of_shard: bool = False,
         wait_s: float = 0.0,
     ) -> None:
-        self._source = source
+        super().__init__(source)
         self._wait_s = wait_s
         self._of_shard = of_shard
         self.ended = threading.Event()
@@ -86,9 +86,6 @@ class ExactSource:
         #: Whose the directory is, beside the state and in it: two states may have changed places.
         self._stream: dict[str, object] = {"of": source.name, "scope": str(scope)}
         self._claim()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
 
     @property
     def state(self) -> ImageState:
@@ -107,10 +104,10 @@ class ExactSource:
                     raise
             time.sleep(_LOOK_S)
 
-    def read_from(self, source: MongodSource) -> None:
+    def read_from(self, source: LiveSource) -> None:
         """Read from another source of the same replica set, before ``tail``: one that nobody has interrupted, or that
         waits for longer."""
-        self._source = source
+        self._live = source
 
     def use_profile(self, profile: ServerProfile) -> None:
         """The entries that ``tail`` reads from its next call on are those of another server version."""
@@ -137,7 +134,7 @@ class ExactSource:
         if found != self._stream:
             raise other_stream(
                 f"the images in {self._directory} belong to {found.get('scope')} on {found.get('of')}, and the "
-                f"stream is of {self._scope} on {self._source.name}"
+                f"stream is of {self._scope} on {self._live.name}"
             )
 
     def begin(self, after: ClusterTime | None, client: MongoClient[Any], *, joins: bool = False) -> ClusterTime:
@@ -148,7 +145,7 @@ class ExactSource:
         state was made of another deployment, or of a history that is gone, ImageStateError where one that had begun is
         not there any more."""
         self._check_history(client)
-        begins_again = self._began_empty_behind(after)
+        begins_again = self._began_empty_after(after)
         if self.state.position is None or self.state.position < SEED_BATCHES or begins_again:
             if after is None:
                 begun = self._seeded(client)
@@ -157,7 +154,7 @@ class ExactSource:
                     self._check_new(after, joins=joins)
                 begun = self._begun_empty(after)
         else:
-            begun = self._source.operation_time() if after is None else after
+            begun = self._live.operation_time() if after is None else after
         self._note.write()
         return begun
 
@@ -165,8 +162,8 @@ class ExactSource:
         """The state becomes a copy of what is there. Returns its time."""
         self._note.remove()
         (self._directory / _EMPTY).unlink(missing_ok=True)
-        mark = newest_mark(self._source)
-        given = SeededFrom(client, self._source, self._folder(), snapshots=self._profile.series >= (5, 0))
+        mark = newest_mark(self._live)
+        given = SeededFrom(client, self._live, self._folder(), snapshots=self._profile.series >= (5, 0))
         return seed(self.state, given, self._scope, witness=lambda: self._witness(mark))
 
     def _begun_empty(self, after: ClusterTime) -> ClusterTime:
@@ -175,7 +172,7 @@ class ExactSource:
         if self._of_shard:
             durable.write_sealed(self._directory / _EMPTY, {"at": int(after)})
         self.state.clear()
-        known = min(after, ClusterTime(self._source.oldest()[0] - 1)) if self._recover else after
+        known = min(after, ClusterTime(self._live.oldest()[0] - 1)) if self._recover else after
         with self.state.batch(int(known)):
             pass
         self.state.settle()
@@ -208,7 +205,7 @@ class ExactSource:
             check_witness(
                 known,
                 self._identity,
-                {self._source.name: self._source},
+                {self._live.name: self._live},
                 what=f"the images in {self._directory}",
                 hint="Connect to the deployment that they were made of, or give this stream a new directory",
             )
@@ -233,10 +230,10 @@ class ExactSource:
         what it has."""
         if self._identity is None:
             return None
-        entries = {} if mark is None else {self._source.name: mark}
+        entries = {} if mark is None else {self._live.name: mark}
         return json.dumps({**Witness(self._identity, entries).to_document(), _OF_STREAM: self._stream}).encode()
 
-    def _began_empty_behind(self, after: ClusterTime | None) -> bool:
+    def _began_empty_after(self, after: ClusterTime | None) -> bool:
         """Whether a stream goes back to before the beginning of a shard's state that began with nothing, as that of a
         shard that joined later does. Such a state can as well begin there: it knew nothing at its beginning. What it
         has learned since is read again, so the oplog must still hold all of that."""
@@ -245,7 +242,7 @@ class ExactSource:
         if began is None or after is None:
             return False
         at = int(str(began["at"]))
-        return int(after) < at and self._source.oldest()[0] <= at
+        return int(after) < at and self._live.oldest()[0] <= at
 
     def take_back(self, after: ClusterTime) -> None:
         """Undo what the state holds from after ``after``. Raises ImageStateError if it cannot."""
@@ -264,9 +261,9 @@ class ExactSource:
         self.reads = True
         try:
             if self._of_shard and self.state.position is None:
-                self.begin(after, self._source.client, joins=True)
+                self.begin(after, self._live.client, joins=True)
             folder = self._at(after)
-            yield from self._folded(folder, self._source.tail(after, **options))
+            yield from self._folded(folder, self._live.tail(after, **options))
         finally:
             self.release()
             self.ended.set()
@@ -277,14 +274,14 @@ class ExactSource:
         until: ClusterTime,
         *,
         batch_bytes_max: int = _BATCH_BYTES,
-        oplog_filter: bytes | None = None,
+        **options: Any,
     ) -> Generator[OplogBatch, None, None]:
         """See OplogSource; the filter is not used here either. The state must have begun. It keeps what it takes to go
         back to ``after``, so that the same range can be read again, with the same images, until a later one is."""
         try:
             folder = self._at(after)
             self.state.hold(int(after))
-            yield from self._folded(folder, self._source.read(after, until, batch_bytes_max=batch_bytes_max))
+            yield from self._folded(folder, self._live.read(after, until, batch_bytes_max=batch_bytes_max))
         finally:
             self.release()
 
@@ -301,7 +298,7 @@ class ExactSource:
         self.take_back(after)
         folder = self._folder()
         position = ClusterTime(self.state.position or 0)
-        for batch in self._source.read(position, after, batch_bytes_max=_BATCH_BYTES):
+        for batch in self._live.read(position, after, batch_bytes_max=_BATCH_BYTES):
             if batch.raw:
                 self._applied(folder, batch, again=self._of_shard)
         return folder
@@ -312,7 +309,7 @@ class ExactSource:
     def _applied(self, folder: ImageFolder, batch: OplogBatch, *, again: bool = False) -> Images:
         before, self.state.next_witness = self.state.next_witness, lambda: self._witness(_last_mark(batch.raw))
         try:
-            return folder.fold(batch, self._source.entries, again=again)
+            return folder.fold(batch, self._live.entries, again=again)
         except BaseException:
             self.state.next_witness = before
             raise

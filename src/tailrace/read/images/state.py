@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 from tailrace.base import durable
 from tailrace.errors import UsageError
 from tailrace.read.images.bucket import AGAIN, MAP_BYTES, ImageBucket, ImageStateError
-from tailrace.read.images.recent import Documents, RecentBatches
+from tailrace.read.images.recent import DocumentsByKey, RecentBatches
 
 #: What is kept to undo batches, in bytes. The last two batches can be undone however large they are.
 UNDO_BYTES: Final = 256 << 20
@@ -484,7 +484,7 @@ class ImageState:
         self.close()
 
 
-def _by_bucket(documents: Documents, count: int) -> list[Documents]:
+def _by_bucket(documents: DocumentsByKey, count: int) -> list[DocumentsByKey]:
     """The documents of each of ``count`` buckets."""
     if count == 1:
         return [documents]

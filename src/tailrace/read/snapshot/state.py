@@ -19,7 +19,7 @@ from tailrace.core.oplog.namespace import Scope
 from tailrace.core.oplog.witness import Witness
 from tailrace.errors import TailraceError, UsageError
 
-Outcome = Literal["copied", "dropped"]
+ChunkOutcome = Literal["copied", "dropped"]
 
 #: Bounds of ``_id`` as documents of that one field. Chunks begin at the first and end before the second; a document
 #: whose ``_id`` is MaxKey itself belongs to the last one.
@@ -62,7 +62,7 @@ class CollectionCopy:
     ranges: tuple[KeyRange, ...] = ()
     estimate: int = 0
     documents: int = 0
-    outcome: Outcome | None = None
+    outcome: ChunkOutcome | None = None
     restarts: int = 0
 
     def advanced(self, number: int, to: bytes, documents: int) -> CollectionCopy:
@@ -88,7 +88,7 @@ class CollectionCopy:
         ranges = (*self.ranges[:number], here, *rest, *self.ranges[number + 1 :])
         return replace(self, ranges=ranges, documents=self.documents + documents)
 
-    def ended(self, outcome: Outcome) -> CollectionCopy:
+    def ended(self, outcome: ChunkOutcome) -> CollectionCopy:
         """Nothing of it is left to copy."""
         return replace(self, ranges=(), outcome=outcome)
 

@@ -24,14 +24,14 @@ _ARCHIVE_MAGIC: Final = b"\x6d\xe2\x99\x81"  # 0x8199e26d, little-endian: mongod
 _LENGTH = struct.Struct("<i")
 
 
-class Document(NamedTuple):
+class FileDocument(NamedTuple):
     """A document and the byte position in the (unpacked) file where it begins."""
 
     raw: bytes
     position: int
 
 
-def documents(path: Path, *, start: int = 0) -> Iterator[Document]:
+def documents(path: Path, *, start: int = 0) -> Iterator[FileDocument]:
     """The documents of the file from byte ``start`` on, the structure of each checked down to the last field.
 
     Raises SourceError where the file cannot be opened or is not a BSON file at all, OplogFormatError with the byte
@@ -120,7 +120,7 @@ def _last_bytes(unpacker: zlib._Decompress, packed: bytes) -> bytes:
     return b"".join(parts)
 
 
-def _split(path: Path, chunks: Iterator[bytes], position: int) -> Iterator[Document]:
+def _split(path: Path, chunks: Iterator[bytes], position: int) -> Iterator[FileDocument]:
     buffer = b""
     damage: str | None = None
     while damage is None:
@@ -137,7 +137,7 @@ def _split(path: Path, chunks: Iterator[bytes], position: int) -> Iterator[Docum
                 raw_bson.check_structure(raw)
             except OplogFormatError as error:
                 raise _damaged(path, f"{error.message} ({error.position})", position) from None
-            yield Document(raw, position)
+            yield FileDocument(raw, position)
             position += end - pos
             pos = end
         buffer = buffer[pos:]

@@ -17,7 +17,7 @@ from tailrace.core.oplog.history import history_lost, reaches_back
 from tailrace.core.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.errors import OplogFormatError, SourceError
 from tailrace.read.source.batch import is_initiating_set
-from tailrace.read.source.bson_file import Document, documents, unreadable
+from tailrace.read.source.bson_file import FileDocument, documents, unreadable
 from tailrace.read.source.lookup import pre_image
 
 #: Where a dump directory keeps its oplog, in the order they are looked for.
@@ -184,7 +184,7 @@ class DumpSource:
         if parts:
             yield OplogBatch(b"".join(parts), last)
 
-    def _entries_from(self, position: int, previous: ClusterTime) -> Iterator[tuple[ClusterTime, Document]]:
+    def _entries_from(self, position: int, previous: ClusterTime) -> Iterator[tuple[ClusterTime, FileDocument]]:
         """The entries from a byte position on, which is that of the entry at ``previous`` unless it is 0."""
         start = position
         for document in documents(self._path, start=position):
@@ -199,7 +199,7 @@ class DumpSource:
                 self._marks.append((time, document.position))
             yield time, document
 
-    def _time_of(self, document: Document) -> ClusterTime:
+    def _time_of(self, document: FileDocument) -> ClusterTime:
         time: ClusterTime | None = None
         named = set()
         for element in raw_bson.elements(document.raw):

@@ -22,7 +22,7 @@ from tailrace.core.plan.profile import (
 from tailrace.read.source.compatibility import Compatibility
 from tailrace.read.source.wire_version import series_of
 
-Address: TypeAlias = tuple[str, int | None]
+HostAndPort: TypeAlias = tuple[str, int | None]
 _TRIES: Final = 5
 
 
@@ -71,17 +71,17 @@ class MemberVersions:
     def __init__(self, client: MongoClient[Any]) -> None:
         self._client = client
         #: What the processes have said that were asked.
-        self._said: dict[tuple[Address, object], MemberVersion] = {}
+        self._said: dict[tuple[HostAndPort, object], MemberVersion] = {}
         self.compatibility = Compatibility(client)
 
-    def of(self, address: Address) -> MemberVersion | None:
+    def of(self, address: HostAndPort) -> MemberVersion | None:
         """That of a member; ``None`` where PyMongo does not know the member at the moment. Raises PyMongoError."""
         member = self._member(address)
         if member is None or not member.max_wire_version:
             return None
         return self._binary(address, member).at(self.compatibility.known())
 
-    def _binary(self, address: Address, member: ServerDescription) -> MemberVersion:
+    def _binary(self, address: HostAndPort, member: ServerDescription) -> MemberVersion:
         """What the member's process is, whatever it is set to."""
         version = MemberVersion.of_series(series_of(member.max_wire_version))
         if not version.needs_all_numbers:
@@ -95,21 +95,21 @@ class MemberVersions:
             said = self._said[address, process] = MemberVersion.whole(text)
         return said
 
-    def _member(self, address: Address) -> ServerDescription | None:
+    def _member(self, address: HostAndPort) -> ServerDescription | None:
         return self._client.topology_description.server_descriptions().get(address)
 
-    def _process(self, address: Address) -> object:
+    def _process(self, address: HostAndPort) -> object:
         member = self._member(address)
         return None if member is None else process_of(member)
 
-    def _asked(self, address: Address) -> str | None:
+    def _asked(self, address: HostAndPort) -> str | None:
         """What the member at ``address`` says; ``None`` where it cannot be asked."""
         if self._client.primary == address:
             text = str(self._client.server_info()["version"])
             return text if self._client.primary == address else None
         return self._logged(address)
 
-    def _logged(self, address: Address) -> str | None:
+    def _logged(self, address: HostAndPort) -> str | None:
         """What a secondary has noted of its start in a collection of its own. Whose answer it is, a cursor tells."""
         starts = self._client.get_database("local", read_preference=self._client.read_preference)["startup_log"]
         for _ in range(_TRIES):
@@ -131,7 +131,7 @@ def process_of(member: ServerDescription) -> object:
 class PresentMember(NamedTuple):
     """The process that a client reads from at the moment."""
 
-    address: Address
+    address: HostAndPort
     series: str
     process: object
 

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from heapq import merge
 
 from tailrace.core.oplog.cluster_time import ClusterTime
-from tailrace.read.source.outline import Bucket, OplogOutline, Weights
+from tailrace.read.source.outline import Bucket, Outline, Weights
 
 
 class MergedOutline:
-    """Answers what one ``OplogOutline`` answers, for all of ``outlines``."""
+    """Answers what one ``Outline`` answers, for all of ``outlines``."""
 
-    def __init__(self, outlines: Sequence[OplogOutline]) -> None:
+    def __init__(self, outlines: Sequence[Outline]) -> None:
         self._outlines = outlines
 
     def buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]:

@@ -9,10 +9,10 @@ answers. How cursors behave at the end of the oplog and under truncation is meas
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import bson
 from bson.raw_bson import RawBSONDocument
@@ -32,6 +32,7 @@ from tailrace.read.source.batch import BATCH_BYTES_MAX, cut, entry_time, is_init
 from tailrace.read.source.compatibility import server_version
 from tailrace.read.source.connection import RETRY_SECONDS, Connection
 from tailrace.read.source.failure import Backoff
+from tailrace.read.source.live import OnFailedCommand
 from tailrace.read.source.lookup import current_documents, refuse_view, stored_pre_images
 from tailrace.read.source.member_version import MemberVersion, MemberVersions, present_member
 from tailrace.read.source.raw_reply import RawReplyCursor
@@ -47,9 +48,6 @@ _EXHAUST: Final = 64
 _SAME_MEMBER_TRIES: Final = 10
 #: How long one wait is, at most, until an entry is committed; an interrupted read ends after it.
 _COMMITTED_S: Final = 0.25
-
-#: Decides what follows a failed command.
-OnError: TypeAlias = Callable[[PyMongoError], None]
 
 
 class _Position(NamedTuple):
@@ -241,7 +239,7 @@ class MongodSource:
         backoff: Backoff,
         bytes_max: int,
         *,
-        on_error: OnError | None = None,
+        on_error: OnFailedCommand | None = None,
         **extra: Any,
     ) -> Iterator[tuple[_Position, OplogBatch]]:
         """The entries of one window after ``position``, each batch with the position that it leads to. The last one
@@ -272,7 +270,7 @@ class MongodSource:
         oplog_filter: bytes | None = None,
         batch_size: int | None = None,
         comment: Any = None,
-        on_error: OnError | None = None,
+        on_error: OnFailedCommand | None = None,
     ) -> Generator[OplogBatch, None, None]:
         """See OplogSource. While no member can be read it keeps trying, and gives an empty batch after each attempt.
         The first batch comes at once: what there is already, or nothing.
@@ -320,7 +318,7 @@ class MongodSource:
                 self._after(error, backoff, on_error)
                 yield OplogBatch(b"", after if position is None else position.after)
 
-    def _after(self, error: PyMongoError, backoff: Backoff, on_error: OnError | None) -> None:
+    def _after(self, error: PyMongoError, backoff: Backoff, on_error: OnFailedCommand | None) -> None:
         if on_error is None:
             self._connection.endure(error, backoff, self.name)
         else:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from pymongo.collection import Collection
 
@@ -82,6 +82,32 @@ class Weights(NamedTuple):
 
     buckets: list[Bucket]
     matching: float
+
+
+class Outline(Protocol):
+    """What is counted of one oplog or of several; ``OplogOutline`` says what each method gives."""
+
+    def buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]: ...
+
+    def even_buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]: ...
+
+    def mostly_matches(self, after: ClusterTime, until: ClusterTime) -> bool: ...
+
+    def weigh(self, after: ClusterTime, until: ClusterTime) -> Weights: ...
+
+    def entries(self, bucket: Bucket) -> list[Bucket]: ...
+
+    def is_smaller_than(self, size: int) -> bool: ...
+
+
+class OneOutline(Outline, Protocol):
+    """That of one oplog, of which more can be asked."""
+
+    def any(self, after: ClusterTime, until: ClusterTime) -> bool: ...
+
+    def first_invalidating(
+        self, after: ClusterTime, until: ClusterTime, *, show_migration_events: bool
+    ) -> ClusterTime | None: ...
 
 
 class _Counted(NamedTuple):

@@ -67,27 +67,27 @@ class RepeatedReply:
         """``None`` where the reply is not as servers write it."""
         if not _is_usual(reply):
             return None
-        behind = raw_bson.document_end(reply, _BATCH_AT)
+        past = raw_bson.document_end(reply, _BATCH_AT)
         time = raw_bson.find(reply, b"$clusterTime")
-        if time is None or time.type != raw_bson.OBJECT or time.value_start < behind:
+        if time is None or time.type != raw_bson.OBJECT or time.value_start < past:
             return None
         if not reply.startswith(_OPERATION_TIME, time.end) or len(reply) != time.end + len(_OPERATION_TIME) + 9:
             return None
-        in_cursor = raw_bson.document_end(reply, 12) - behind
-        return cls(reply[time.value_start : time.end], reply[behind : time.value_start], len(reply) - behind, in_cursor)
+        in_cursor = raw_bson.document_end(reply, 12) - past
+        return cls(reply[time.value_start : time.end], reply[past : time.value_start], len(reply) - past, in_cursor)
 
     def documents(self, reply: bytes) -> bytes | None:
         """The documents of a reply that is like the last one in all else; ``None``: it is not, or it has none. Raises
         OplogFormatError where they are not BSON."""
         if not _is_usual(reply) or len(reply) < _BATCH_AT + self._rest + 5:
             return None
-        behind = len(reply) - self._rest
-        time = behind + len(self._between)
+        past = len(reply) - self._rest
+        time = past + len(self._between)
         after = time + len(self.clock)
         is_like = (
-            raw_bson.read_int32(reply, _BATCH_AT) == behind - _BATCH_AT
-            and raw_bson.read_int32(reply, 12) == behind + self._in_cursor - 12
-            and reply.startswith(self._between, behind)
+            raw_bson.read_int32(reply, _BATCH_AT) == past - _BATCH_AT
+            and raw_bson.read_int32(reply, 12) == past + self._in_cursor - 12
+            and reply.startswith(self._between, past)
             and reply.startswith(self.clock[:_CLOCK_HEAD], time)
             and reply.startswith(_OPERATION_TIME, after)
         )

@@ -14,8 +14,9 @@ from tailrace.core.oplog.selection import Selection
 from tailrace.core.plan.plan import Plan
 from tailrace.errors import SourceError
 from tailrace.read.source.connection import Connection
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.mongod import MongodSource
-from tailrace.read.source.outline import OplogOutline
+from tailrace.read.source.outline import OneOutline, OplogOutline
 
 
 class ReplicaSetOplog:
@@ -23,12 +24,12 @@ class ReplicaSetOplog:
 
     def __init__(self, client: MongoClient[Any], scope: Scope | Selection) -> None:
         self.connection = Connection(client)
-        self.source = MongodSource(client)
         #: The oplog itself, also where ``source`` has an archive before it.
-        self.live = self.source
+        self.live = MongodSource(client)
+        self.source: LiveSource = self.live
         self.server_version = self.source.server_version
         numbers = tuple(int(number) for number in re.findall(r"\d+", self.server_version))
-        self.outline = OplogOutline(self.connection, scope, numbers)
+        self.outline: OneOutline = OplogOutline(self.connection, scope, numbers)
         self._looked_until = ZERO
 
     def newest(self) -> ClusterTime:

@@ -15,7 +15,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.plan.request import OplogBatch
 from tailrace.errors import InternalError, TailraceError
 from tailrace.read.source.failure import Backoff, is_killed, is_transient, source_error
-from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.live import LiveSource
 
 #: A shard of which this much waits is read no further. One reply more may come, of 16 MiB at most.
 QUEUE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -38,7 +38,7 @@ class ShardReader:
     def __init__(
         self,
         name: str,
-        source: MongodSource,
+        source: LiveSource,
         after: ClusterTime,
         changed: threading.Condition,
         *,

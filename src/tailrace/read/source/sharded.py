@@ -18,6 +18,7 @@ from pymongo.errors import PyMongoError
 from tailrace.core.oplog.cluster_clock import ClusterClock
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.plan.request import OplogBatch
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.promise import AskedLately, PromiseRequester
 from tailrace.read.source.shard_reader import ShardReader
@@ -62,7 +63,7 @@ class _ReadShard:
 class SharedReads(Protocol):
     """What the streams of a client share on each shard (``tailrace.read.tail.shard_tails``)."""
 
-    def source(self, name: str, client: MongoClient[Any]) -> MongodSource:
+    def source(self, name: str, client: MongoClient[Any]) -> LiveSource:
         """A source for one stream on the shard, which tries for ever."""
         ...
 

@@ -15,6 +15,7 @@ from tailrace.core.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.errors import OtherHistoryError, SourceError, on_shard
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.failure import is_transient
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.membership import changes
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.topology import Cluster
@@ -48,8 +49,8 @@ def oplogs_of(deployment: MongoClient[Any] | Cluster) -> dict[str, MongodSource]
 
 
 def compared_oplogs(
-    deployment: MongoClient[Any] | Cluster, marks: Mapping[str, EntryMark], oplogs: Mapping[str, MongodSource]
-) -> dict[str, MongodSource]:
+    deployment: MongoClient[Any] | Cluster, marks: Mapping[str, EntryMark], oplogs: Mapping[str, LiveSource]
+) -> dict[str, LiveSource]:
     """Those of ``oplogs`` that the marks can be of. A shard that was added after its mark is another one: the name was
     that of a shard that has been removed."""
     found = {name: source for name, source in oplogs.items() if name in marks}
@@ -60,19 +61,19 @@ def compared_oplogs(
     return {name: source for name, source in found.items() if added.get(name, ZERO) <= marks[name].time}
 
 
-def witness_of(deployment: MongoClient[Any] | Cluster, oplogs: Mapping[str, MongodSource]) -> Witness:
+def witness_of(deployment: MongoClient[Any] | Cluster, oplogs: Mapping[str, LiveSource]) -> Witness:
     """Who the deployment is, and the newest entry of each oplog that a majority has committed. Where the user may not
     read an id or an oplog, that is left out."""
     return Witness(identity_if_allowed(deployment), newest_marks(oplogs))
 
 
-def newest_marks(oplogs: Mapping[str, MongodSource]) -> dict[str, EntryMark]:
+def newest_marks(oplogs: Mapping[str, LiveSource]) -> dict[str, EntryMark]:
     """``newest_mark`` of each oplog that the user may read."""
     found = {name: _if_allowed(partial(newest_mark, source)) for name, source in oplogs.items()}
     return {name: mark for name, mark in found.items() if mark is not None}
 
 
-def newest_mark(source: MongodSource) -> EntryMark | None:
+def newest_mark(source: LiveSource) -> EntryMark | None:
     """The newest entry that a majority has committed; ``None`` where it has left the oplog just now."""
     newest = source.newest()
     entry = source.entries([newest])[0]
@@ -121,7 +122,7 @@ def cluster_id(config: Connection) -> str:
 
 
 def check_witness(
-    witness: Witness, identity: DeploymentIdentity, oplogs: Mapping[str, MongodSource], *, what: str, hint: str
+    witness: Witness, identity: DeploymentIdentity, oplogs: Mapping[str, LiveSource], *, what: str, hint: str
 ) -> None:
     """Raise OtherHistoryError where ``what`` ("the tables in DIR") were not read from the history that is there now.
 
@@ -145,7 +146,7 @@ def check_witness(
             raise (error if len(witness.entries) == 1 else on_shard(error, name)) from None
 
 
-def _check_entry(mark: EntryMark, source: MongodSource, what: str, hint: str) -> None:
+def _check_entry(mark: EntryMark, source: LiveSource, what: str, hint: str) -> None:
     newest = _reached(mark.time, source)
     if newest < mark.time:
         raise OtherHistoryError(
@@ -171,7 +172,7 @@ def _check_entry(mark: EntryMark, source: MongodSource, what: str, hint: str) ->
         )
 
 
-def _reached(at: ClusterTime, source: MongodSource) -> ClusterTime:
+def _reached(at: ClusterTime, source: LiveSource) -> ClusterTime:
     """The time of the newest entry, once the member that is read has come as far as ``at``, or does not come."""
     given_up = time.monotonic() + _CATCH_UP_S
     while (newest := source.newest()) < at and time.monotonic() < given_up:

@@ -14,7 +14,7 @@ from tailrace.core import raw_bson
 from tailrace.core.oplog.write_head import namespace_of_write
 from tailrace.errors import OplogFormatError
 from tailrace.read.tail.chains import Chains
-from tailrace.read.tail.interest import EVERYONE, Keys, keys_of, keys_of_entry
+from tailrace.read.tail.interest import EVERYONE, InterestKeys, keys_of, keys_of_entry
 
 #: For less, which is two entries or so, the compiled code takes longer, for the fixed work of a call.
 _COMPILED_BYTES_MIN: Final = 1_024
@@ -35,8 +35,8 @@ class EntryIndex(NamedTuple):
     numbers: Sequence[int]
     groups: list[bytes]
     keys: list[frozenset[bytes]]
-    commands: list[tuple[int, Keys]]
-    about: Keys
+    commands: list[tuple[int, InterestKeys]]
+    about: InterestKeys
 
     def select(self, key: bytes, first: int = 0) -> Sequence[int]:
         """The entries that are about ``key``, from the ``first`` on, in order."""
@@ -60,7 +60,7 @@ def index_entries(raw: bytes, chains: Chains) -> EntryIndex:
     if len(raw) < _COMPILED_BYTES_MIN:
         compiled = None
     starts, numbers, groups = (compiled and compiled(raw)) or _plain_index(raw)
-    commands: list[tuple[int, Keys]] = []
+    commands: list[tuple[int, InterestKeys]] = []
     for entry in _plain_select(numbers, [COMMAND], 0) if isinstance(numbers, list) else _commands(numbers):
         keys = keys_of_entry(raw[starts[entry] : starts[entry + 1]], chains)
         if keys is EVERYONE or keys:
@@ -69,7 +69,7 @@ def index_entries(raw: bytes, chains: Chains) -> EntryIndex:
     return EntryIndex(starts, numbers, groups, group_keys, commands, _together(group_keys, commands))
 
 
-def _together(groups: list[frozenset[bytes]], commands: list[tuple[int, Keys]]) -> Keys:
+def _together(groups: list[frozenset[bytes]], commands: list[tuple[int, InterestKeys]]) -> InterestKeys:
     if len(groups) == 1 and not commands:
         return groups[0]
     keys: set[bytes] = set()

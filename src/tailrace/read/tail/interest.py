@@ -19,7 +19,7 @@ from tailrace.errors import OplogFormatError
 from tailrace.read.tail.chains import Chains
 
 #: ``None``: everyone.
-Keys: TypeAlias = "frozenset[bytes] | None"
+InterestKeys: TypeAlias = "frozenset[bytes] | None"
 
 EVERYONE: Final = None
 NOBODY: Final[frozenset[bytes]] = frozenset()
@@ -59,7 +59,7 @@ def keys_of(namespace: bytes) -> frozenset[bytes]:
     return frozenset((namespace, namespace.removesuffix(b"\n"))) | _around(database)
 
 
-def keys_of_entry(raw: bytes, chains: Chains) -> Keys:
+def keys_of_entry(raw: bytes, chains: Chains) -> InterestKeys:
     """What an entry is about, from all that it says. ``chains`` knows the transactions that are on their way, and
     learns of this one. An entry that cannot be read is about everyone: whoever reads it says what is wrong."""
     try:
@@ -79,7 +79,7 @@ def _around(database: bytes) -> frozenset[bytes]:
     return frozenset((database, CLUSTER))
 
 
-def _of_command(entry: OplogEntry, chains: Chains) -> Keys:
+def _of_command(entry: OplogEntry, chains: Chains) -> InterestKeys:
     body = entry.o
     fields = first_elements(body)
     if b"applyOps" in fields:
@@ -96,7 +96,7 @@ def _of_command(entry: OplogEntry, chains: Chains) -> Keys:
     return _of_definition(entry)
 
 
-def _of_operations(entry: OplogEntry) -> Keys:
+def _of_operations(entry: OplogEntry) -> InterestKeys:
     keys: frozenset[bytes] = NOBODY
     for raw in apply_ops(entry):
         operation = parse_operation(raw, entry.position)
@@ -113,7 +113,7 @@ def _of_operations(entry: OplogEntry) -> Keys:
     return keys
 
 
-def _of_definition(entry: OplogEntry) -> Keys:
+def _of_definition(entry: OplogEntry) -> InterestKeys:
     """What a command of DDL is about: its database, and the collections that it names. One of an unknown kind is about
     everyone: the streams count it."""
     body = entry.o

@@ -51,7 +51,7 @@ class Segment:
             about = self.index.about
             return self.raw if about is EVERYONE or key in about else b""
         if after > self.after:
-            return self._join(self.index.select(key, self._first_behind(after)))
+            return self._join(self.index.select(key, self._first_after(after)))
         found = self._joined.get(key)
         if found is None:
             found = self._join(self.index.select(key))
@@ -62,13 +62,13 @@ class Segment:
 
     def entry(self, time: ClusterTime) -> bytes | None:
         """The entry of exactly this time; ``None`` where there is none."""
-        place = self._first_behind(ClusterTime(time - 1))
+        place = self._first_after(ClusterTime(time - 1))
         if place == self.entries:
             return None
         raw = self.raw[self.index.starts[place] : self.index.starts[place + 1]]
         return raw if entry_time(raw) == time else None
 
-    def _first_behind(self, after: ClusterTime) -> int:
+    def _first_after(self, after: ClusterTime) -> int:
         low, high = 0, self.entries
         while low < high:
             middle = (low + high) // 2

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.plan.request import OplogBatch
-from tailrace.read.tail.interest import EVERYONE, Keys
+from tailrace.read.tail.interest import EVERYONE, InterestKeys
 from tailrace.read.tail.segment import Segment, TailPlace
 
 
@@ -75,7 +75,7 @@ class SharedWindow:
             return False
         if self.keys is not None and place.key not in self.keys:
             return False
-        behind: list[Segment] = []
+        following: list[Segment] = []
         size = 0
         for segment in reversed(self.segments):
             if segment.high_water <= place.position:
@@ -83,12 +83,12 @@ class SharedWindow:
             size += segment.size
             about = segment.index.about
             if about is EVERYONE or place.key in about:
-                behind.append(segment)
+                following.append(segment)
         if size > self.bytes_max // 2 and len(self.segments) > 1:
             return False
         place.joined = True
-        place.pending = behind[::-1]
-        for segment in behind:
+        place.pending = following[::-1]
+        for segment in following:
             segment.holders.append(place)
         places = self._places.setdefault(place.key, {})
         self.joined += place not in places
@@ -189,7 +189,7 @@ class SharedWindow:
                 segment.holders.append(place)
         return ready
 
-    def _keys_waited_for(self, about: Keys) -> list[bytes]:
+    def _keys_waited_for(self, about: InterestKeys) -> list[bytes]:
         if about is EVERYONE:
             return list(self._places)
         if len(about) < len(self._places):

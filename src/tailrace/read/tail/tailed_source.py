@@ -13,7 +13,8 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.request import OplogBatch
 from tailrace.read.source.batch import BATCH_BYTES_MAX
-from tailrace.read.source.mongod import AWAIT_MS, MongodSource, OnError
+from tailrace.read.source.live import OnFailedCommand
+from tailrace.read.source.mongod import AWAIT_MS, MongodSource
 from tailrace.read.source.time_limit import remaining_s
 from tailrace.read.tail.segment import TailPlace
 from tailrace.read.tail.shared_tail import SharedTail
@@ -83,7 +84,7 @@ class TailedSource(MongodSource):
         oplog_filter: bytes | None = None,
         batch_size: int | None = None,
         comment: Any = None,
-        on_error: OnError | None = None,
+        on_error: OnFailedCommand | None = None,
     ) -> Generator[OplogBatch, None, None]:
         """See OplogSource and MongodSource. ``on_error`` is called for errors of the stream's own reads, and for errors
         of the shared read while the stream waits for it."""
@@ -122,7 +123,7 @@ class TailedSource(MongodSource):
             self._shared.turn_out(place)
 
     def _from_window(
-        self, place: TailPlace, await_s: float, on_error: OnError | None
+        self, place: TailPlace, await_s: float, on_error: OnFailedCommand | None
     ) -> Generator[OplogBatch, None, None]:
         """What comes for the stream, until it falls out of the window."""
         hears = on_error is not None

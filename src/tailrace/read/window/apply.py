@@ -19,7 +19,7 @@ LETTERS: Final = {INSERT: b"i", UPDATE: b"u", DELETE: b"d"}
 #: have inserted the document with the same ``_id`` already, since each shard has a time of its own for the commit.
 DELETE_OF = ord("D")
 #: A change: its letter, the entry's ``o`` (for ``DELETE_OF`` the document key), its cluster time.
-Change = tuple[int, bytes, int]
+TimedChange = tuple[int, bytes, int]
 
 #: What an ``o`` with a delta begins with, after its length: ``$v`` 2 and the name of the delta.
 _DELTA: Final = b"\x10$v\0\x02\0\0\0\x03diff\0"
@@ -62,7 +62,7 @@ class DocumentWork(Generic[C]):
 
     __slots__ = ("changes", "collection", "document", "held", "key")
 
-    def __init__(self, collection: C, key: bytes, held: bytes | None, changes: list[Change]) -> None:
+    def __init__(self, collection: C, key: bytes, held: bytes | None, changes: list[TimedChange]) -> None:
         self.collection = collection
         self.key = key
         self.held = self.document = held
@@ -76,7 +76,7 @@ class DocumentWork(Generic[C]):
         times = (time for op, _, time in reversed(self.changes) if op in (INSERT, UPDATE))
         return next(times, None) if self.document is not None else self.changes[-1][2]
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: TimedChange) -> None:
         """Apply one change by the reference."""
         op, body, time = change
         if op == DELETE_OF:
@@ -138,7 +138,7 @@ def _apply_deltas(works: Sequence[DocumentWork[C]], number: int) -> None:
             work.document = document
 
 
-def _fewer(changes: list[Change]) -> list[Change]:
+def _fewer(changes: list[TimedChange]) -> list[TimedChange]:
     """The same changes, with the updates after the first change merged into one if possible."""
     if any(op != UPDATE for op, _, _ in changes[1:]):
         return changes

@@ -36,7 +36,8 @@ from tailrace.errors import (
 from tailrace.read.source.drive import answers_of, drive
 from tailrace.read.source.driver_error import at_the_border
 from tailrace.read.source.filter_choice import FilterChoice, is_local
-from tailrace.read.source.mongod import AWAIT_MS, MongodSource
+from tailrace.read.source.live import LiveSource
+from tailrace.read.source.mongod import AWAIT_MS
 from tailrace.read.source.time_limit import TimeLimitError, check_time_limit, time_limit_of
 from tailrace.read.source.unknown_kinds import tell_of_unknown_kinds
 from tailrace.watch.client import kernel_loader
@@ -401,7 +402,7 @@ class OplogChangeStream(BlockChangeStream):
 
     def __init__(
         self,
-        source: MongodSource,
+        source: LiveSource,
         request: WatchRequest,
         profile: ServerProfile | None = None,
         *,

@@ -31,7 +31,7 @@ from tailrace.read.source.uri import ClientOptions, ConnectionString
 from tailrace.read.tail.shared_tail import WINDOW_BYTES, TailStatistics
 from tailrace.watch.client.arguments import Arguments
 from tailrace.watch.client.change_stream import ChangeStream
-from tailrace.watch.client.deployment import Engine, Readers, WatchedDeployment
+from tailrace.watch.client.deployment import EngineName, Readers, WatchedDeployment
 from tailrace.watch.client.request import WatchRequest, watch_codec_options
 from tailrace.watch.client.watchable import Watchable, WatchableClient, WatchableCollection, WatchableDatabase
 
@@ -48,7 +48,7 @@ def connect(  # noqa: PLR0917  PyMongo's order
     connect: bool | None = None,
     type_registry: TypeRegistry | None = None,
     *,
-    engine: Engine = "oplog",
+    engine: EngineName = "oplog",
     server_version: str | None = None,
     tail_window_bytes: int = WINDOW_BYTES,
     archive: str | Path | None = None,
@@ -180,7 +180,7 @@ class Client(WatchableClient, _Watchable, MongoClient[_DocumentType], Generic[_D
         connect: bool | None = None,
         type_registry: TypeRegistry | None = None,
         *,
-        engine: Engine = "oplog",
+        engine: EngineName = "oplog",
         server_version: str | None = None,
         tail_window_bytes: int = WINDOW_BYTES,
         archive: str | Path | None = None,

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pymongo import MongoClient
 from pymongo.errors import ConfigurationError, InvalidOperation
@@ -16,6 +16,7 @@ from tailrace.core.plan.profile import chosen_profile
 from tailrace.errors import ChangeStreamHistoryLost, ServerError, UsageError
 from tailrace.read.source.connection import Reader
 from tailrace.read.source.driver_error import driver_errors
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.time_limit import time_limit_of
 from tailrace.read.source.topology import Cluster
@@ -37,8 +38,8 @@ from tailrace.watch.client.snapshot_stream import SnapshotChangeStream, copies_f
 if TYPE_CHECKING:
     from tailrace.read.archive.cluster_hybrid import ArchivedShards
 
-Engine = Literal["oplog", "server"]
-ENGINES: Final[tuple[Engine, ...]] = ("oplog", "server")
+EngineName = Literal["oplog", "server"]
+ENGINES: Final[tuple[EngineName, ...]] = ("oplog", "server")
 
 
 class Readers:
@@ -71,7 +72,7 @@ class WatchedDeployment:
     def __init__(  # noqa: PLR0917
         self,
         arguments: Arguments,
-        engine: Engine,
+        engine: EngineName,
         server_version: str | None,
         window_bytes: int,
         archive: str | Path | None = None,
@@ -97,7 +98,7 @@ class WatchedDeployment:
         self._images = images
         with driver_errors():
             self.profile = None if server_version is None else chosen_profile(server_version)
-        self.engine: Engine = engine
+        self.engine: EngineName = engine
         self._arguments = arguments
         self._window_bytes = window_bytes
         self._client: MongoClient[Any] | None = None
@@ -165,7 +166,11 @@ class WatchedDeployment:
             )
         readers = self.readers(client, request.read_preference)
         return SnapshotChangeStream(
-            client, readers.cluster or readers.client, request, lambda behind: self.open(client, behind), self.profile
+            client,
+            readers.cluster or readers.client,
+            request,
+            lambda following: self.open(client, following),
+            self.profile,
         )
 
     def _open_exact(self, readers: Readers, request: WatchRequest) -> ChangeStream:
@@ -273,7 +278,7 @@ def _archived_shards(folder: str | Path) -> ArchivedShards:
 
 
 def _open_with_archive(
-    live: MongodSource, folder: str | Path, opened: Callable[[MongodSource], ChangeStream]
+    live: MongodSource, folder: str | Path, opened: Callable[[LiveSource], ChangeStream]
 ) -> ChangeStream:
     """A stream whose start may lie before the oplog's beginning. Raises 286 with the hole's two ends where the archive
     and the oplog do not meet."""
@@ -282,7 +287,7 @@ def _open_with_archive(
 
     source = HybridSource(live, ArchiveSource(folder))
     try:
-        return opened(cast(MongodSource, source))  # it answers as one
+        return opened(source)
     except ChangeStreamHistoryLost:
         source.refuse_hole()
         raise

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pymongo import MongoClient
 
@@ -20,6 +20,7 @@ from tailrace.core.stream.merge import CONFIG_SHARDS
 from tailrace.errors import TailraceError, on_shard
 from tailrace.read.images.directory import check_kind, shard_folder
 from tailrace.read.images.source import ExactSource
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.membership import Beginning
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.promise import AskedLately
@@ -60,19 +61,18 @@ class ExactShards:
         except TailraceError as error:
             raise on_shard(error, name) from None
 
-    def source(self, name: str, client: MongoClient[Any]) -> MongodSource:
+    def source(self, name: str, client: MongoClient[Any]) -> LiveSource:
         """A source that retries without limit. For a shard that joins the cluster later, the state begins with this
         source."""
         if name == CONFIG_SHARDS:
             return MongodSource(client, retry_seconds=math.inf)
-        live = MongodSource(client, retry_seconds=math.inf)
-        return cast(MongodSource, self._opened(name, live))  # it has the same methods
+        return self._opened(name, MongodSource(client, retry_seconds=math.inf))
 
     def asked(self, client: MongoClient[Any]) -> AskedLately:
         """Not shared: only this stream asks for promises."""
         return AskedLately()
 
-    def _opened(self, name: str, live: MongodSource) -> ExactSource:
+    def _opened(self, name: str, live: LiveSource) -> ExactSource:
         """The shard's state with ``live`` to read from. The same state until a reader has had it."""
         directory = shard_folder(self._folder, name, live.name)
         found = self._sources.get(directory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
 from pymongo.errors import ConfigurationError
 
@@ -11,7 +10,7 @@ from tailrace.core.plan.options import StreamOptions
 from tailrace.core.plan.plan import Plan, exact_plan
 from tailrace.core.plan.profile import ServerProfile, profile_for
 from tailrace.read.images.source import ExactSource
-from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.live import LiveSource
 from tailrace.watch.client import kernel_loader
 from tailrace.watch.client.arguments import refused
 from tailrace.watch.client.change_stream import OplogChangeStream
@@ -21,17 +20,21 @@ from tailrace.watch.client.request import WatchRequest
 class ExactChangeStream(OplogChangeStream):
     """Like its parent, but images come from an ``ExactSource``, for any version of the server."""
 
+    def __init__(self, source: ExactSource, request: WatchRequest, profile: ServerProfile | None) -> None:
+        self._exact = source
+        super().__init__(source, request, profile)
+
     def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
-        cast(ExactSource, self._source).use_profile(profile)
+        self._exact.use_profile(profile)
         return exact_plan(options, profile)
 
     def _begun(self, plan: Plan) -> Plan:
-        oldest = self._source.oldest()
-        source = cast(ExactSource, self._source)
+        source = self._exact
+        oldest = source.oldest()
         if plan.read_after is None:
-            return plan.start_after(source.begin(None, self._source.client))
+            return plan.start_after(source.begin(None, source.client))
         plan.confirm_history(*oldest)
-        source.begin(plan.read_after, self._source.client)
+        source.begin(plan.read_after, source.client)
         return plan
 
 
@@ -45,7 +48,7 @@ def state_folder(folder: str | Path | None) -> Path:
 
 
 def open_exact(
-    live: MongodSource,
+    live: LiveSource,
     folder: str | Path | None,
     request: WatchRequest,
     profile: ServerProfile | None,
@@ -53,13 +56,12 @@ def open_exact(
     recover: bool = False,
 ) -> ExactChangeStream:
     """Open a stream with exact images over a replica set. ``folder`` holds their state. With ``recover``, ``live`` has
-    an archive behind it, from which a lost state is rebuilt."""
+    an archive before it, from which a lost state is rebuilt."""
     directory = state_folder(folder)
     known = profile or profile_for(live.server_version)
     source = ExactSource(live, directory, request.scope, known, kernel=kernel_loader.is_ready, recover=recover)
     try:
-        answers_as_one: Any = source
-        return ExactChangeStream(answers_as_one, request, profile)
+        return ExactChangeStream(source, request, profile)
     except BaseException:
         source.release()
         raise

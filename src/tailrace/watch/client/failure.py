@@ -5,13 +5,13 @@ from __future__ import annotations
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from tailrace.read.source.time_limit import remaining_s
-from tailrace.watch.client.resume import Command, Failure, labels_of_stream
+from tailrace.watch.client.resume import CursorCommand, Failure, labels_of_stream
 
 #: Stands for the code of an error that no server has answered and no network has made: a client that was closed.
 _OF_CLIENT = -1
 
 
-def failure_of(error: PyMongoError, command: Command, wire_version: int | None) -> Failure:
+def failure_of(error: PyMongoError, command: CursorCommand, wire_version: int | None) -> Failure:
     """What has failed, for a command of the server's stream that ran on a connection of this wire version.
 
     An error of the connection has no code: no server has answered. Nor has one after a wait for a server.
@@ -25,7 +25,7 @@ def failure_of(error: PyMongoError, command: Command, wire_version: int | None) 
     return Failure(command, code, out_of_time=out_of_time)
 
 
-def failure_of_read(error: PyMongoError, command: Command) -> Failure:
+def failure_of_read(error: PyMongoError, command: CursorCommand) -> Failure:
     """What has failed of a stream that is made of the oplog. We read servers that label errors (4.4 and later)."""
     found = failure_of(error, command, None)
     if not isinstance(error, OperationFailure):

@@ -50,7 +50,7 @@ class Step(Enum):
     END = "close the stream"
 
 
-Look = Generator[Step, Any, RawBSONDocument | None]
+StepsOfLook = Generator[Step, Any, RawBSONDocument | None]
 
 
 class _CursorInSteps(Protocol):
@@ -127,7 +127,7 @@ class ServerSteps:
             operation_time=reply.get("operationTime"),
         )
 
-    def look(self) -> Look:
+    def look(self) -> StepsOfLook:
         """One getMore at most, and one attempt to resume after it (rules 16, 22 and 26)."""
         if not self.cursor.alive:
             yield from self._reopened()  # rule 31: the last call has run out of time, or its attempt has failed
@@ -148,12 +148,12 @@ class ServerSteps:
             event = yield Step.TAKE
         return (yield from self._given(event))
 
-    def left_over(self) -> Look:
+    def left_over(self) -> StepsOfLook:
         """What a closed stream's cursor holds: nothing is asked of the server."""
         event = yield Step.TAKE
         return None if event is None else (yield from self._given(event))
 
-    def _given(self, event: RawBSONDocument | None) -> Look:
+    def _given(self, event: RawBSONDocument | None) -> StepsOfLook:
         if not self.cursor.alive:
             self.closed = True  # rule 14
         batch_token = self.cursor._post_batch_resume_token
@@ -169,7 +169,7 @@ class ServerSteps:
         self.resume.gives(token, is_last=not self.cursor._has_next(), batch_token=batch_token)
         return event
 
-    def _reopened(self) -> Look:
+    def _reopened(self) -> StepsOfLook:
         """A resume's aggregate. Raises its error, which ends the stream unless it passes (rules 24 and 25)."""
         self.aggregate_wire_version = None
         try:
@@ -180,7 +180,7 @@ class ServerSteps:
             raise
         return None
 
-    def _fail(self) -> Look:
+    def _fail(self) -> StepsOfLook:
         self.failed = True
         yield Step.END
         return None

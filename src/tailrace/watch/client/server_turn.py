@@ -21,7 +21,7 @@ from tailrace.core import raw_bson
 from tailrace.errors import UsageError
 from tailrace.read.source.time_limit import time_limit_of
 from tailrace.watch.client.request import WatchRequest
-from tailrace.watch.client.server_steps import Look, ServerSteps, Step, target_options, translated
+from tailrace.watch.client.server_steps import ServerSteps, Step, StepsOfLook, target_options, translated
 from tailrace.watch.client.stream_errors import CANNOT_DECODE, undecodable
 
 _T = TypeVar("_T")
@@ -99,7 +99,7 @@ class ServerTurns(ABC):
             return None
         return self._decoded_of(await self._follow(self._steps.left_over()))
 
-    async def _follow(self, steps: Look) -> RawBSONDocument | None:
+    async def _follow(self, steps: StepsOfLook) -> RawBSONDocument | None:
         answer: Any = None
         failure: Exception | None = None
         while True:

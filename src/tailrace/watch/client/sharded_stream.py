@@ -40,6 +40,7 @@ from tailrace.errors import (
     on_shard,
 )
 from tailrace.read.source.drive import answer_request, drive
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.membership import Beginning, beginning
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.routing import OwnerLookup
@@ -368,7 +369,7 @@ class ShardedChangeStream(BlockChangeStream):
 class _Answers:
     """Answers one shard's requests; waits for shards that are away. Belongs to one thread at a time."""
 
-    def __init__(self, source: MongodSource, cluster: Cluster) -> None:
+    def __init__(self, source: LiveSource, cluster: Cluster) -> None:
         self._source = source
         self._owners = OwnerLookup(cluster, retry_seconds=math.inf)
 

@@ -33,7 +33,7 @@ from tailrace.watch.client.turn import Turn
 #: While the copy runs, the stream that is to follow is opened this often, to see that the oplog still holds its start.
 _LOOK_S: Final = 30.0
 
-OpenStream = Callable[[WatchRequest], ChangeStream]
+StreamOpener = Callable[[WatchRequest], ChangeStream]
 
 
 def copies_first(request: WatchRequest) -> bool:
@@ -54,7 +54,7 @@ class SnapshotChangeStream(ChangeStream):
         client: MongoClient[Any],
         deployment: MongoClient[Any] | Cluster,
         request: WatchRequest,
-        open_stream: OpenStream,
+        open_stream: StreamOpener,
         profile: ServerProfile | None = None,
     ) -> None:
         self._client = client
@@ -65,7 +65,7 @@ class SnapshotChangeStream(ChangeStream):
         state, chunk = (begin(deployment, request.scope), 0) if place is None else place_of(place)
         self._deployment, self._profile = deployment, profile
         self._open_stream = open_stream
-        self._follows = _request_behind(request, state.start)
+        self._follows = _request_after(request, state.start)
         self._stream: ChangeStream | None = None
         self._turn = Turn(self._release)
         pace = request.snapshot_documents_per_second
@@ -186,16 +186,16 @@ def _place_in(request: WatchRequest) -> Mapping[str, Any] | None:
     return None
 
 
-def _request_behind(request: WatchRequest, start: ClusterTime) -> WatchRequest:
+def _request_after(request: WatchRequest, start: ClusterTime) -> WatchRequest:
     """What is watched after the copy. What happened at its own time is in it, since every read waits for that."""
-    behind = ClusterTime(int(start) + 1).to_timestamp()
-    return replace(request, start=None, resume_after=None, start_after=None, start_at_operation_time=behind)
+    following = ClusterTime(int(start) + 1).to_timestamp()
+    return replace(request, start=None, resume_after=None, start_after=None, start_at_operation_time=following)
 
 
 def _stages(
     request: WatchRequest, deployment: MongoClient[Any] | Cluster, profile: ServerProfile | None
 ) -> CompiledPipeline:
     """The stages that the copy's events go through. Large events of a copy are not divided."""
-    behind = replace(request, start=None, resume_after=None, start_after=None)
-    checked_options(behind)  # a wrong call is refused without connecting
+    following = replace(request, start=None, resume_after=None, start_after=None)
+    checked_options(following)  # a wrong call is refused without connecting
     return compiled_for(deployment, request.stages(), collation=request.collation_document(), profile=profile)

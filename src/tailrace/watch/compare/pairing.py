@@ -17,12 +17,12 @@ from tailrace.core.event.resume_token import token_order
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import OplogFormatError
 
-Kind = Literal["bytes", "token", "order", "missing", "extra", "twice", "error", "end"]
+DifferenceKind = Literal["bytes", "token", "order", "missing", "extra", "twice", "error", "end"]
 
 SERVER: Final = 0
 OURS: Final = 1
 #: In words, for a report.
-KINDS: Final[dict[Kind, str]] = {
+KINDS: Final[dict[DifferenceKind, str]] = {
     "bytes": "the events differ",
     "token": "the events differ in their resume tokens alone",
     "order": "ours gives the event at another place in the order",
@@ -82,7 +82,7 @@ class EventDifference:
         text: what no event shows
     """
 
-    kind: Kind
+    kind: DifferenceKind
     operation: str
     place: str
     server: bytes | None
@@ -268,7 +268,7 @@ def _partners(server: list[Event], ours: list[Event]) -> list[int | None]:
     return partners
 
 
-def _difference(kind: Kind, server: Event | None, ours: Event | None) -> EventDifference:
+def _difference(kind: DifferenceKind, server: Event | None, ours: Event | None) -> EventDifference:
     event = server or ours
     assert event is not None
     place = ""

@@ -26,7 +26,7 @@ from tailrace.core.plan.profile import profile_for
 from tailrace.errors import TailraceError, UsageError
 from tailrace.watch.compare.comparison import ComparisonLimits, FoundDifference, StreamComparison
 from tailrace.watch.compare.deployment import DeploymentComparison, Streams
-from tailrace.watch.compare.pairing import KINDS, Kind
+from tailrace.watch.compare.pairing import KINDS, DifferenceKind
 
 SAMPLE_S: Final = 5.0
 #: Of one sample. Each side reads no more than 2,000 events and 8 MB a second, as every comparison does.
@@ -116,7 +116,7 @@ class SamplingNumbers:
     failures: int
     gaps: int
     seconds: float
-    differences: Mapping[Kind, int]
+    differences: Mapping[DifferenceKind, int]
 
     @property
     def total(self) -> int:
@@ -176,7 +176,7 @@ class SampledComparison:
     def numbers(self) -> SamplingNumbers:
         """The present numbers. From any thread."""
         compared = None if self._comparison is None else self._comparison.compared
-        differences: Counter[Kind] = Counter()
+        differences: Counter[DifferenceKind] = Counter()
         for found in [] if compared is None else list(compared.differences):
             differences[found.difference.kind] += found.count
         return SamplingNumbers(

@@ -63,7 +63,7 @@ class GoOn(NamedTuple):
     error: TailraceError | None
 
 
-class Request(NamedTuple):
+class WorkerRequest(NamedTuple):
     """``kills``    cursors to close first
     ``closes``   commands that nobody waits for any more
     ``step``     what to do then; ``None``: nothing
@@ -160,7 +160,7 @@ class StageProcess:
                 new, self._told_of = PASSED_OVER - self._told_of, PASSED_OVER.copy()
                 self._send(response._replace(is_open=request.cursor in self._registry, passed_over=new))
 
-    def _stepped(self, request: Request, step: Begin | GoOn) -> Response:
+    def _stepped(self, request: WorkerRequest, step: Begin | GoOn) -> Response:
         if isinstance(step, Begin):
             self._may_compile = step.compiled
             self._registry.profile = self._profile(step.version)
@@ -192,7 +192,7 @@ class StageProcess:
         while True:
             yield self._cursor_ids[self._at]
 
-    def _computed(self, request: Request, step: Begin | GoOn) -> Response:
+    def _computed(self, request: WorkerRequest, step: Begin | GoOn) -> Response:
         acting, self._at = self._acting[step.number], step.number
         _limit_cpu(request.seconds)
         self._computing = self._steps
@@ -230,12 +230,12 @@ class StageProcess:
         if self._computing and self._computing in asked:
             raise _Stopped("asked")
 
-    def _received(self) -> Request | None:
+    def _received(self) -> WorkerRequest | None:
         head = self._read(LENGTH.size)
         data = None if head is None else self._read(LENGTH.unpack(head)[0])
         if data is None:
             return None
-        request: Request = pickle.loads(data)
+        request: WorkerRequest = pickle.loads(data)
         return request
 
     def _read(self, size: int) -> bytes | None:

@@ -27,7 +27,7 @@ from tailrace.core.cursor.reply import error_reply
 from tailrace.core.oplog.entry_kinds import PASSED_OVER
 from tailrace.errors import InternalError, ServerError, TailraceError
 from tailrace.watch.gateway.log import note
-from tailrace.watch.gateway.stage_process import LENGTH, NUMBER, Begin, GoOn, Request, Response
+from tailrace.watch.gateway.stage_process import LENGTH, NUMBER, Begin, GoOn, Response, WorkerRequest
 from tailrace.watch.gateway.turns import CpuUse, Turns
 
 #: Each of so many bytes of entries may take another second.
@@ -234,7 +234,7 @@ class StageWorker:
             self._streams = await asyncio.open_connection(sock=self._ours)
         kills, self._kills = tuple(self._kills), []
         closes, self._closes = tuple(self._closes), []
-        data = pickle.dumps(Request(kills, closes, step, cursor, seconds), pickle.HIGHEST_PROTOCOL)
+        data = pickle.dumps(WorkerRequest(kills, closes, step, cursor, seconds), pickle.HIGHEST_PROTOCOL)
         self._requests += 1
         writer = self._streams[1]
         writer.write(LENGTH.pack(len(data)))

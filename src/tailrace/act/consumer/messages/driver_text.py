@@ -45,7 +45,7 @@ _SHORT_NAME: Final = 64
 _SHORT: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 #: Text of the value of a type that starts at an offset of the buffer.
-_Writer = Callable[[bytes, int], str]
+_ValueWriter = Callable[[bytes, int], str]
 
 
 def legacy(document: bytes, start: int = 0) -> str:
@@ -132,7 +132,7 @@ def decoded(text: bytes) -> str:
         return text.decode()
     except UnicodeDecodeError:
         raise MessageRefused(
-            f"the string {_shortened(text)} is not UTF-8, which a text of JSON, Avro and Protobuf has to be"
+            f"the string {_shortened(text)} is not UTF-8, as strings in JSON, Avro and Protobuf must be"
         ) from None
 
 
@@ -155,7 +155,7 @@ class _DriverText:
         self._separator = separator
         self._is_legacy = is_legacy
         pair = self._pair
-        self._writers: dict[int, _Writer] = {
+        self._writers: dict[int, _ValueWriter] = {
             raw_bson.DOUBLE: self._double,
             raw_bson.STRING: _string,
             raw_bson.OBJECT: self.document,
@@ -195,7 +195,9 @@ class _DriverText:
             parts.append((_short_label(name) if len(name) <= _SHORT_NAME else _label(name)) + value)
             names.add(name)
         if len(names) < len(parts):
-            raise MessageRefused("a document has two fields of one name, of which readers of JSON take one")
+            raise MessageRefused(
+                "a document has two fields with the same name, and readers of JSON keep only one of them"
+            )
         return "{" + self._separator.join(parts) + "}"
 
     def _inside(self, buf: bytes, start: int) -> list[tuple[bytes, str]]:

@@ -67,12 +67,12 @@ def ordering_key(event: bytes) -> str | None:
         return None
     value = raw_bson.value(event, element)
     if element.type in _NUMBERS or element.type in (raw_bson.OBJECT, raw_bson.SYMBOL):
-        whole = _whole(element.type, value)
+        whole = _exact_integer(element.type, value)
         return f"keystring:{encode(element.type, value)[0].hex()}" if whole is None else str(whole)
     return _valid(to_json(bson.decode(raw_bson.encode_document(event[element.start : element.end]), _ANY_DATE)["_id"]))
 
 
-def _whole(type_: int, value: bytes) -> int | None:
+def _exact_integer(type_: int, value: bytes) -> int | None:
     """A number that is an integer of at most 64 bits."""
     if type_ in (raw_bson.INT32, raw_bson.INT64):
         return int.from_bytes(value, "little", signed=True)

@@ -114,7 +114,7 @@ class NatsPublisher:
                 f"{self._name} has no stream that stores the subject {message.topic!r}",
                 hint="Add a stream with this subject, and start the server with JetStream (-js)",
             )
-        return PublisherAway(f"{self._name} is away: {_words(error)}")
+        return PublisherAway(f"{self._name} cannot be reached: {_words(error)}")
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         if self._loop is None:

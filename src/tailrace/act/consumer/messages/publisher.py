@@ -49,7 +49,7 @@ Made = Message | Sequence[Message] | None
 
 
 class PublisherAway(SinkError):  # noqa: N818 - as the other errors are named
-    """The server cannot be reached, or accepts nothing at the moment: the same message may be taken later."""
+    """The server cannot be reached, or accepts no messages at the moment: the same message may be taken later."""
 
 
 class MessageRefused(SinkError):  # noqa: N818

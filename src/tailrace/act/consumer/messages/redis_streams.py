@@ -79,9 +79,11 @@ class RedisPublisher:
             said = redact_uri(str(error))
             if any(words in said for words in _ABOUT_THE_MESSAGE):
                 raise MessageRefused(f"{self._name} refused a message for the stream {topic!r}: {said}") from None
-            raise PublisherAway(f"{self._name} accepts nothing at the moment: {said}") from None
+            raise PublisherAway(f"{self._name} accepts no messages at the moment: {said}") from None
         except (redis.RedisError, OSError) as error:
-            raise PublisherAway(f"{self._name} is away: {redact_uri(str(error)) or type(error).__name__}") from None
+            raise PublisherAway(
+                f"{self._name} cannot be reached: {redact_uri(str(error)) or type(error).__name__}"
+            ) from None
         return together
 
     def _add(self, pipeline: Pipeline, message: Message) -> None:

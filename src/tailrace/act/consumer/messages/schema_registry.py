@@ -88,7 +88,9 @@ class _Registered:
                 hint="Its compatibility settings, its rights and what is registered under this subject decide",
             ) from None
         except (httpx2.TransportError, OAuthTokenError, OSError) as error:
-            raise PublisherAway(f"{self._name} is away: {redact_uri(str(error)) or type(error).__name__}") from None
+            raise PublisherAway(
+                f"{self._name} cannot be reached: {redact_uri(str(error)) or type(error).__name__}"
+            ) from None
         except SerializationError as error:
             raise MessageRefused(f"a record of the topic {topic!r} cannot be written: {error}") from None
         assert found is not None

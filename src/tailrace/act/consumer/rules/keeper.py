@@ -7,7 +7,7 @@ from typing import Final
 
 from tailrace.act.consumer.rules.errors import LeaseLost, LeaseStoreUnavailable
 from tailrace.act.consumer.rules.lease import Lease
-from tailrace.act.consumer.rules.need import Need, Outcome, Pause, RefreshLease, ReleaseLease
+from tailrace.act.consumer.rules.need import ListenerNeed, Outcome, Pause, RefreshLease, ReleaseLease
 from tailrace.act.consumer.rules.ownership import Ownership
 
 #: A lease is refreshed so many times before it would run out.
@@ -16,7 +16,7 @@ _REFRESHES: Final = 3
 
 def keep(
     ownership: Ownership, lease_seconds: float, handler_timeout: float | None = None
-) -> Generator[Need, Outcome, None]:
+) -> Generator[ListenerNeed, Outcome, None]:
     """Needs of a keeper, until the ownership ends or is lost. It may be closed at any of them.
 
     ``handler_timeout``  seconds after which a handler is taken to hang: the lease is given back, so that another
@@ -50,7 +50,7 @@ def _wait(wait: float, handler_timeout: float | None) -> float:
     return wait if handler_timeout is None else min(wait, handler_timeout / 4)
 
 
-def _refresh(ownership: Ownership, lease_seconds: float) -> Generator[Need, Outcome, float]:
+def _refresh(ownership: Ownership, lease_seconds: float) -> Generator[ListenerNeed, Outcome, float]:
     """Refresh once; how long to wait before the next time."""
     lease = ownership.lease
     outcome = yield RefreshLease(lease)

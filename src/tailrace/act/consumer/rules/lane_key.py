@@ -164,7 +164,7 @@ def known_lane_key(name: str, own: LaneKeys) -> LaneKey:
 def _by_path(path: str) -> LaneKey:
     names = path.encode().split(b".")
     if not all(names) or b"\0" in path.encode():
-        raise UsageError(f"{path!r} is no path of names in an event", hint='lane_key="fullDocument.customer"')
+        raise UsageError(f"{path!r} is not a path of field names in an event", hint='lane_key="fullDocument.customer"')
     if names == [b"documentKey", b"_id"]:
         return BY_ID
     return LaneKey(f"{_PATH}{path}", lambda event: _hash_at(names, event))

@@ -180,11 +180,11 @@ class LanePlan:
         """Read a plan. Raises LeaseDocumentError where it is none."""
         try:
             return cls(
-                lanes=_whole(document["lanes"]),
+                lanes=_integer(document["lanes"]),
                 start=StreamPosition.from_document(document["start"], resource),
-                generation=_whole(document["generation"]),
+                generation=_integer(document["generation"]),
                 floors=tuple(map(Floor.from_document, document["floors"])),
-                next_lanes=None if document["nextLanes"] is None else _whole(document["nextLanes"]),
+                next_lanes=None if document["nextLanes"] is None else _integer(document["nextLanes"]),
                 copies=bool(document.get("copies", False)),
                 beginning=_document(document.get("beginning")),
                 key=_text(document.get("key", "")),
@@ -197,7 +197,7 @@ class LanePlan:
             ) from None
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is not a whole number")
     return value

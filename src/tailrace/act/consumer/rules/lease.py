@@ -83,7 +83,7 @@ def check_arguments(resource: str, owner: str, seconds: float) -> None:
         raise UsageError(f"lease_seconds must lie between {LEASE_SECONDS_MIN} and {LEASE_SECONDS_MAX:.0f}: {seconds}")
 
 
-def acquired(record: Lease | None, resource: str, owner: str, seconds: float, now: datetime) -> Lease | None:
+def after_acquire(record: Lease | None, resource: str, owner: str, seconds: float, now: datetime) -> Lease | None:
     """The record after ``owner`` asked for the lease; ``None`` where somebody else holds it.
 
     Whoever asks under the id that holds the lease gets it, with a new version: a process that was restarted under its
@@ -105,17 +105,17 @@ def acquired(record: Lease | None, resource: str, owner: str, seconds: float, no
     )
 
 
-def held(record: Lease | None, lease: Lease) -> Lease:
+def require_held(record: Lease | None, lease: Lease) -> Lease:
     """``record``, if it still says what ``lease`` says: owner and version, both. Raises LeaseLost.
 
     A lease that has expired, and that nobody has taken since, is still held: its version is the newest.
     """
     if record is not None and (record.owner, record.version) == (lease.owner, lease.version):
         return record
-    raise lost(record, lease)
+    raise lease_lost(record, lease)
 
 
-def lost(record: Lease | None, lease: Lease) -> LeaseLost:
+def lease_lost(record: Lease | None, lease: Lease) -> LeaseLost:
     """How the lease was lost, in words."""
     mine = f"the lease on {lease.resource!r}, version {lease.version}, is lost"
     if record is None:
@@ -129,24 +129,26 @@ def lost(record: Lease | None, lease: Lease) -> LeaseLost:
     return LeaseLost(f"{mine}: {who}, version {record.version}")
 
 
-def refreshed(record: Lease | None, lease: Lease, seconds: float, now: datetime) -> Lease:
+def after_refresh(record: Lease | None, lease: Lease, seconds: float, now: datetime) -> Lease:
     """The record held for ``seconds`` from ``now``. Raises LeaseLost."""
-    return replace(held(record, lease), expires_at=now + timedelta(seconds=seconds))
+    return replace(require_held(record, lease), expires_at=now + timedelta(seconds=seconds))
 
 
-def committed(record: Lease | None, lease: Lease, position: Mapping[str, Any], seconds: float, now: datetime) -> Lease:
+def after_commit(
+    record: Lease | None, lease: Lease, position: Mapping[str, Any], seconds: float, now: datetime
+) -> Lease:
     """The record with ``position``, held for ``seconds`` from ``now``. Raises LeaseLost, and LeaseDocumentError if
     the record's own position is ahead."""
-    after = refreshed(record, lease, seconds, now)
+    after = after_refresh(record, lease, seconds, now)
     if is_behind(position, after.position):
-        raise refused(record, lease)
+        raise commit_refused(record, lease)
     return replace(after, position=position, committed_at=now)
 
 
-def refused(record: Lease | None, lease: Lease) -> TailraceError:
+def commit_refused(record: Lease | None, lease: Lease) -> TailraceError:
     """The error for a commit that changed nothing: the lease is lost, or the record's position is ahead."""
     if record is None or (record.owner, record.version) != (lease.owner, lease.version):
-        return lost(record, lease)
+        return lease_lost(record, lease)
     return LeaseDocumentError(
         f"the position in the lease on {lease.resource!r} is ahead of the one to be committed",
         hint="Did somebody move it by hand, or did a deployment with an older clock replace another? Correct the "
@@ -154,6 +156,6 @@ def refused(record: Lease | None, lease: Lease) -> TailraceError:
     )
 
 
-def released(record: Lease | None, lease: Lease) -> Lease:
+def after_release(record: Lease | None, lease: Lease) -> Lease:
     """The record without an owner. Raises LeaseLost."""
-    return replace(held(record, lease), owner=None, expires_at=None)
+    return replace(require_held(record, lease), owner=None, expires_at=None)

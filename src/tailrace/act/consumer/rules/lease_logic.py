@@ -7,7 +7,15 @@ from typing import Any, Final
 
 from tailrace.act.consumer.rules.errors import LeaseLost, LeaseStoreUnavailable
 from tailrace.act.consumer.rules.lease import Lease
-from tailrace.act.consumer.rules.need import AcquireLease, CommitPosition, KeepLease, Need, Outcome, Pause, RenewLease
+from tailrace.act.consumer.rules.need import (
+    AcquireLease,
+    CommitPosition,
+    KeepLease,
+    ListenerNeed,
+    Outcome,
+    Pause,
+    RenewLease,
+)
 from tailrace.act.consumer.rules.ownership import Ownership
 from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.act.consumer.rules.settings import ListenerSettings, ListenerStatistics
@@ -15,7 +23,7 @@ from tailrace.act.consumer.rules.settings import ListenerSettings, ListenerStati
 #: The first wait after a failure, and the longest one.
 BACKOFF_S: Final = (0.05, 5.0)
 
-Steps = Generator[Need, Outcome, Any]
+Steps = Generator[ListenerNeed, Outcome, Any]
 
 
 class LeaseLogic:
@@ -40,7 +48,7 @@ class LeaseLogic:
         """Whether the change in hand is the last one for now: the listener is stopped, or its lease asked back."""
         return self.stopping or (self.ownership is not None and self.ownership.asked_back)
 
-    def _ask(self, need: Need) -> Steps:
+    def _ask(self, need: ListenerNeed) -> Steps:
         outcome = yield need
         self._asked, self._now = outcome.asked, outcome.now
         if outcome.error is not None:

@@ -14,7 +14,7 @@ from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import TailraceError
 
-Start = Literal["oldest", "now", "snapshot"]
+StartName = Literal["oldest", "now", "snapshot"]
 Decision = Literal["retry", "skip", "stop"]
 
 
@@ -66,7 +66,7 @@ class ReleaseLease:
 class FindStart:
     """Answered with the Timestamp to start at: of the oldest entry that is no no-op, or of the present."""
 
-    start: Start
+    start: StartName
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class TellGap:
     why: str
 
 
-Need = (
+ListenerNeed = (
     AcquireLease
     | KeepLease
     | RefreshLease

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tailrace.act.consumer.rules.commit_policy import CommitPolicy
-from tailrace.act.consumer.rules.need import Start
+from tailrace.act.consumer.rules.need import StartName
 from tailrace.act.consumer.rules.retry_schedule import RetrySchedule
 from tailrace.errors import UsageError
 
@@ -21,7 +21,7 @@ class ListenerSettings:
 
     resource: str
     lease_seconds: float = 30.0
-    start: Start = "oldest"
+    start: StartName = "oldest"
     on_history_lost: OnHistoryLost = "fail"
     on_invalidate: OnInvalidate = "fail"
     commits: CommitPolicy = field(default_factory=CommitPolicy)

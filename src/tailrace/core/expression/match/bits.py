@@ -25,7 +25,7 @@ def bits_test(node: tree.Bits) -> Callable[[Maybe], bool]:
             bits = int.from_bytes(found[1][5:], "little")
             hits = ((bits >> position & 1) != clear for position in positions)
             return all(hits) if every else any(hits)
-        number = _whole(found)
+        number = _exact_int64(found)
         if number is None:
             return False
         common = (~number if clear else number) & mask
@@ -34,7 +34,7 @@ def bits_test(node: tree.Bits) -> Callable[[Maybe], bool]:
     return test
 
 
-def _whole(found: Value) -> int | None:
+def _exact_int64(found: Value) -> int | None:
     if found[0] not in v.NUMERIC:
         return None
     number = v.number_of(found)

@@ -96,10 +96,10 @@ def _parts_of_document(schema: Schema) -> Iterator[tree.Node]:
         elif test.keyword in ("required", "properties"):
             yield from _fields(test, required)
         else:
-            yield _whole(test)
+            yield _of_whole_document(test)
 
 
-def _whole(*schema: tree.SchemaTest) -> tree.SchemaTest:
+def _of_whole_document(*schema: tree.SchemaTest) -> tree.SchemaTest:
     """A schema that is asked of the whole document."""
     return tree.SchemaTest(b"", "schema", schema)
 
@@ -107,11 +107,11 @@ def _whole(*schema: tree.SchemaTest) -> tree.SchemaTest:
 def _fields(test: tree.SchemaTest, required: list[bytes]) -> Iterator[tree.Node]:
     if test.keyword == "required":
         for name in cast("tuple[bytes, ...]", test.argument):
-            yield tree.Exists(name) if _is_path(name) else _whole(tree.SchemaTest(b"", "required", (name,)))
+            yield tree.Exists(name) if _is_path(name) else _of_whole_document(tree.SchemaTest(b"", "required", (name,)))
         return
     for name, schema in cast("tuple[tuple[bytes, Schema], ...]", test.argument):
         if not _is_path(name):
-            yield _whole(tree.SchemaTest(b"", "properties", ((name, schema),)))
+            yield _of_whole_document(tree.SchemaTest(b"", "properties", ((name, schema),)))
             continue
         query = _of_property(name)(schema)
         yield query if name in required else _any((tree.Not(tree.Exists(name)), query))

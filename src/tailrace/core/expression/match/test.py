@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 from tailrace.core.expression.language import pattern as regular
 from tailrace.core.expression.match import schema, tree
 from tailrace.core.expression.match.bits import bits_test
+from tailrace.core.expression.match.schema import ValueTest
 from tailrace.core.expression.match.traverse import values_at
 from tailrace.core.expression.values import value as v
 from tailrace.core.expression.values.compare import RANK, SIMPLE, Order, compare_numbers
@@ -15,7 +16,6 @@ from tailrace.core.expression.values.value import Maybe, Value
 from tailrace.errors import InternalError
 
 DocumentTest: TypeAlias = Callable[[bytes], bool]
-ValueTest: TypeAlias = Callable[[Maybe], bool]
 
 
 def document_test(node: tree.Node, order: Order = SIMPLE) -> DocumentTest:

@@ -191,7 +191,7 @@ def _merged(fields: dict[bytes, bytes], value: Maybe) -> dict[bytes, bytes]:
     return fields
 
 
-_Step: TypeAlias = Callable[[Frame, dict[bytes, bytes]], dict[bytes, bytes]]
+_Accumulate: TypeAlias = Callable[[Frame, dict[bytes, bytes]], dict[bytes, bytes]]
 
 
 def _merge_of_several(name: str, args: Sequence[Expression], bindings: Bindings) -> Expression:
@@ -207,11 +207,11 @@ def _merge_of_several(name: str, args: Sequence[Expression], bindings: Bindings)
     return operator_of(name, args, evaluate, bindings)
 
 
-def _fields_of_value(evaluate: Evaluate) -> _Step:
+def _fields_of_value(evaluate: Evaluate) -> _Accumulate:
     return lambda frame, fields: _merged(fields, evaluate(frame))
 
 
-def _fields_of_literal(literal: Expression) -> _Step:
+def _fields_of_literal(literal: Expression) -> _Accumulate:
     parts = [(name, name + b"\x00", part.evaluate) for name, part in zip(literal.names, literal.args, strict=True)]
 
     def step(frame: Frame, fields: dict[bytes, bytes]) -> dict[bytes, bytes]:

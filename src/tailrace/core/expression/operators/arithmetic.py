@@ -364,7 +364,7 @@ def _rounding(name: str, rounding: str) -> None:
             return v.NULL
         if found[0] == v.DOUBLE:
             number = float_of(found)
-            return found if not math.isfinite(number) else v.double(_whole(number, rounding))
+            return found if not math.isfinite(number) else v.double(_rounded_double(number, rounding))
         if found[0] == v.DECIMAL:
             exact = v.decimal_of(found)
             # quantized, not merely integral: the server gives the exponent 0, and NaN where 34 digits do not reach
@@ -377,7 +377,7 @@ def _rounding(name: str, rounding: str) -> None:
 _ONE: Final = Decimal(1)
 
 
-def _whole(number: float, rounding: str) -> float:
+def _rounded_double(number: float, rounding: str) -> float:
     return math.copysign(float(math.ceil(number) if rounding == ROUND_CEILING else math.floor(number)), number)
 
 

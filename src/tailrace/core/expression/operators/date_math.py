@@ -11,7 +11,7 @@ from tailrace.core.expression.language.registry import NOT_SUPPORTED, failure, p
 from tailrace.core.expression.operators import calendar
 from tailrace.core.expression.operators.calendar import civil_of, days_of
 from tailrace.core.expression.operators.dates import (
-    Reader,
+    ArgumentReader,
     moment_or_none,
     named,
     read_beforehand,
@@ -76,7 +76,7 @@ def _add(name: str, sign: int) -> None:
                 raise failure(6045000, f"invalid dateSubtract 'amount' parameter value: {number} {shown}")
             return v.date(_added(moment, shown, number * sign, zone))
 
-        readers: list[Reader] = [
+        readers: list[ArgumentReader] = [
             ("unit", lambda unit: _unit(name, unit, later=True), True),
             ("timezone", zone_of, True),
         ]
@@ -176,10 +176,10 @@ def _diff(operand: Value, bindings: Bindings) -> Expression:
 
 
 #: Unit, zone and first day of the week; ``None`` where one that matters is null.
-_Settings: TypeAlias = tuple[str, Zone, int] | None
+_Truncation: TypeAlias = tuple[str, Zone, int] | None
 
 
-def _readers(name: str) -> list[Reader]:
+def _readers(name: str) -> list[ArgumentReader]:
     """The arguments that 7.0 reads beforehand, in its order: the first day of the week whatever the unit is."""
     return [
         ("unit", lambda unit: _unit(name, unit, later=True), True),
@@ -188,7 +188,7 @@ def _readers(name: str) -> list[Reader]:
     ]
 
 
-def _settings_of(bindings: Bindings) -> Callable[..., _Settings]:
+def _settings_of(bindings: Bindings) -> Callable[..., _Truncation]:
     """How this server reads them. 7.0 reads each as soon as it is evaluated, and the bins' size before the others."""
     return _later_settings if bindings.knows("7.0") else _settings
 
@@ -208,7 +208,7 @@ def _later_settings(
     dates: tuple[Value, ...],
     *,
     size: Maybe = None,
-) -> _Settings:
+) -> _Truncation:
     unit = _unit(name, unit_value, later=True)
     first = _SUNDAY
     if unit == "week" and "startOfWeek" in given:
@@ -231,7 +231,7 @@ def _settings(
     dates: tuple[Value, ...],
     *,
     size: Maybe = None,
-) -> _Settings:
+) -> _Truncation:
     zone_value = given["timezone"].evaluate(frame) if "timezone" in given else v.string("UTC")
     if zone_value is None or zone_value[0] in v.NULLISH:
         return None

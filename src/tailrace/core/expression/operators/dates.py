@@ -60,10 +60,12 @@ def zone_at(given: dict[str, Expression], frame: Frame) -> Zone | None:
 
 
 #: A named argument, what reads its value, and whether null there makes the whole null.
-Reader = tuple[str, Callable[[Value], object], bool]
+ArgumentReader = tuple[str, Callable[[Value], object], bool]
 
 
-def read_beforehand(given: dict[str, Expression], readers: Iterable[Reader], bindings: Bindings) -> Expression | None:
+def read_beforehand(
+    given: dict[str, Expression], readers: Iterable[ArgumentReader], bindings: Bindings
+) -> Expression | None:
     """From 7.0 on a server reads constant arguments one after the other when it optimizes, whatever the date will be.
     Notes the first that cannot be read; null where one is null that makes the whole so."""
     if not bindings.folding or not bindings.knows("7.0") or all(each.constant for each in given.values()):
@@ -86,10 +88,10 @@ def read_beforehand(given: dict[str, Expression], readers: Iterable[Reader], bin
 
 # ── one part ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-Part = Callable[[int], Value]
+DatePart = Callable[[int], Value]
 
 
-def _part(name: str, since: str, part: Part) -> None:
+def _part(name: str, since: str, part: DatePart) -> None:
     def parse(operand: Value, bindings: Bindings) -> Expression:
         given = _part_arguments(name, operand, bindings)
         read = given["date"].evaluate

@@ -13,10 +13,10 @@ from tailrace.core.expression.language.registry import not_exact
 
 _SHORT: Final = 16
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 
 
-def introsorted(items: Iterable[Item], less: Callable[[Item, Item], bool]) -> list[Item]:
+def introsorted(items: Iterable[T], less: Callable[[T, T], bool]) -> list[T]:
     """The items in order. Raises 115 where an array is such that the library would change its method."""
     found = list(items)
     spans = [(0, len(found), 2 * (len(found).bit_length() - 1))]
@@ -39,7 +39,7 @@ def introsorted(items: Iterable[Item], less: Callable[[Item, Item], bool]) -> li
     return found
 
 
-def _part(found: list[Item], first: int, last: int, less: Callable[[Item, Item], bool]) -> int:
+def _part(found: list[T], first: int, last: int, less: Callable[[T, T], bool]) -> int:
     """Bring the median of three to the front, and part the rest around it; where the upper part begins."""
     _median_to(found, first, (first + 1, first + (last - first) // 2, last - 1), less)
     pivot = found[first]
@@ -56,7 +56,7 @@ def _part(found: list[Item], first: int, last: int, less: Callable[[Item, Item],
         low += 1
 
 
-def _median_to(found: list[Item], first: int, places: tuple[int, int, int], less: Callable[[Item, Item], bool]) -> None:
+def _median_to(found: list[T], first: int, places: tuple[int, int, int], less: Callable[[T, T], bool]) -> None:
     a, b, c = places
     if less(found[a], found[b]):
         chosen = b if less(found[b], found[c]) else c if less(found[a], found[c]) else a

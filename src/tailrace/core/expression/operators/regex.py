@@ -17,10 +17,10 @@ from tailrace.errors import TailraceError
 _STRING: Final = "string"
 
 #: From the operator's name, the pattern and the input's bytes.
-Answer = Callable[[str, CompiledPattern, bytes], Value]
+RegexResult = Callable[[str, CompiledPattern, bytes], Value]
 
 
-def _operator(name: str, nothing: Value, answer: Answer) -> None:
+def _operator(name: str, nothing: Value, answer: RegexResult) -> None:
     def parse(operand: Value, bindings: Bindings) -> Expression:
         if operand[0] != v.OBJECT:
             raise parse_failure(51103, f"{name} expects an object of named arguments but found: {v.type_name(operand)}")
@@ -39,7 +39,9 @@ def _operator(name: str, nothing: Value, answer: Answer) -> None:
     register(name, _STRING, "4.2", parse)
 
 
-def _built(name: str, given: dict[str, Expression], result: tuple[Value, Answer], bindings: Bindings) -> Expression:
+def _built(
+    name: str, given: dict[str, Expression], result: tuple[Value, RegexResult], bindings: Bindings
+) -> Expression:
     nothing, answer = result
     source, pattern, options = given["input"], given["regex"], given.get("options")
     read = source.evaluate

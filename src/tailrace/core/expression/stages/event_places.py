@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from tailrace.core import raw_bson
-from tailrace.core.event.change_event import Places
+from tailrace.core.event.change_event import KeptPlaces
 from tailrace.core.expression.values import value as v
 from tailrace.core.expression.values.value import Maybe
 from tailrace.errors import OplogFormatError
@@ -43,7 +43,7 @@ def may_be_set(stage: bytes) -> bool:
         return True  # not well formed: it will be refused with its place in the pipeline
 
 
-def with_places(event: bytes, *, expanded: bool, places: Places = "all") -> bytes:
+def with_places(event: bytes, *, expanded: bool, places: KeptPlaces = "all") -> bytes:
     """The event with the places of its absent fields; anything else comes back as it is."""
     fields = v.places_of(event)
     present = dict(reversed(fields))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import bson
 
-from tailrace.core.event.change_event import Places
+from tailrace.core.event.change_event import KeptPlaces
 from tailrace.core.expression.language.core import check_variable_write, parse_operand
 from tailrace.core.expression.language.expression import Bindings, Compilation
 from tailrace.core.expression.language.registry import (
@@ -57,7 +57,7 @@ class CompiledPipeline:
     #: Set where a stage may set a field that the event has no value but a place for.
     sets_event_fields: bool = False
     show_expanded_events: bool = False
-    event_places: Places = "all"
+    event_places: KeptPlaces = "all"
     #: The bytes that an event may have in the making.
     buffer_limit: int = buffer_limit(USUAL)
 
@@ -121,7 +121,7 @@ def compile_stages(
     cluster_time: int | None = None,
     collation: Collation | None = None,
     show_expanded_events: bool = False,
-    event_places: Places = "all",
+    event_places: KeptPlaces = "all",
     version: Version = USUAL,
 ) -> CompiledPipeline:
     """Compile the stages that follow ``$changeStream``; each is the BSON of one stage document.

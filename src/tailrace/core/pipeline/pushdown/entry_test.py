@@ -27,7 +27,7 @@ from tailrace.errors import OplogFormatError
 
 #: The event of a part of an entry: the fields that are known, as a document, and their names.
 Known: TypeAlias = tuple[bytes, frozenset[bytes]]
-_Answer: TypeAlias = Callable[[bytes, frozenset[bytes]], "bool | None"]
+_EntryAnswer: TypeAlias = Callable[[bytes, frozenset[bytes]], "bool | None"]
 
 #: The commands that give events: the field that names each, and its operation type, in the transform's order.
 COMMANDS: Final[dict[bytes, str]] = {
@@ -192,7 +192,7 @@ def _text(name: bytes, text: str) -> bytes:
     return encode_element(STRING, name, encode_string(text))
 
 
-def _answer_of(node: tree.Node, order: Order) -> _Answer:
+def _answer_of(node: tree.Node, order: Order) -> _EntryAnswer:
     """The node's truth for what is known of an event, or ``None`` where that does not tell."""
     if isinstance(node, tree.And):
         return _junction([_answer_of(child, order) for child in node.children], decides=False)
@@ -209,7 +209,7 @@ def _answer_of(node: tree.Node, order: Order) -> _Answer:
     return lambda document, known: test(document) if fields <= known else None
 
 
-def _junction(answers: list[_Answer], *, decides: bool) -> _Answer:
+def _junction(answers: list[_EntryAnswer], *, decides: bool) -> _EntryAnswer:
     def answer(document: bytes, known: frozenset[bytes]) -> bool | None:
         result: bool | None = not decides
         for one in answers:
@@ -223,7 +223,7 @@ def _junction(answers: list[_Answer], *, decides: bool) -> _Answer:
     return answer
 
 
-def _negation(inner: _Answer) -> _Answer:
+def _negation(inner: _EntryAnswer) -> _EntryAnswer:
     def answer(document: bytes, known: frozenset[bytes]) -> bool | None:
         truth = inner(document, known)
         return None if truth is None else not truth

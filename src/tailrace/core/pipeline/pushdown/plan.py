@@ -36,7 +36,7 @@ class Pushdown:
     ``on_entries``      those of them that may be asked of an entry, before anything is looked up
     ``before_images``   those that are asked of the event before images are looked up
     ``between_images``  those that ask for the pre-image alone, and are asked before ``fullDocument`` is looked up
-    ``behind_images``   those that are asked once the images are there, before the stages that they were moved past
+    ``after_images``   those that are asked once the images are there, before the stages that they were moved past
     ``order``           how values are compared: by their bytes, or by a collation
     ``oplog_filter``    query document for ``local.oplog.rs``, to be joined with conditions on ``ts``; ``None``: the
                         stream wants nearly everything, so it reads everything
@@ -49,7 +49,7 @@ class Pushdown:
     on_entries: tuple[Conjunct, ...]
     before_images: tuple[Conjunct, ...]
     between_images: tuple[Conjunct, ...]
-    behind_images: tuple[Conjunct, ...]
+    after_images: tuple[Conjunct, ...]
     order: Order
     oplog_filter: bytes | None
     scope_filter: bytes | None
@@ -72,7 +72,7 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
     between: tuple[Conjunct, ...] = ()
     if FULL_DOCUMENT in shown:
         between = tuple(one for one in _early(conjuncts, _FULL_DOCUMENT) if one not in before)
-    behind = tuple(one for one in conjuncts if one.moved and one not in before and one not in between)
+    after = tuple(one for one in conjuncts if one.moved and one not in before and one not in between)
     asked: tuple[Conjunct, ...] = ()
     if enabled:
         # A look-up that fails is an error at its event, unless the server asks the match before it looks.
@@ -91,7 +91,7 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
         on_entries=asked,
         before_images=before,
         between_images=between,
-        behind_images=behind,
+        after_images=after,
         order=order,
         oplog_filter=oplog_filter(plan, asked_there) if asked_there or scoped else None,
         scope_filter=oplog_filter(plan, ()) if scoped else None,

@@ -31,6 +31,7 @@ from tailrace.lake.spark.planning.planner import Limits
 from tailrace.lake.spark.query.offset import Offset, StreamIdentity
 from tailrace.lake.spark.query.options import ReadOptions
 from tailrace.read.source.connection import Connection, clock_session
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.membership import Removed, ShardChange, added_shards, changes, reachable, removed_shards
 from tailrace.read.source.merged_outline import MergedOutline
 from tailrace.read.source.mongod import MongodSource
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from tailrace.lake.spark.planning.exact import StateOf
     from tailrace.read.archive.cluster_hybrid import ArchivedShards
 
-#: No-ops are asked for this often at most, and how often it is looked whether they are majority-committed.
+#: No-ops are asked for at most this often; this often they are checked for being majority-committed.
 _SETTLE_INTERVAL_S: Final = 0.1
 _COMMIT_LOOK_S: Final = 0.002
 #: How often ``config.shards`` is read while nothing happens.
@@ -175,7 +176,7 @@ class ClusterDeployment(Deployment):
         client = self._cluster.client_at(address)
         return _named(address.name, partial(_Shard, address, client, self._options.watched, self._archive))
 
-    def _behind(self, position: ClusterTime) -> _History:
+    def _history_after(self, position: ClusterTime) -> _History:
         """What has become of the cluster's shards after ``position``, up to what was settled at least."""
         if self._history is None or self._history[:2] != (position, self._settled):
             found = changes(self._config.connection, position)
@@ -185,7 +186,7 @@ class ClusterDeployment(Deployment):
 
     def _member(self, name: str, position: ClusterTime) -> _Shard:
         """The shard that has a name in an offset, or after it: the first one that bore it there."""
-        removed = self._behind(position).first_removed(name)
+        removed = self._history_after(position).first_removed(name)
         if removed is not None:
             try:
                 client = reachable(self._cluster, removed, position)
@@ -276,7 +277,7 @@ class ClusterDeployment(Deployment):
         cut_off = [oldest for oldest, complete in found if not complete]
         oldest = max(cut_off) if cut_off else min(oldest for oldest, _ in found)
         # Of a shard that is gone nothing up to its removal is there.
-        for removed in self._behind(oldest).removed:
+        for removed in self._history_after(oldest).removed:
             try:
                 reachable(self._cluster, removed, oldest)
             except TailraceError:
@@ -286,17 +287,17 @@ class ClusterDeployment(Deployment):
     # -- streams ----------------------------------------------------------------------------------------------------
 
     def at(self, time: ClusterTime) -> Offset:
-        removed = self._behind(time).removed
+        removed = self._history_after(time).removed
         names = set(self._shards).difference(shard.name for shard in removed)
         names.update(shard.name for shard in removed if shard.since is None)
         return Offset(time, tuple((name, time) for name in sorted(names)), self.identity)
 
-    def _marked_sources(self, position: Offset) -> Mapping[str, MongodSource]:
+    def _marked_sources(self, position: Offset) -> Mapping[str, LiveSource]:
         # A shard that was removed since may have left its name to another one.
-        history = self._behind(position.cluster_time)
+        history = self._history_after(position.cluster_time)
         return {name: one.source for name, one in self._shards.items() if history.first_removed(name) is None}
 
-    def _asked_all(self, sources: Sequence[MongodSource], ask: Callable[[MongodSource], _T]) -> list[_T]:
+    def _asked_all(self, sources: Sequence[LiveSource], ask: Callable[[LiveSource], _T]) -> list[_T]:
         return list(self._pool.map(ask, sources))
 
     def require_history(self, position: Offset) -> None:
@@ -322,11 +323,11 @@ class ClusterDeployment(Deployment):
     def _given(self, names: Iterable[str], position: ClusterTime) -> set[str]:
         """Those whose events are given: with ``ignoreRemovedShards`` not the ones that were removed since."""
         ignored = self._options.stage.get("ignoreRemovedShards") is True
-        return {name for name in names if not ignored or self._behind(position).first_removed(name) is None}
+        return {name for name in names if not ignored or self._history_after(position).first_removed(name) is None}
 
     def end(self, position: Offset, newest: ClusterTime, limits: Limits | None) -> Offset:
         """As in any deployment. With the removal of a shard a micro-batch ends: the shard takes part up to there."""
-        newest = min([newest, *(removed.until for removed in self._behind(position.cluster_time).removed)])
+        newest = min([newest, *(removed.until for removed in self._history_after(position.cluster_time).removed)])
         with self._outlining(position, self._opened(position, newest)):
             return super().end(position, newest, limits)
 
@@ -377,14 +378,14 @@ class ClusterDeployment(Deployment):
     def advanced(self, position: Offset, to: ClusterTime, *, invalidated: bool) -> Offset:
         after = position.cluster_time
         opened = self._opened(position, to)
-        closed = {shard.name for shard in self._behind(after).removed if shard.until <= to}
+        closed = {shard.name for shard in self._history_after(after).removed if shard.until <= to}
         # What a removed shard has given since the position is given in this micro-batch, its last.
         self._reach(to, self._members(self._given(closed & {*position.shard_names, *opened}, after), after))
         return position.advanced(to, invalidated=invalidated, opened=opened, closed=closed)
 
     def _opened(self, position: Offset, until: ClusterTime) -> dict[str, ClusterTime]:
         """The shards that take part since a time after ``position``, and the cluster time after which they do."""
-        times = added_shards(self._behind(position.cluster_time).changes)
+        times = added_shards(self._history_after(position.cluster_time).changes)
         for name in self._shards:
             times.setdefault(name, position.cluster_time)  # its adding has left the config server's oplog
         unknown = set(times).difference(position.shard_names)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from pymongo import MongoClient
 
@@ -31,9 +31,9 @@ from tailrace.lake.spark.query.snapshot_position import SnapshotPosition
 from tailrace.read.snapshot.reader import places_of
 from tailrace.read.source.compatibility import ASK_AGAIN_S
 from tailrace.read.source.connection import RETRY_SECONDS
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.member_version import PresentMember, present_member
-from tailrace.read.source.mongod import MongodSource
-from tailrace.read.source.outline import MOST, Bucket, Weights
+from tailrace.read.source.outline import MOST, Bucket, Outline
 from tailrace.read.source.replica_set_oplog import ReplicaSetOplog
 from tailrace.read.source.topology import Cluster
 from tailrace.read.source.witness import check_witness, newest_mark
@@ -48,24 +48,8 @@ _OTHER_HISTORY: Final = (
     "The deployment was restored from an older backup, or a rollback took entries away, so what was read is no longer "
     "part of its history. Begin again with a new checkpointLocation and a new sink; for a lake, with a new lake"
 )
-#: How often it is looked whether a time is majority-committed.
+#: How often a check is made whether a time is majority-committed.
 _LOOK_S: Final = 0.01
-
-
-class Outline(Protocol):
-    """What is counted of the oplogs, see ``tailrace.read.source.outline``."""
-
-    def buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]: ...
-
-    def even_buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]: ...
-
-    def mostly_matches(self, after: ClusterTime, until: ClusterTime) -> bool: ...
-
-    def weigh(self, after: ClusterTime, until: ClusterTime) -> Weights: ...
-
-    def entries(self, bucket: Bucket) -> list[Bucket]: ...
-
-    def is_smaller_than(self, size: int) -> bool: ...
 
 
 class Look(NamedTuple):
@@ -137,7 +121,7 @@ class Deployment(ABC):
         """Raises 286 where entries after ``position`` may be gone."""
 
     @abstractmethod
-    def _marked_sources(self, position: Offset) -> Mapping[str, MongodSource]:
+    def _marked_sources(self, position: Offset) -> Mapping[str, LiveSource]:
         """The oplogs after ``position`` that marks may be of, by name."""
 
     def require_same_history(self, position: Offset) -> None:
@@ -155,8 +139,9 @@ class Deployment(ABC):
         """``offset`` with an entry of each oplog at or before it: of one that has none after ``position``, that of
         ``position``."""
         sources = {name: one for name, one in self._marked_sources(position).items() if name in offset.shard_names}
-        ask = partial(MongodSource.mark_between, after=position.cluster_time, until=offset.cluster_time)
-        before, found = dict(position.entries), self._asked_all(list(sources.values()), ask)
+        after, until = position.cluster_time, offset.cluster_time
+        before = dict(position.entries)
+        found = self._asked_all(list(sources.values()), lambda one: one.mark_between(after, until))
         # After a copy there is a mark that is newer than the position.
         known = {name: [before[name]] if name in before else [] for name in sources}
         for name, mark in zip(sources, found, strict=True):
@@ -171,7 +156,7 @@ class Deployment(ABC):
         entries = tuple(sorted((name, mark) for name, mark in found.items() if mark is not None))
         return replace(position, snapshot=planned, entries=entries)
 
-    def _asked_all(self, sources: Sequence[MongodSource], ask: Callable[[MongodSource], T]) -> list[T]:
+    def _asked_all(self, sources: Sequence[LiveSource], ask: Callable[[LiveSource], T]) -> list[T]:
         return [ask(source) for source in sources]
 
     @abstractmethod

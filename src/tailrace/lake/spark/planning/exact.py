@@ -22,7 +22,7 @@ from tailrace.lake.spark.query.offset import Offset
 from tailrace.lake.spark.query.options import ReadOptions
 from tailrace.read.images.directory import Mark, check_kind, is_new, refuse_network, shard_folder
 from tailrace.read.images.source import ExactSource
-from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.live import LiveSource
 
 #: Seconds to wait for a state that another process has open: a task that was given up, or the last run's.
 WAIT_S = 60.0
@@ -32,11 +32,11 @@ class StateOf(NamedTuple):
     """An oplog that has a state. ``shard`` is its shard's name; a replica set has none."""
 
     shard: str | None
-    source: MongodSource
+    source: LiveSource
     client: MongoClient[Any]
 
 
-def state_source(options: ReadOptions, server_version: str, shard: str | None, source: MongodSource) -> ExactSource:
+def state_source(options: ReadOptions, server_version: str, shard: str | None, source: LiveSource) -> ExactSource:
     """A source that computes images, over one that reads an oplog. Waits a while for a state that is in use."""
     folder = Path(options.images or "")
     return ExactSource(

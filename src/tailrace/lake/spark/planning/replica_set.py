@@ -13,13 +13,14 @@ from pymongo.errors import OperationFailure
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.plan.plan import Plan
-from tailrace.lake.spark.planning.deployment import Deployment, Look, Outline
+from tailrace.lake.spark.planning.deployment import Deployment, Look
 from tailrace.lake.spark.planning.input_partition import OplogSlice
 from tailrace.lake.spark.planning.planner import Limits
 from tailrace.lake.spark.query.offset import Offset, StreamIdentity
 from tailrace.lake.spark.query.options import ReadOptions
 from tailrace.read.source.failure import is_transient
-from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.live import LiveSource
+from tailrace.read.source.outline import Outline
 from tailrace.read.source.replica_set_oplog import ReplicaSetOplog
 from tailrace.read.source.witness import replica_set_id
 
@@ -119,7 +120,7 @@ class ReplicaSetDeployment(Deployment):
     def at(self, time: ClusterTime) -> Offset:
         return Offset(time, ((self.name, time),), self.identity)
 
-    def _marked_sources(self, position: Offset) -> Mapping[str, MongodSource]:
+    def _marked_sources(self, position: Offset) -> Mapping[str, LiveSource]:
         return {self.name: self._oplog.live}
 
     def require_history(self, position: Offset) -> None:

@@ -98,7 +98,7 @@ _BY_LOWER: Final = {name.lower(): name for name in KNOWN}
 _TIME_PAIR = re.compile(r"(?:Timestamp\()?\s*(\d{1,10})\s*[,:]\s*(\d{1,10})\s*\)?")
 _HEX = re.compile(r"[0-9A-Fa-f]+")
 
-Value = TypeVar("Value")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ def _meant(word: str, known: Sequence[str]) -> str:
     return f"Did you mean '{meant}'?" if meant else f"The known ones are {', '.join(known)}"
 
 
-def _read(given: Mapping[str, str], name: str, reader: Callable[[str], Value]) -> Value | None:
+def _read(given: Mapping[str, str], name: str, reader: Callable[[str], T]) -> T | None:
     """The option's value through ``reader``, whose ``ValueError`` (its text says what is expected) names the option."""
     text = given.get(name)
     if text is None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import cast
 
 from tailrace.errors import UsageError
 from tailrace.lake.spark.planning.input_partition import OplogSlice
 from tailrace.lake.spark.query.options import ReadOptions
-from tailrace.read.source.mongod import MongodSource
+from tailrace.read.source.live import LiveSource
 
 #: Makes the source of a shard (``None``: of the replica set) from the one that reads its oplog.
-Sources = Callable[[str | None, MongodSource], MongodSource]
+Sources = Callable[[str | None, LiveSource], LiveSource]
 
 
 @contextmanager
@@ -34,10 +33,10 @@ def sources_of(options: ReadOptions, slice_: OplogSlice) -> Iterator[Sources]:
     _require_driver_s(folder, slice_)
     with ExitStack() as opened:
 
-        def through_state(shard: str | None, source: MongodSource) -> MongodSource:
+        def through_state(shard: str | None, source: LiveSource) -> LiveSource:
             state = state_source(options, slice_.server_version, shard, source)
             opened.callback(state.release)
-            return cast(MongodSource, state)  # it has the same methods
+            return state
 
         yield through_state
 

@@ -28,6 +28,7 @@ from tailrace.lake.spark.reading.exact_slice import Sources, sources_of
 from tailrace.lake.spark.reading.slice_plan import report_skipped, slice_plan, token_not_found
 from tailrace.read.source.connection import open_client
 from tailrace.read.source.drive import answer_request, drive
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.routing import OwnerLookup
 from tailrace.read.source.topology import Cluster, ShardAddress
@@ -46,9 +47,9 @@ class Connected:
     client: MongoClient[Any]
     cluster: Cluster
     archive: ArchivedShards | None = None
-    sources: dict[ShardAddress, MongodSource] = field(default_factory=dict)
+    sources: dict[ShardAddress, LiveSource] = field(default_factory=dict)
 
-    def source(self, shard: ShardRange) -> MongodSource:
+    def source(self, shard: ShardRange) -> LiveSource:
         address = ShardAddress(shard.name, shard.host)
         source = self.sources.get(address)
         if source is None:

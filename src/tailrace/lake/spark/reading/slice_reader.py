@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Final, cast
+from typing import Final
 
 import pyarrow as pa
 
@@ -24,15 +24,16 @@ from tailrace.lake.spark.reading.merged_slice import merged_slice_events
 from tailrace.lake.spark.reading.slice_plan import report_skipped, slice_plan, token_not_found
 from tailrace.lake.spark.reading.snapshot_slice import snapshot_slice_events
 from tailrace.read.source.drive import answers_of, drive
+from tailrace.read.source.live import LiveSource
 from tailrace.read.source.mongod import MongodSource
 
 #: Bytes of oplog that go through the stages at a time. A reply of the server may hold 16 MB.
 _BATCH_BYTES: Final = 4 << 20
 
-_sources: dict[tuple[int, str, str | None], MongodSource] = {}
+_sources: dict[tuple[int, str, str | None], LiveSource] = {}
 
 
-def _source(uri: str, archive: str | None) -> MongodSource:
+def _source(uri: str, archive: str | None) -> LiveSource:
     """This process's source for ``uri``. A forked child finds its parent's under another process id and leaves it."""
     key = (os.getpid(), uri, archive)
     source = _sources.get(key)
@@ -42,7 +43,7 @@ def _source(uri: str, archive: str | None) -> MongodSource:
             from tailrace.read.archive.hybrid import HybridSource  # noqa: PLC0415  where one is read only
             from tailrace.read.archive.source import ArchiveSource  # noqa: PLC0415
 
-            source = cast(MongodSource, HybridSource(source, ArchiveSource(archive)))  # it answers as one
+            source = HybridSource(source, ArchiveSource(archive))
         _sources[key] = source
     return source
 
@@ -64,14 +65,14 @@ def read_slice(
 
 
 def slice_events(
-    options: ReadOptions, slice_: OplogSlice, source: MongodSource, aside: Aside = None
+    options: ReadOptions, slice_: OplogSlice, source: LiveSource, aside: Aside = None
 ) -> Iterator[EventBlock]:
     """The events of a replica set's slice, in blocks."""
     with sources_of(options, slice_) as through:
         yield from _events_of(options, slice_, through(None, source), aside)
 
 
-def _events_of(options: ReadOptions, slice_: OplogSlice, source: MongodSource, aside: Aside) -> Iterator[EventBlock]:
+def _events_of(options: ReadOptions, slice_: OplogSlice, source: LiveSource, aside: Aside) -> Iterator[EventBlock]:
     plan = slice_plan(options, slice_, quarantines=aside is not None)
     stream = open_stream(plan, mid_stream=slice_.resume is None)
     answers = answers_of(source)

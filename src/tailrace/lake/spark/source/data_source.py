@@ -54,7 +54,7 @@ class TailraceDataSource(DataSource):
     def _require_own(self, schema: StructType) -> None:
         if schema != self.schema():
             raise UsageError(
-                "this source has its own schema, but .schema(...) was given another",
+                "this source has its own schema, but .schema(...) was given a different one",
                 hint="Leave .schema(...) out; the options 'columns' and 'documents' say what comes",
             )
 

@@ -158,8 +158,8 @@ class LakeStreamReader(TailraceStreamReader):
         batches = read_slice(self._options, partition.part, rows_max=ROWS_MAX_WRITTEN, aside=aside)
         operations: Counter[str] = Counter()
         edge = edge_of(self._place.after, partition.part)
-        files = writer.write_all(counting(operations, behind(edge, batches)))
-        kept = [event for event in aside or () if _is_behind(edge, event.token)]
+        files = writer.write_all(counting(operations, after_edge(edge, batches)))
+        kept = [event for event in aside or () if _is_after(edge, event.token)]
         if kept:
             staged = stage(self._place.root, kept, one_token=shards)
             operations[QUARANTINED] = staged.rows
@@ -232,11 +232,11 @@ def edge_of(after: str | None, part: OplogSlice | SnapshotSlice) -> str:
     return after if isinstance(part, SnapshotSlice) else after[:TIME_END]
 
 
-def _is_behind(edge: str, token: str) -> bool:
+def _is_after(edge: str, token: str) -> bool:
     return token[: len(edge)] > edge if edge else True
 
 
-def behind(edge: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def after_edge(edge: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Leave out the events whose tokens begin with ``edge`` or with less; none where it is empty.
 
     A fresh checkpoint starts its stream at the cluster time of the lake's last event, which gives that event again
@@ -248,7 +248,7 @@ def behind(edge: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
     import pyarrow.compute as pc  # noqa: PLC0415  loaded in the tasks, not where Spark only plans
 
     for batch in batches:
-        if batch.num_rows and _is_behind(edge, batch.column(TOKEN)[0].as_py()):
+        if batch.num_rows and _is_after(edge, batch.column(TOKEN)[0].as_py()):
             yield batch
         else:
             beginnings = pc.utf8_slice_codeunits(batch.column(TOKEN), 0, len(edge))

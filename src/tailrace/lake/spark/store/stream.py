@@ -192,7 +192,7 @@ def start_after(opening: Opening, source: Mapping[str, str]) -> dict[str, str]:
     """The source's options, with the start replaced if the lake says where to continue.
 
     It starts at the cluster time of the lake's last event, and the sink leaves out what the lake has
-    (``source.behind``): a start by token would need the token's type bits, which no column holds. After an accepted
+    (``source.after_edge``): a start by token would need the token's type bits, which no column holds. After an accepted
     gap it starts where the gap ends; a copy that had not ended goes on where it was.
     """
     if opening.after is None and opening.start is None:

@@ -28,7 +28,7 @@ from tailrace.watch.client.arguments import Arguments, refused
 from tailrace.watch.client.asynchronous.change_stream import AsyncChangeStream, ThreadedChangeStream
 from tailrace.watch.client.asynchronous.server_stream import AsyncServerChangeStream
 from tailrace.watch.client.client import Host, Pipeline
-from tailrace.watch.client.deployment import Engine, WatchedDeployment
+from tailrace.watch.client.deployment import EngineName, WatchedDeployment
 from tailrace.watch.client.snapshot_stream import copies_first
 from tailrace.watch.client.watchable import Watchable, WatchableClient, WatchableCollection, WatchableDatabase
 
@@ -105,7 +105,7 @@ class AsyncClient(WatchableClient, _AsyncWatchable, AsyncMongoClient[_DocumentTy
         connect: bool | None = None,
         type_registry: TypeRegistry | None = None,
         *,
-        engine: Engine = "oplog",
+        engine: EngineName = "oplog",
         server_version: str | None = None,
         tail_window_bytes: int = WINDOW_BYTES,
         archive: str | Path | None = None,

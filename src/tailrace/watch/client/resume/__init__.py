@@ -4,12 +4,12 @@ Pure: the streams of both engines, waiting or awaited, ask it and do the work. T
 docs/reference/driver-rules.md, and each piece of code names those that it keeps.
 """
 
-from tailrace.watch.client.resume.failure import Command, Failure, is_resumable, labels_of_stream
+from tailrace.watch.client.resume.failure import CursorCommand, Failure, is_resumable, labels_of_stream
 from tailrace.watch.client.resume.limits import get_more_wait_ms, waits_too_long
 from tailrace.watch.client.resume.process import Next, ResumeProcess, SaidStart
 
 __all__ = [
-    "Command",
+    "CursorCommand",
     "Failure",
     "Next",
     "ResumeProcess",

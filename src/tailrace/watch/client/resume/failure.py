@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from tailrace.errors import RESUMABLE_LABEL
 
-Command = Literal["aggregate", "getMore"]
+CursorCommand = Literal["aggregate", "getMore"]
 
 _CURSOR_NOT_FOUND: Final = 43
 #: From this wire version on (4.4) the server says by a label what may be resumed.
@@ -40,7 +40,7 @@ class Failure:
     ``out_of_time``   the caller's time was over (``timeoutMS``): nothing is wrong with the deployment
     """
 
-    command: Command
+    command: CursorCommand
     code: int | None = None
     labels: frozenset[str] = frozenset()
     wire_version: int | None = None
