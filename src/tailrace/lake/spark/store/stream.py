@@ -185,7 +185,8 @@ def stream_of(source: Mapping[str, str]) -> dict[str, object]:
         identity = deployment.identity.to_json()
     finally:
         deployment.close()
-    return {**identity, "columns": list(options.columns), "documents": options.documents}
+    masks = {} if options.masks is None else {"masks": options.masks.witness}
+    return {**identity, **masks, "columns": list(options.columns), "documents": options.documents}
 
 
 def start_after(opening: Opening, source: Mapping[str, str]) -> dict[str, str]:

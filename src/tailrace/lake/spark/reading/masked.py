@@ -1,0 +1,41 @@
+"""The events of a slice, masked before a column is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tailrace.core.event.event_block import EventBlock
+from tailrace.core.masking.blocks import masked_block
+from tailrace.core.masking.events import hidden_reason
+from tailrace.core.pipeline.quarantine import Aside
+from tailrace.errors import OplogFormatError, ServerError, TailraceError
+from tailrace.read.source.mask_file import Masks
+
+
+def masked_events(masks: Masks, read: Callable[[Aside], Iterator[EventBlock]], aside: Aside) -> Iterator[EventBlock]:
+    """What ``read`` gives, masked, and what it puts aside too. Raises what it raises, without words that may quote a
+    value, and MaskRefusedError."""
+    whole: Aside = None if aside is None else []
+    compiled = masks.compiled
+    blocks = read(whole)
+    while True:
+        try:
+            block = next(blocks, None)
+        except TailraceError as error:
+            raise without_values(error) from None
+        if whole and aside is not None:
+            aside += map(compiled.quarantined, whole)
+            whole.clear()
+        if block is None:
+            return
+        yield masked_block(compiled, block)
+
+
+def without_values(error: TailraceError) -> TailraceError:
+    """The error, without its message if that may quote what an event or an entry holds."""
+    if error.event is None and not isinstance(error, ServerError | OplogFormatError):
+        return error
+    error.event, error.hint = None, None
+    error.message = f"an event of the masked stream cannot be given: {hidden_reason(error.code)}"
+    error.args = (error.message,)
+    return error
