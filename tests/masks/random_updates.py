@@ -169,7 +169,7 @@ class PlainMasks:
 
     def document(self, document: dict[str, Any]) -> dict[str, Any]:
         """A document, masked."""
-        return {name: new for name, new in self._fields(document.items(), ())}
+        return dict(self._fields(document.items(), ()))
 
     def _fields(self, items: Any, at: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         for name, inner in items:

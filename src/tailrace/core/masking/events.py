@@ -13,7 +13,7 @@ from tailrace.core.masking.documents import DocumentMask, MaskRefusedError, kept
 from tailrace.core.masking.rules import DROP, MaskRules
 from tailrace.core.masking.values import MaskKey
 from tailrace.core.raw_bson import ARRAY, NULL, OBJECT, STRING, Element, encode_document, encode_element
-from tailrace.errors import UsageError
+from tailrace.errors import OplogFormatError, ServerError, TailraceError, UsageError
 
 _DOCUMENTS: Final = frozenset({b"fullDocument", b"fullDocumentBeforeChange"})
 _DESCRIPTIONS: Final = frozenset({b"operationDescription", b"stateBeforeChange"})
@@ -142,6 +142,16 @@ class MaskSet:
 def hidden_reason(code: int | None) -> str:
     """What is told of an event that could not be given, where its message may quote values that are masked."""
     return "its reason may quote a masked value and is not told" + ("" if code is None else f" (code {code})")
+
+
+def without_values(error: TailraceError) -> TailraceError:
+    """The error, without its message if that may quote what an event or an entry holds."""
+    if error.event is None and not isinstance(error, ServerError | OplogFormatError):
+        return error
+    error.event, error.hint = None, None
+    error.message = f"an event of the masked stream cannot be given: {hidden_reason(error.code)}"
+    error.args = (error.message,)
+    return error
 
 
 def _unnamed() -> MaskRefusedError:

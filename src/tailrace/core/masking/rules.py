@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 
 from tailrace.core.oplog.selection import Selection
 from tailrace.core.user_text import nearest
@@ -87,6 +87,12 @@ class MaskRules:
         """The rules of a collection, as the place of its documents' beginning; ``None`` if it has none."""
         rules = [rule for rule in self.rules if Selection((rule.pattern,)).covers(namespace)]
         return tree_of(rules) if rules else None
+
+    def of_namespace(self, namespace: str) -> frozenset[tuple[tuple[bytes, ...], int]]:
+        """The paths of a collection, and what is done to each."""
+        return frozenset(
+            (rule.path, rule.action) for rule in self.rules if Selection((rule.pattern,)).covers(namespace)
+        )
 
 
 def _of_pattern(pattern: object, paths: object, where: str) -> Iterable[MaskRule]:

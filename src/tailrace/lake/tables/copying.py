@@ -22,6 +22,7 @@ from tailrace.read.snapshot.reader import SnapshotChunk, places_of, range_reader
 from tailrace.read.snapshot.state import LOWEST, KeyRange
 from tailrace.read.source.connection import RETRY_SECONDS
 from tailrace.read.source.listing import UnreadableNameError
+from tailrace.read.source.mask_file import Masks
 from tailrace.read.window.oplogs import Oplogs
 from tailrace.read.window.sortable_key import sortable_key
 
@@ -39,15 +40,23 @@ class TablesCopy:
 
     ``per_second``  documents a second at most; ``None``: no limit
     ``stopped``     when it is set, the copy ends with an error
+    ``masks``       what is masked in every document
     """
 
     def __init__(
-        self, oplogs: Oplogs, state: TableState, *, per_second: float | None, stopped: threading.Event
+        self,
+        oplogs: Oplogs,
+        state: TableState,
+        *,
+        per_second: float | None,
+        stopped: threading.Event,
+        masks: Masks | None = None,
     ) -> None:
         self._oplogs = oplogs
         self._state = state
         self._per_second = per_second
         self._stopped = stopped
+        self._masks = masks
         self.copied = 0
         self._marked = -math.inf
 
@@ -127,7 +136,7 @@ class TablesCopy:
         size, noted = 0, time.monotonic()
         try:
             for chunk in () if collection.done else self._chunks(namespace, uuid, bytes.fromhex(collection.at)):
-                waiting += [(key_of(document), document) for document in chunk.documents]
+                waiting += [(key_of(document), document) for document in self._masked(namespace, chunk)]
                 size += sum(map(len, chunk.documents))
                 collection = replace(collection, at=chunk.to.hex())
                 if size >= _NOTED_BYTES or time.monotonic() - noted >= _NOTED_S or self._stopped.is_set():
@@ -163,9 +172,13 @@ class TablesCopy:
         durable.step("tables.copied")
 
     def documents(self, namespace: str, uuid: bytes) -> Iterator[Sequence[bytes]]:
-        """All documents of a collection, a chunk at a time. Raises UnreadableNameError where it gets a name that nobody
-        can read."""
-        return (chunk.documents for chunk in self._chunks(namespace, uuid, LOWEST))
+        """All documents of a collection, masked, a chunk at a time. Raises UnreadableNameError where it gets a name
+        that nobody can read."""
+        return (self._masked(namespace, chunk) for chunk in self._chunks(namespace, uuid, LOWEST))
+
+    def _masked(self, namespace: str, chunk: SnapshotChunk) -> Sequence[bytes]:
+        mask = None if self._masks is None else self._masks.of_collection(namespace)
+        return chunk.documents if mask is None else [mask.document(document) for document in chunk.documents]
 
     def _chunks(self, namespace: str, uuid: bytes, at: bytes) -> Iterator[SnapshotChunk]:
         read = range_reader(self._oplogs.deployment, self.now())

@@ -21,8 +21,10 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry, first_elements
 from tailrace.core.oplog.entry_kinds import FOLLOWED_COMMANDS, command_name, refusal
 from tailrace.core.oplog.selection import Selection
+from tailrace.lake.tables.masking import masked_changes, masked_equally
 from tailrace.lake.tables.state import TabledCollection
 from tailrace.read.source.listing import is_utf8
+from tailrace.read.source.mask_file import Masks
 from tailrace.read.window.apply import (
     DELETE,
     DELETE_OF,
@@ -78,6 +80,7 @@ class Fold:
     ``unknown``      those that got a selected name with documents that the oplog did not show; they have to be copied
     ``ignored``      those whose changes somebody else applies, until they get another name
     ``disturbed``    names that a collection has got or lost, though they may have the same one again
+    ``masks``        what is masked in every change before it is applied
     ``unreadable``   selected names that are not UTF-8: streams show nothing of such a collection, and it has no table
     """
 
@@ -87,8 +90,10 @@ class Fold:
         collections: Mapping[bytes, TabledCollection],
         *,
         ignored: Collection[bytes] = (),
+        masks: Masks | None = None,
     ) -> None:
         self._selection = selection
+        self._masks = masks
         self._ignored = set(ignored)
         self.collections = dict(collections)
         self.unknown: dict[bytes, str] = {}
@@ -349,10 +354,15 @@ class Fold:
         self._ignored.discard(uuid)
         if not self._selects(namespace):
             self._drop(uuid)
-        elif found is not None:
+        elif found is not None and masked_equally(self._masks, found.namespace, namespace):
             self.disturbed |= {found.namespace, namespace}
             self.collections[uuid] = replace(found, namespace=namespace)
         else:
+            if found is not None:  # what is held of it was masked by the rules of its old name
+                del self.collections[uuid]
+                self._pending.discard(uuid)
+                self.dropped.append(found)
+                self.disturbed.add(found.namespace)
             self.disturbed |= {namespace, self.unknown.get(uuid, namespace)}
             self.unknown[uuid] = namespace
 
@@ -370,7 +380,8 @@ class Fold:
         for (uuid, key), changes in self.grouped().items():
             collection = self.collections[uuid]
             held = state.get(collection.number, key)
-            works.append(DocumentWork(collection, key, held, changes))
+            mask = None if self._masks is None else self._masks.of_collection(collection.namespace)
+            works.append(DocumentWork(collection, key, held, masked_changes(mask, changes)))
             size += len(held or b"")
             if len(works) >= _WORKS_MAX or size >= _WORK_BYTES:
                 _take_over(works, state, touched)
@@ -409,8 +420,10 @@ class _Everything(Selection):
 class FoldOfOne(Fold):
     """What happened to one collection, whatever it was called meanwhile."""
 
-    def __init__(self, uuid: bytes, collections: Mapping[bytes, TabledCollection]) -> None:
-        super().__init__(_Everything(("*.*",)), collections)
+    def __init__(
+        self, uuid: bytes, collections: Mapping[bytes, TabledCollection], *, masks: Masks | None = None
+    ) -> None:
+        super().__init__(_Everything(("*.*",)), collections, masks=masks)
         self._uuid = uuid
 
     def _group(self, run: EntryRun, row: int) -> dict[bytes, list[Change]] | None:

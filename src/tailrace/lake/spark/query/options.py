@@ -351,7 +351,7 @@ def _check_masks(options: ReadOptions) -> None:
     check_stages(options.pipeline)
     if options.exact:
         raise UsageError(
-            "masks and exact images cannot be used together: exact images are computed from whole documents on the disk",
+            "masks and exact images cannot be used together: these are computed from whole documents on the disk",
             hint="Take the server's own images (fullDocument=updateLookup, fullDocumentBeforeChange=whenAvailable)",
         )
     _ = options.masks.compiled  # the key is missed before anything runs

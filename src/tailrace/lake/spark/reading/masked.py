@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 from tailrace.core.event.event_block import EventBlock
 from tailrace.core.masking.blocks import masked_block
-from tailrace.core.masking.events import hidden_reason
+from tailrace.core.masking.events import without_values
 from tailrace.core.pipeline.quarantine import Aside
-from tailrace.errors import OplogFormatError, ServerError, TailraceError
+from tailrace.errors import TailraceError
 from tailrace.read.source.mask_file import Masks
 
 
@@ -29,13 +29,3 @@ def masked_events(masks: Masks, read: Callable[[Aside], Iterator[EventBlock]], a
         if block is None:
             return
         yield masked_block(compiled, block)
-
-
-def without_values(error: TailraceError) -> TailraceError:
-    """The error, without its message if that may quote what an event or an entry holds."""
-    if error.event is None and not isinstance(error, ServerError | OplogFormatError):
-        return error
-    error.event, error.hint = None, None
-    error.message = f"an event of the masked stream cannot be given: {hidden_reason(error.code)}"
-    error.args = (error.message,)
-    return error
