@@ -3,6 +3,7 @@ means than the ones under test: plain Python on decoded documents."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import re
@@ -12,11 +13,12 @@ from random import Random
 from typing import Any
 
 import bson
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 SECRET = b"a secret of the tests, long enough"
 NAMES = ("a", "b", "c", "email", "0", "7", "x.y", "x.0", "")
 RULE_PATHS = ("a", "b", "a.b", "a.*", "**.email", "**", "*.b", "c.**.a", "x.y", "x", "a.b.c", "*", "b.a", "email")
-ACTIONS = ("drop", "hash")
+ACTIONS = ("drop", "hash", "tokenise")
 
 
 def rules(rnd: Random) -> dict[str, str]:
@@ -162,42 +164,81 @@ class PlainMasks:
     """Masks by regular expressions over whole paths."""
 
     def __init__(self, given: dict[str, str]) -> None:
-        self._rules = [
-            (_expression(path), set(path.split(".")) <= {"*", "**"}, action) for path, action in given.items()
-        ]
-        self._key = hmac.new(SECRET, b"tailrace masks 1: hash", "sha512").digest()
+        self._rules = [(_expression(path), action) for path, action in given.items()]
 
     def document(self, document: dict[str, Any]) -> dict[str, Any]:
         """A document, masked."""
         return dict(self._fields(document.items(), ()))
+
+    def event(self, event: dict[str, Any]) -> dict[str, Any]:
+        """A change event, masked."""
+        made = dict(event)
+        for name in ("fullDocument", "fullDocumentBeforeChange"):
+            if made.get(name) is not None:
+                made[name] = self.document(made[name])
+        for name in ("operationDescription", "stateBeforeChange"):
+            if name in made:
+                made[name] = _without_filters(made[name])
+        if "updateDescription" in made:
+            made["updateDescription"] = self._description(made["updateDescription"])
+        return made
+
+    def _description(self, given: dict[str, Any]) -> dict[str, Any]:
+        def stays(name: str) -> bool:
+            return "drop" not in self._actions(_parts(name))
+
+        made = dict(given)
+        made["updatedFields"] = dict(self._fields(given["updatedFields"].items(), ()))
+        made["removedFields"] = [name for name in given["removedFields"] if stays(name)]
+        made["truncatedArrays"] = [one for one in given["truncatedArrays"] if stays(one["field"])]
+        if "disambiguatedPaths" in given:
+            made["disambiguatedPaths"] = {name: one for name, one in given["disambiguatedPaths"].items() if stays(name)}
+        return made
 
     def _fields(self, items: Any, at: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         for name, inner in items:
             if not at and name == "_id":
                 yield name, inner
                 continue
-            path = (*at, *(part for part in name.split(".") if not re.fullmatch("[0-9]+", part)))
+            path = (*at, *_parts(name))
             actions = self._actions(path)
             if "drop" not in actions:
-                yield name, self._masked(inner, path, "hash" in actions)
+                yield name, self._masked(inner, path, actions)
 
-    def _masked(self, inner: Any, path: tuple[str, ...], hashes: bool) -> Any:
+    def _masked(self, inner: Any, path: tuple[str, ...], actions: set[str]) -> Any:
         if isinstance(inner, dict):
             return dict(self._fields(inner.items(), path))
         if isinstance(inner, list):
-            return [self._masked(one, path, hashes) for one in inner]
-        return self.hashed(inner) if hashes else inner
-
-    def hashed(self, inner: Any) -> Any:
-        """A value's hash."""
-        if inner is None or isinstance(inner, bson.MinKey | bson.MaxKey):
+            return [self._masked(one, path, actions) for one in inner]
+        if not actions or inner is None or isinstance(inner, bson.MinKey | bson.MaxKey):
             return inner
         raw = bson.encode({"": inner})
-        return hmac.new(self._key, raw[4:5] + raw[6:-1], hashlib.sha256).hexdigest()
+        content = raw[4:5] + raw[6:-1]
+        if "hash" in actions:
+            return hmac.new(_key("hash"), content, hashlib.sha256).hexdigest()
+        return "tok1_" + base64.urlsafe_b64encode(AESSIV(_key("tokenise")).encrypt(content, None)).decode().rstrip("=")
 
     def _actions(self, path: tuple[str, ...]) -> set[str]:
         ways = ["".join(f"{part}\0" for part in path[:size]) for size in range(len(path) + 1)]
-        return {action for rule, _, action in self._rules if any(rule.fullmatch(way) for way in ways)}
+        return {action for rule, action in self._rules if any(rule.fullmatch(way) for way in ways)}
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    return tuple(part for part in name.split(".") if not re.fullmatch("[0-9]+", part))
+
+
+def _without_filters(definition: Any) -> Any:
+    """A definition without those of its parts that may hold a value of a document."""
+    if isinstance(definition, list):
+        return [_without_filters(one) for one in definition]
+    if not isinstance(definition, dict):
+        return definition
+    hidden = ("validator", "partialFilterExpression")
+    return {name: _without_filters(one) for name, one in definition.items() if name not in hidden}
+
+
+def _key(purpose: str) -> bytes:
+    return hmac.new(SECRET, f"tailrace masks 1: {purpose}".encode(), "sha512").digest()
 
 
 def _expression(path: str) -> re.Pattern[str]:

@@ -26,7 +26,7 @@ def mask_of(given: dict[str, str]) -> DocumentMask:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(RANDOM)
 def test_a_masked_document_is_what_plain_python_makes_of_it(rnd: Random) -> None:
     declared, document = rules(rnd), {"_id": 1, **fields(rnd)}
@@ -34,7 +34,7 @@ def test_a_masked_document_is_what_plain_python_makes_of_it(rnd: Random) -> None
     assert made == PlainMasks(declared).document(bson.decode(bson.encode(document)))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(RANDOM)
 def test_the_masked_delta_brings_the_masked_document_where_the_delta_brings_the_document(rnd: Random) -> None:
     mask, document = mask_of(rules(rnd)), {"_id": 1, **fields(rnd)}
@@ -45,7 +45,7 @@ def test_the_masked_delta_brings_the_masked_document_where_the_delta_brings_the_
     assert apply_operation(mask.document(raw), b"u", mask.update(update.delta)) == mask.document(after)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(RANDOM)
 def test_so_does_the_masked_update_description(rnd: Random) -> None:
     declared, document = rules(rnd), {"_id": 1, **fields(rnd)}

@@ -18,8 +18,8 @@ _PARTS: Final = {"rules": "rules' digest is", "key": "key's fingerprint is"}
 
 
 def masked_changes(mask: DocumentMask | None, changes: list[Change]) -> list[Change]:
-    """The changes of a document as they are applied to the masked document. Raises MaskRefusedError where a rule reaches the
-    shard key by which a delete finds its document."""
+    """The changes of a document as they are applied to the masked document. Raises MaskRefusedError where a rule
+    reaches the shard key by which a delete finds its document."""
     return changes if mask is None else [_masked(mask, one) for one in changes]
 
 

@@ -7,8 +7,8 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ from tailrace.core.masking.values import MaskKey
 from tailrace.errors import UsageError
 
 KEYS: Final = ("key", "rules")
+#: In the text that we make for Spark's workers: of the key that they must have.
+_FINGERPRINT: Final = "fingerprint"
 _PLACES: Final = ("file", "environment")
 _KEY_BYTES_MAX: Final = 1 << 16
 _HINT: Final = "Give masks.key: {file: ./mask.key}, or {environment: TAILRACE_MASK_KEY}"
@@ -77,10 +79,19 @@ class Masks:
     Attributes:
         rules: which fields of which collections are dropped, hashed or tokenised
         key: where the key is; ``None`` for rules that only drop
+        fingerprint: of the key that must be there; empty: any
     """
 
     rules: MaskRules
-    key: KeyPlace | None = field(default=None)
+    key: KeyPlace | None = None
+    fingerprint: str = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Masks, (self.rules, self.key, self.fingerprint)  # without the key that was read
+
+    def pinned(self) -> Masks:
+        """The same masks, to be used with the key that is there now and with no other."""
+        return replace(self, fingerprint=self.witness.get("key", ""))
 
     @classmethod
     def of(cls, given: object, base: Path | str = ".") -> Masks:
@@ -114,7 +125,8 @@ class Masks:
         for rule in self.rules.rules:
             rules.setdefault(rule.pattern, {})[b".".join(rule.path).decode()] = ACTIONS[rule.action - 1]
         key = {} if self.key is None else {"key": {self.key.kind: self.key.name}}
-        return json.dumps({**key, "rules": rules})
+        pinned = {_FINGERPRINT: self.fingerprint} if self.fingerprint else {}
+        return json.dumps({**key, "rules": rules, **pinned})
 
     @classmethod
     def from_text(cls, text: str) -> Masks:
@@ -122,14 +134,22 @@ class Masks:
         if not text.startswith("{"):
             return cls.load(text)
         try:
-            return cls.of(json.loads(text))
+            found = json.loads(text)
         except (ValueError, RecursionError):
             raise UsageError("masks: neither the path of a file nor a declaration as JSON") from None
+        fingerprint = str(found.pop(_FINGERPRINT, ""))
+        return replace(cls.of(found), fingerprint=fingerprint)
 
-    @property
+    @cached_property
     def compiled(self) -> MaskSet:
-        """What masks: the key is read when it is first asked for."""
-        return _set_of(self.rules, self.key)
+        """What masks: the key is read when it is first asked for. Raises UsageError where that fails."""
+        key = None if self.key is None else MaskKey(self.key.read())
+        if key is not None and self.fingerprint not in ("", key.fingerprint):
+            raise UsageError(
+                f"the key of the masks has changed: its fingerprint was {self.fingerprint} and is {key.fingerprint}",
+                hint="Every machine needs the key that the lake was begun with",
+            )
+        return MaskSet(self.rules, key)
 
     @property
     def witness(self) -> dict[str, str]:
@@ -155,11 +175,6 @@ class Masks:
             raise UsageError("these masks have no key, so they have made no tokens")
         kind, value = MaskKey(self.key.read()).revealed(token)
         return bson.decode(raw_bson.encode_document(raw_bson.encode_element(kind, b"", value)))[""]
-
-
-@lru_cache(16)
-def _set_of(rules: MaskRules, key: KeyPlace | None) -> MaskSet:
-    return MaskSet(rules, None if key is None else MaskKey(key.read()))
 
 
 def _read(file: Path) -> Any:
