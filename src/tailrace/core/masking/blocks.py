@@ -6,9 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from tailrace.core import raw_bson
 from tailrace.core.event.event_block import OPERATION_TYPES, EventBlock
-from tailrace.core.masking.events import MaskSet
+from tailrace.core.masking.events import MaskSet, masked_event
 
 #: Operations on a document, by their number in a block: nothing else in them than the namespace tells what is masked.
 _KEYED: Final = frozenset(map(OPERATION_TYPES.index, ("insert", "update", "replace", "delete")))
@@ -16,20 +15,20 @@ _KEYED: Final = frozenset(map(OPERATION_TYPES.index, ("insert", "update", "repla
 
 def masked_block(masks: MaskSet, block: EventBlock) -> EventBlock:
     """The block with its events masked; itself if nothing in it is. Raises MaskRefusedError as ``MaskSet.event``."""
-    free: dict[bytes, bool] = {}
     events = block.events()
     operations, start = block.operation.tolist(), int(block.offsets[0])
     data = block.buffer[start : block.offsets[-1]].tobytes()
     first, last = (block.ns_start - start).tolist(), (block.ns_end - start).tolist()
     changed = False
     for number, event in enumerate(events):
-        if operations[number] in _KEYED and first[number] >= 0:
-            place = data[first[number] : last[number]]
-            if place not in free:
-                free[place] = _is_free(masks, place)
-            if free[place]:
-                continue
-        made = masks.event(event)
+        place = data[first[number] : last[number]] if last[number] > first[number] >= 0 else b""
+        mask = masks.of_place(place) if place else None
+        if mask is not None:
+            made = masked_event(event, mask)
+        elif operations[number] in _KEYED and masks.is_free(place):
+            continue
+        else:
+            made = masks.event(event)
         if made is not event:
             events[number], changed = made, True
     if not changed:
@@ -39,17 +38,3 @@ def masked_block(masks: MaskSet, block: EventBlock) -> EventBlock:
     nowhere = np.zeros(len(events), np.int64)
     buffer = np.frombuffer(b"".join(events), np.uint8)
     return EventBlock(buffer, offsets, block.cluster_time, block.operation, nowhere, nowhere, nowhere, nowhere)
-
-
-def _is_free(masks: MaskSet, place: bytes) -> bool:
-    """Whether the collection of a namespace (BSON) has no masks."""
-    if not place:
-        return False
-    names = {
-        element.name: raw_bson.read_string(place, element.value_start)
-        for element in raw_bson.elements(place)
-        if element.type == raw_bson.STRING
-    }
-    if not {b"db", b"coll"} <= names.keys():
-        return False
-    return masks.of((names[b"db"] + b"." + names[b"coll"]).decode("utf-8", "surrogateescape")) is None

@@ -14,7 +14,7 @@ from tailrace.core.masking.rules import DROP, TOKENISE, MaskNode
 from tailrace.core.masking.values import VOID_TYPES, MaskKey
 from tailrace.core.oplog.entry import first_elements
 from tailrace.core.oplog.update_delta import is_array_diff
-from tailrace.core.raw_bson import ARRAY, OBJECT, STRING, Element, encode_document, encode_element
+from tailrace.core.raw_bson import ARRAY, FIXED_SIZES, OBJECT, STRING, Element, encode_document, encode_element
 from tailrace.errors import OplogFormatError, UsageError
 
 _DEPTH_MAX: Final = 250
@@ -47,25 +47,34 @@ class DocumentMask:
         """The document or array at ``start``, whose place is ``node``, masked; ``None`` if nothing in it is."""
         if depth > _DEPTH_MAX:
             raise OplogFormatError("documents nested too deeply")
+        # As ``raw_bson.elements``, written out: no object is made of an element that stays.
+        limit = raw_bson.document_end(buf, start) - 1
+        fixed, known = FIXED_SIZES, node.children
         parts: list[bytes] = []
-        copied = start + 4
-        for element in raw_bson.elements(buf, start):
-            below = node.step(element.name)
-            if below.untouched:
-                continue
-            made = self._value(buf, element, below, depth)
-            if made is not None:
-                parts += (buf[copied : element.start], made)
-                copied = element.end
-        if copied == start + 4:
-            return None
-        return encode_document(*parts, buf[copied : raw_bson.document_end(buf, start) - 1])
+        pos = copied = start + 4
+        while pos < limit:
+            type_, value = buf[pos], buf.find(0, pos + 1, limit) + 1
+            if not value:
+                raise OplogFormatError("corrupt BSON: unterminated field name", position=f"byte {pos} of the document")
+            size = fixed.get(type_)
+            end = raw_bson.value_end(buf, type_, value, limit) if size is None else value + size
+            if end > limit:
+                raise OplogFormatError("corrupt BSON: a value leads outside", position=f"byte {pos} of the document")
+            name = buf[pos + 1 : value - 1]
+            below = known.get(name) or node.step(name)
+            if not below.untouched:
+                made = self.element(buf, Element(type_, name, pos, value, end), below, depth)
+                if made is not None:
+                    parts += (buf[copied:pos], made)
+                    copied = end
+            pos = end
+        return encode_document(*parts, buf[copied:limit]) if copied != start + 4 else None
 
-    def _value(self, buf: bytes, element: Element, node: MaskNode, depth: int) -> bytes | None:
-        """The element, masked: empty if it is dropped, ``None`` if it stays."""
+    def element(self, buf: bytes, element: Element, node: MaskNode, depth: int) -> bytes | None:
+        """The element, whose place is ``node``, masked: empty if it is dropped, ``None`` if it stays."""
         type_, action = element.type, node.action
         if action == DROP:
-            return self._guarded(b"", element, node)
+            return self._guarded(b"", node)
         if type_ in (OBJECT, ARRAY):
             inside = self.fields(buf, element.value_start, node, depth + 1)
             return None if inside is None else encode_element(type_, element.name, inside)
@@ -74,9 +83,9 @@ class DocumentMask:
         content = b"%c%b" % (type_, buf[element.value_start : element.end])
         assert self._key is not None
         text = self._key.token(content) if action == TOKENISE else self._key.hashed(content)
-        return self._guarded(encode_element(STRING, element.name, raw_bson.encode_string(text)), element, node)
+        return self._guarded(encode_element(STRING, element.name, raw_bson.encode_string(text)), node)
 
-    def _guarded(self, made: bytes, element: Element, node: MaskNode) -> bytes:
+    def _guarded(self, made: bytes, node: MaskNode) -> bytes:
         if node.guarded:
             raise self.refused(b"_id", "stands in the resume token too")
         return made
@@ -88,13 +97,13 @@ class DocumentMask:
             hint="Change the rules so that they leave it out, or leave the collection out of what is read",
         )
 
-    def document_key(self, key: bytes) -> None:
-        """Raises MaskRefusedError if a rule reaches a value of a document key: ``_id``, and fields of a shard key."""
-        for element in raw_bson.elements(key):
-            below = self.root.step(element.name)
-            if below.untouched:
-                continue
-            if self._value(key, element, below, 0) is not None:
+    def document_key(self, buf: bytes, start: int = 0) -> None:
+        """Raises MaskRefusedError if a rule reaches a value of the document key at ``start``: ``_id``, and fields of a
+        shard key."""
+        if self.fields(buf, start, self.root) is None:
+            return
+        for element in raw_bson.elements(buf, start):
+            if self.element(buf, element, self.root.step(element.name), 0) is not None:
                 raise self.refused(element.name, "is in the shard key, and stands in the resume token too")
 
     # -- updates ------------------------------------------------------------------------------------------------------
@@ -152,7 +161,7 @@ class DocumentMask:
         if element.name[:1] == b"s" and element.type == OBJECT:
             made = self.diff(buf, element.value_start, node, depth + 1)
             return None if made is None else encode_element(OBJECT, element.name, made)
-        return self._value(buf, element, node, depth) if element.name[:1] == b"u" else None
+        return self.element(buf, element, node, depth) if element.name[:1] == b"u" else None
 
     def _without_dropped(self, buf: bytes, start: int, node: MaskNode) -> bytes | None:
         """A document whose names are fields, without those that are dropped; ``None`` if it stays."""

@@ -71,6 +71,8 @@ class MaskSet:
         self._rules = rules
         self._key = key
         self._masks: dict[bytes, DocumentMask | None] = {}
+        self._places: dict[bytes, DocumentMask | None] = {}
+        self._free: set[bytes] = set()
 
     @property
     def witness(self) -> dict[str, str]:
@@ -94,31 +96,49 @@ class MaskSet:
     def event(self, event: bytes) -> bytes:
         """A finished change event, masked; the same bytes if no rule is of its collection. Raises MaskRefusedError
         where a rule reaches what cannot be masked, and for an event that does not tell what it is of."""
-        fields = list(raw_bson.elements(event))
-        named = {field.name: field for field in fields}
-        place = named.get(b"ns")
+        place = raw_bson.find(event, b"ns")
+        named = {field.name: field for field in raw_bson.elements(event)} if place is None else {}
         if place is None or place.type != OBJECT:
             self._check_unnamed(named)
             return event
-        database, collection = _text(event, place, b"db"), _text(event, place, b"coll")
-        if collection is None:
-            if raw_bson.find(event, b"coll", place.value_start) is not None or database is None or _has_values(named):
-                raise _unnamed()
-            return event
-        if database is None:
-            raise _unnamed()
-        mask = self._of(b"%b.%b" % (database, collection)) or self._of_view(event, named, database)
+        mask = self.of_place(event[place.value_start : place.end])
         if mask is None:
-            return event
-        _check_key(event, named, mask)
-        parts: list[bytes] = []
-        copied = 4
-        for field in fields:
-            made = None if field.name in _PLAIN else _field(event, field, mask)
-            if made is not None:
-                parts += (event[copied : field.start], made)
-                copied = field.end
-        return encode_document(*parts, event[copied:-1]) if parts else event
+            mask = self._of_other(event, place)
+        return event if mask is None else masked_event(event, mask)
+
+    def of_place(self, place: bytes) -> DocumentMask | None:
+        """The masks of the collection that a namespace (BSON) names; ``None`` if it has none, which ``is_free`` says,
+        or if it names no collection."""
+        if place not in self._places:
+            if len(self._places) >= _COLLECTIONS_MAX:
+                self._places.clear()
+                self._free.clear()
+            database, collection = _text(place, b"db"), _text(place, b"coll")
+            found = None
+            if database is not None and collection is not None:
+                found = self._of(b"%b.%b" % (database, collection))
+                if found is None:
+                    self._free.add(place)
+            self._places[place] = found
+        return self._places[place]
+
+    def is_free(self, place: bytes) -> bool:
+        """Whether a namespace that ``of_place`` was asked for names a collection without masks."""
+        return place in self._free
+
+    def _of_other(self, event: bytes, place: Element) -> DocumentMask | None:
+        """The masks of an event whose collection has none: those of the collection under a view, whose definition may
+        hold values of it. Raises MaskRefusedError for an event that does not tell its collection."""
+        database = _text(event, b"db", place.value_start)
+        if database is not None and self.is_free(event[place.value_start : place.end]):
+            found = raw_bson.find(event, b"operationDescription")
+            source = None if found is None else _text_in(event, found, b"viewOn")
+            return None if source is None else self._of(b"%b.%b" % (database, source))
+        named = {field.name: field for field in raw_bson.elements(event)}
+        has_collection = raw_bson.find(event, b"coll", place.value_start) is not None
+        if database is None or has_collection or _has_values(named):
+            raise _unnamed()
+        return None
 
     def quarantined(self, aside: QuarantinedEvent) -> QuarantinedEvent:
         """An event that was put aside, masked. The reason may quote values, so only its code stays."""
@@ -126,12 +146,6 @@ class MaskSet:
         if event == aside.event and self._of(aside.namespace.encode("utf-8", "surrogateescape")) is None:
             return aside
         return QuarantinedEvent(aside.token, aside.namespace, event, hidden_reason(aside.code), aside.code)
-
-    def _of_view(self, event: bytes, named: dict[bytes, Element], database: bytes) -> DocumentMask | None:
-        """The masks of the collection under a view, whose definition may hold values of it."""
-        found = named.get(b"operationDescription")
-        source = None if found is None else _text(event, found, b"viewOn")
-        return None if source is None else self._of(b"%b.%b" % (database, source))
 
     def _check_unnamed(self, named: dict[bytes, Element]) -> None:
         """Raises MaskRefusedError for an event without a namespace that may hold values."""
@@ -165,27 +179,49 @@ def _has_values(named: dict[bytes, Element]) -> bool:
     return any(name not in _PLAIN for name in named)
 
 
-def _text(event: bytes, place: Element, name: bytes) -> bytes | None:
-    if place.type != OBJECT:
-        return None
-    found = raw_bson.find(event, name, place.value_start)
-    return None if found is None or found.type != STRING else raw_bson.read_string(event, found.value_start)
+def _text(buf: bytes, name: bytes, start: int = 0) -> bytes | None:
+    """The text ``name`` of the document at ``start``."""
+    found = raw_bson.find(buf, name, start)
+    return None if found is None or found.type != STRING else raw_bson.read_string(buf, found.value_start)
 
 
-def _check_key(event: bytes, named: dict[bytes, Element], mask: DocumentMask) -> None:
-    """Raises MaskRefusedError where the token shows a value that is masked."""
-    key, operation = named.get(b"documentKey"), named.get(b"operationType")
-    if key is not None and key.type == OBJECT:
-        mask.document_key(event[key.value_start : key.end])
-    elif operation is None or operation.type != STRING or raw_bson.read_string(event, operation.value_start) in _KEYED:
+def _text_in(event: bytes, place: Element, name: bytes) -> bytes | None:
+    return _text(event, name, place.value_start) if place.type == OBJECT else None
+
+
+def masked_event(event: bytes, mask: DocumentMask) -> bytes:
+    """An event of the collection that ``mask`` is of, masked. Raises MaskRefusedError as ``MaskSet.event``."""
+    # As ``raw_bson.elements``, written out: most fields stay.
+    limit = raw_bson.document_end(event) - 1
+    parts: list[bytes] = []
+    operation: bytes | None = None
+    has_key = False
+    pos = copied = 4
+    while pos < limit:
+        type_, value = event[pos], event.find(0, pos + 1, limit) + 1
+        if not value:
+            raise OplogFormatError("corrupt BSON: unterminated field name", position=f"byte {pos} of the event")
+        end = raw_bson.value_end(event, type_, value, limit)
+        name = event[pos + 1 : value - 1]
+        if name == b"operationType":
+            operation = raw_bson.read_string(event, value) if type_ == STRING else None
+        elif name == b"documentKey" and type_ == OBJECT:
+            has_key = True
+            mask.document_key(event, value)
+        elif name not in _PLAIN:
+            made = _field(event, Element(type_, name, pos, value, end), mask)
+            if made is not None:
+                parts += (event[copied:pos], made)
+                copied = end
+        pos = end
+    if not has_key and (operation is None or operation in _KEYED):
         raise mask.refused(b"what documentKey tells", "is not known: an event lacks documentKey or operationType")
+    return encode_document(*parts, event[copied:limit]) if parts else event
 
 
 def _field(event: bytes, field: Element, mask: DocumentMask) -> bytes | None:
     """A field of an event, masked; ``None`` if it stays."""
     name, start = field.name, field.value_start
-    if name == b"documentKey":
-        return None  # it was looked at
     if field.type == NULL and name in _DOCUMENTS:
         return None  # the look-up found nothing
     if field.type != OBJECT:
@@ -238,7 +274,7 @@ def _string(event: bytes, element: Element) -> bytes:
 
 
 def _field_of(event: bytes, element: Element) -> bytes:
-    return _text(event, element, b"field") or b""
+    return _text_in(event, element, b"field") or b""
 
 
 def _renumbered(array: bytes | None) -> bytes | None:

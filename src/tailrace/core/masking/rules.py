@@ -142,31 +142,32 @@ class MaskNode:
     """A place in documents: what is done to the values there, and where one of its fields is.
 
     ``action``     for scalars here; 0: none. For objects and arrays too, if it is ``DROP``
+    ``children``   the places of fields that were asked for, by their names
     ``untouched``  no value here or below is masked
     ``guarded``    the place is in a document's ``_id``: a value with an action is refused
     """
 
-    __slots__ = ("_at", "_children", "_rules", "action", "guarded", "untouched")
+    __slots__ = ("_at", "_rules", "action", "children", "guarded", "untouched")
 
     def __init__(self, rules: tuple[MaskRule, ...], at: frozenset[_At], action: int, *, guarded: bool = False) -> None:
         self._rules = rules
         self._at = at
-        self._children: dict[bytes, MaskNode] = {}
+        self.children: dict[bytes, MaskNode] = {}
         self.action = action
         self.guarded = guarded
         self.untouched = not at and not action
 
     def step(self, name: bytes) -> MaskNode:
         """The place of the field ``name``, whose dots lead deeper. The same for every index of an array."""
-        found = self._children.get(name)
+        found = self.children.get(name)
         if found is None:
             found = self
             for part in name.split(b"."):
                 if not part.isdigit():
                     found = found._below(part)
-            if len(self._children) >= _CHILDREN_MAX:
-                self._children.clear()
-            self._children[name] = found
+            if len(self.children) >= _CHILDREN_MAX:
+                self.children.clear()
+            self.children[name] = found
         return found
 
     def _below(self, part: bytes) -> MaskNode:
@@ -189,7 +190,7 @@ class MaskRoot(MaskNode):
     def __init__(self, rules: tuple[MaskRule, ...], at: frozenset[_At], action: int, *, guarded: bool) -> None:
         super().__init__(rules, at, action)
         named = [(number, 0) for number, rule in enumerate(rules) if not rule.is_wild]
-        self._id = _node(rules, _closed(rules, named)[0], 0, guarded=guarded)._below(ID)
+        self._id = self.children[ID] = _node(rules, _closed(rules, named)[0], 0, guarded=guarded)._below(ID)
 
     def step(self, name: bytes) -> MaskNode:
         return self._id if name == ID else super().step(name)
