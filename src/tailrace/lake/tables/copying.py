@@ -17,12 +17,12 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.history import reaches_back
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import SinkError
+from tailrace.lake.tables.settings import TableSettings
 from tailrace.lake.tables.state import CopyBegun, CopyingCollection, TabledCollection, TableState
 from tailrace.read.snapshot.reader import SnapshotChunk, places_of, range_reader
 from tailrace.read.snapshot.state import LOWEST, KeyRange
 from tailrace.read.source.connection import RETRY_SECONDS
 from tailrace.read.source.listing import UnreadableNameError
-from tailrace.read.source.mask_file import Masks
 from tailrace.read.window.oplogs import Oplogs
 from tailrace.read.window.sortable_key import sortable_key
 
@@ -38,25 +38,16 @@ _log = logging.getLogger("tailrace.tables")
 class TablesCopy:
     """Copies from ``oplogs``' deployment into ``state``. ``copied`` counts the documents.
 
-    ``per_second``  documents a second at most; ``None``: no limit
-    ``stopped``     when it is set, the copy ends with an error
-    ``masks``       what is masked in every document
+    ``settings``  how many documents a second it copies at most, and what is masked in them
+    ``stopped``   when it is set, the copy ends with an error
     """
 
-    def __init__(
-        self,
-        oplogs: Oplogs,
-        state: TableState,
-        *,
-        per_second: float | None,
-        stopped: threading.Event,
-        masks: Masks | None = None,
-    ) -> None:
+    def __init__(self, oplogs: Oplogs, state: TableState, settings: TableSettings, *, stopped: threading.Event) -> None:
         self._oplogs = oplogs
         self._state = state
-        self._per_second = per_second
+        self._per_second = settings.documents_per_second
         self._stopped = stopped
-        self._masks = masks
+        self._masks = settings.masks
         self.copied = 0
         self._marked = -math.inf
 

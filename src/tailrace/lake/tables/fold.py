@@ -21,7 +21,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry, first_elements
 from tailrace.core.oplog.entry_kinds import FOLLOWED_COMMANDS, command_name, refusal
 from tailrace.core.oplog.selection import Selection
-from tailrace.lake.tables.masking import masked_changes, masked_equally
+from tailrace.lake.tables.masking import masked_equally, masked_in
 from tailrace.lake.tables.state import TabledCollection
 from tailrace.read.source.listing import is_utf8
 from tailrace.read.source.mask_file import Masks
@@ -228,10 +228,10 @@ class Fold:
                 return
         elif code != DELETE:
             self._arrive(uuid)
-        key = raw_bson.find(entry.o2 if code == UPDATE and entry.o2 is not None else entry.o, b"_id")
+        document = entry.o2 if code == UPDATE and entry.o2 is not None else entry.o
+        key = raw_bson.find(document, b"_id")
         if key is None:
             return
-        document = entry.o2 if code == UPDATE and entry.o2 is not None else entry.o
         identifier = document[key.start : key.end]
         self._count += 1
         self._seen[uuid] = entry.namespace
@@ -359,11 +359,10 @@ class Fold:
             self.collections[uuid] = replace(found, namespace=namespace)
         else:
             if found is not None:  # what is held of it was masked by the rules of its old name
-                del self.collections[uuid]
+                self.dropped.append(self.collections.pop(uuid))
                 self._pending.discard(uuid)
-                self.dropped.append(found)
-                self.disturbed.add(found.namespace)
-            self.disturbed |= {namespace, self.unknown.get(uuid, namespace)}
+            before = namespace if found is None else found.namespace
+            self.disturbed |= {namespace, self.unknown.get(uuid, before)}
             self.unknown[uuid] = namespace
 
     # -- applying ---------------------------------------------------------------------------------------------------
@@ -380,8 +379,7 @@ class Fold:
         for (uuid, key), changes in self.grouped().items():
             collection = self.collections[uuid]
             held = state.get(collection.number, key)
-            mask = None if self._masks is None else self._masks.of_collection(collection.namespace)
-            works.append(DocumentWork(collection, key, held, masked_changes(mask, changes)))
+            works.append(DocumentWork(collection, key, held, masked_in(collection.namespace, self._masks, changes)))
             size += len(held or b"")
             if len(works) >= _WORKS_MAX or size >= _WORK_BYTES:
                 _take_over(works, state, touched)
@@ -393,16 +391,18 @@ class Fold:
 
     def grouped(self) -> dict[tuple[bytes, bytes], list[Change]]:
         """The changes of each document, by the UUID of its collection and its sortable key."""
-        grouped: dict[tuple[bytes, bytes], list[Change]] = {}
-        for uuid, group in self._changes.items():
-            if uuid not in self.collections:
-                continue
-            for identifier, changes in group.items():
-                # Numbers of different types can be the same _id: an insert of 1.0 after a delete of 1.
-                place = (uuid, _key(identifier))
-                before = grouped.get(place)
-                grouped[place] = changes if before is None else sorted(before + changes, key=lambda one: one[2])
-        return grouped
+        return _grouped({uuid: group for uuid, group in self._changes.items() if uuid in self.collections})
+
+
+def _grouped(found: Mapping[bytes, dict[bytes, list[Change]]]) -> dict[tuple[bytes, bytes], list[Change]]:
+    grouped: dict[tuple[bytes, bytes], list[Change]] = {}
+    for uuid, group in found.items():
+        for identifier, changes in group.items():
+            # Numbers of different types can be the same _id: an insert of 1.0 after a delete of 1.
+            place = (uuid, _key(identifier))
+            before = grouped.get(place)
+            grouped[place] = changes if before is None else sorted(before + changes, key=lambda one: one[2])
+    return grouped
 
 
 def _text(name: bytes) -> str:

@@ -23,6 +23,11 @@ def masked_changes(mask: DocumentMask | None, changes: list[Change]) -> list[Cha
     return changes if mask is None else [_masked(mask, one) for one in changes]
 
 
+def masked_in(namespace: str, masks: Masks | None, changes: list[Change]) -> list[Change]:
+    """The same in a collection of that name."""
+    return changes if masks is None else masked_changes(masks.of_collection(namespace), changes)
+
+
 def _masked(mask: DocumentMask, change: Change) -> Change:
     op, body, time = change
     if op == DELETE:

@@ -93,13 +93,7 @@ class Resync:
         self._state = state
         self._oplogs = Oplogs(client, cluster, members, self.stopped, what="the tables", anew=BEGIN_ANEW)
         self._masks = settings.masks
-        self._copy = TablesCopy(
-            self._oplogs,
-            state,
-            per_second=settings.documents_per_second,
-            stopped=self.stopped,
-            masks=settings.masks,
-        )
+        self._copy = TablesCopy(self._oplogs, state, settings, stopped=self.stopped)
         self._uuid = bytes.fromhex(collection.uuid)
         self._thread = CheckedThread(self._run, "tailrace-resync", failed=self._failed)
         self._thread.start()

@@ -101,13 +101,7 @@ class TablesWriter:
             deployment = self._oplogs.deployment_id
             self._ownership = TablesOwnership(settings.root, self._state, deployment, take_over=settings.take_over)
             opened.pop_all()
-        self._copy = TablesCopy(
-            self._oplogs,
-            self._state,
-            per_second=settings.documents_per_second,
-            stopped=self._stopped,
-            masks=settings.masks,
-        )
+        self._copy = TablesCopy(self._oplogs, self._state, settings, stopped=self._stopped)
         self._resyncs = Resyncs(self._client, self._cluster, self._oplogs, self._state, settings)
         self._tables = OpenTables(settings, self._state, self._oplogs)
         self._selected = SelectedCollections(settings, self._state, self._oplogs, self._copy, self._tables)
