@@ -20,6 +20,7 @@ FACES = {
     "tailrace.spark": "the Spark source and sinks",
     "tailrace.lake": "change events in a lake",
     "tailrace.tables": "current-state tables",
+    "tailrace.masks": "fields dropped, hashed or tokenised",
     "tailrace.sync": "one MongoDB kept equal to another",
     "tailrace.compare": "comparison with the server",
     "tailrace.images": "exact images",

@@ -54,6 +54,7 @@ _EXTRAS: Final = frozenset(
         "redis",
         "nats",
         "kafka",
+        "masks",
         "schema-registry",
         "docs",
         "dev",

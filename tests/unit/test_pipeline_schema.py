@@ -27,6 +27,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "lake": {"path": "./lake"},
     "archive": {"path": "a"},
     "tables": {"path": "t", "collections": ["a.b"]},
+    "masks": {"rules": {"a.b": {"c": "drop"}}},
 }
 VALUES: list[Any] = [
     None, True, False, 0, 1, 2, -1, 1.5, "", "x", "5", "${HERE}", "1 second", "90 seconds", "7 days", "1d",
@@ -42,6 +43,7 @@ FREE = {
     },
     "lake": {"columns"},
     "tables": {"path", "state", "collections"},
+    "masks": {"key", "rules"},
     "spark": {"config", "memory"},
 }  # fmt: skip
 #: Read, although an editor does not propose it: empty values.

@@ -15,6 +15,7 @@ from bson.timestamp import Timestamp
 
 from tailrace.cli.output import ColourTerminal, reader_is_gone, say, tell
 from tailrace.errors import UsageError
+from tailrace.read.source.mask_file import Masks
 
 FORMATS: Final = ("pretty", "json", "bson")
 
@@ -55,6 +56,20 @@ class _BsonWriter(EventWriter):
 
     def flush(self) -> None:
         sys.stdout.buffer.flush()
+
+
+class MaskingWriter(EventWriter):
+    """Masks every event before ``writer`` writes it."""
+
+    def __init__(self, writer: EventWriter, masks: Masks) -> None:
+        self._writer = writer
+        self._masks = masks.compiled
+
+    def write(self, event: bytes) -> None:
+        self._writer.write(self._masks.event(event))
+
+    def flush(self) -> None:
+        self._writer.flush()
 
 
 class _JsonWriter(EventWriter):

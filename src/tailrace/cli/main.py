@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "tables": "Delta tables that equal their collections, now or as of an earlier time",
     "sync": "keep one MongoDB equal to another, and prove it",
     "replay": "print the change events of an oplog dump or an archive",
+    "mask": "check a declaration of masks, and turn tokens back into values",
     "token": "decode and encode resume tokens",
     "listen": "call a handler with every change, in one process at a time",
     "leases": "list the leases of listeners; pause, move, hand over or delete one",
@@ -52,7 +53,7 @@ COMMANDS: Final = {
 }
 
 #: Those that ask no server, or none but their own. The others say what they wait for.
-_WITHOUT_SERVER: Final = frozenset({"demo", "lake", "replay", "token"})
+_WITHOUT_SERVER: Final = frozenset({"demo", "lake", "mask", "replay", "token"})
 
 #: The extra that brings a package which a command may miss.
 _EXTRAS: Final = {
@@ -62,6 +63,7 @@ _EXTRAS: Final = {
     "numpy": "spark",
     "yaml": "spark",
     "google": "spark",
+    "cryptography": "masks",
     "deltalake": "tables",
     "lmdb": "tables",
     "fiftyone": "embedded",
@@ -83,6 +85,7 @@ _EXTRAS: Final = {
 _EXTRAS_OF: Final = {
     ("archive", "pyarrow"): "archive",
     ("replay", "pyarrow"): "archive",
+    ("mask", "yaml"): "masks",
     ("watch", "pyarrow"): "archive",
     ("sync", "pyarrow"): "archive",
     ("watch", "lmdb"): "images",

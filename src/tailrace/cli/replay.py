@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.cli.event_writer import EventWriter, new_writer, say_skipped
+from tailrace.cli.event_writer import EventWriter, MaskingWriter, new_writer, say_skipped
 from tailrace.cli.output import tell
 from tailrace.cli.stream_arguments import (
     Until,
@@ -22,10 +22,13 @@ from tailrace.cli.stream_arguments import (
     stage_of,
     token_argument,
 )
+from tailrace.core.masking.events import without_values
+from tailrace.core.masking.stages import check_stages
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.profile import PROFILES, ServerProfile, chosen_profile, for_people, profile_for
-from tailrace.errors import UsageError
+from tailrace.errors import TailraceError, UsageError
+from tailrace.read.source.mask_file import Masks
 
 if TYPE_CHECKING:
     from tailrace.core.event.event_block import EventBlock
@@ -66,6 +69,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "the servers had at each entry; for a dump, the one that its prelude.json or header names, or that its entries "
         "prove, or 6.0; standard error says which, and why)",
     )
+    parser.add_argument(
+        "--masks",
+        metavar="FILE",
+        help="drop, hash or tokenise fields of every event, as this file declares (extra: masks)",
+    )
     parser.set_defaults(run=run, positionals=("dump", "namespace"))
 
 
@@ -77,9 +85,9 @@ def run(args: argparse.Namespace) -> int:
     from tailrace.core.plan.options import StreamOptions  # noqa: PLC0415  so that --help does not load it
     from tailrace.core.plan.plan import build_plan  # noqa: PLC0415
 
-    options = StreamOptions.parse(
-        Scope.parse(args.namespace), stage_of(args), pipeline_of(args), collation=collation_of(args)
-    )
+    pipeline = pipeline_of(args)
+    options = StreamOptions.parse(Scope.parse(args.namespace), stage_of(args), pipeline, collation=collation_of(args))
+    masks = _masks(args.masks, options)
     archived = None if args.dump == "-" else _archived(Path(args.dump))
     until = Until.parse(args.until, None)
     with contextlib.ExitStack() as stack:
@@ -99,11 +107,24 @@ def run(args: argparse.Namespace) -> int:
             blocks = _blocks(plan, source, until)
         writer = new_writer(args.format)
         try:
-            if not _print_events(blocks, writer, until) and args.namespace:
-                tell(f"tailrace: no event of {args.namespace} was found in {args.dump}")
+            found = _print_events(blocks, writer if masks is None else MaskingWriter(writer, masks), until)
+        except TailraceError as error:
+            raise error if masks is None else without_values(error) from None
         finally:
             writer.flush()
+        if not found and args.namespace:
+            tell(f"tailrace: no event of {args.namespace} was found in {args.dump}")
     return 0
+
+
+def _masks(file: str | None, options: StreamOptions) -> Masks | None:
+    """The masks that a file declares, for a stream whose pipeline goes together with them."""
+    if file is None:
+        return None
+    masks = Masks.load(file)
+    check_stages(options.pipeline)
+    _ = masks.compiled  # a key that is missing is told first
+    return masks
 
 
 def _archived(folder: Path) -> Description | None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tailrace.lake.tables.progress import TablesProgress
     from tailrace.lake.tables.settings import TableSettings
     from tailrace.lake.tables.writer import TablesWriter
+    from tailrace.read.source.mask_file import Masks
     from tailrace.read.source.uri import ConnectionString
     from tailrace.watch.compare.deployment import Streams
     from tailrace.watch.compare.sampling import SampledComparison
@@ -89,6 +90,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_console_argument(parser, "with write: ")
     add_compare_arguments(parser, "with write: ")
+    parser.add_argument(
+        "--masks",
+        metavar="FILE",
+        help="with write, verify, as-of: drop, hash or tokenise fields, as this file declares (extra: masks)",
+    )
     parser.add_argument("--sample", type=int, metavar="N", help="with verify: compare N documents of each collection")
     parser.add_argument("--archive", type=Path, metavar="DIR", help="with as-of: read entries from this archive")
     parser.add_argument(
@@ -121,6 +127,10 @@ def run(args: argparse.Namespace) -> int:
         raise WrongUsageError(f"tailrace tables {args.action} follows no stream: --compare belongs to write")
     if args.console is not None:
         raise WrongUsageError(f"tailrace tables {args.action} is no service: --console belongs to write")
+    if args.masks is not None and args.action not in {"verify", "as-of"}:
+        raise WrongUsageError(
+            f"tailrace tables {args.action} masks nothing: --masks belongs to write, verify and as-of"
+        )
     if args.action == "verify":
         return _verify(args, words)
     if not words:
@@ -163,6 +173,17 @@ def _place(word: str, args: argparse.Namespace) -> TablePlace:
     return local_path(word, "the directory of the tables") if "://" in word else Path(word)
 
 
+def _masks(args: argparse.Namespace) -> Masks | None:
+    """The masks that a file declares. Their key is read now: what is wrong with it is told first."""
+    if args.masks is None:
+        return None
+    from tailrace.read.source.mask_file import Masks as Declared  # noqa: PLC0415  so that --help loads no PyMongo
+
+    masks = Declared.load(args.masks)
+    _ = masks.compiled
+    return masks
+
+
 def _write(args: argparse.Namespace, words: list[str]) -> int:
     from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415  so that --help loads no PyMongo
     from tailrace.lake.tables.settings import TableRule, TableSettings  # noqa: PLC0415  so that --help loads no Arrow
@@ -176,7 +197,7 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
         )
     rules = tuple(TableRule(pattern) for pattern in words[1:])
     feed_h = 0.0 if args.change_feed is None else parse_duration("--change-feed", args.change_feed) / 3600
-    settings = TableSettings(_place(words[0], args), rules, take_over=args.take_over, feed_h=feed_h)
+    settings = TableSettings(_place(words[0], args), rules, take_over=args.take_over, feed_h=feed_h, masks=_masks(args))
     settings.check()  # before anything is opened
     check_compare(args)
     check_console(args)
@@ -275,7 +296,8 @@ def _verify(args: argparse.Namespace, words: list[str]) -> int:
     if not words or (sample is not None and sample < 1):
         raise WrongUsageError("tailrace tables verify needs URI and directory", hint="... verify URI DIR [NAMESPACE]")
     wrong, compared = 0, False
-    for report in verify(_root(words[0], args), find_uri(args.uri), words[1:], sample=sample):
+    root, masks = _root(words[0], args), _masks(args)
+    for report in verify(root, find_uri(args.uri), words[1:], sample=sample, masks=masks):
         compared = True
         time = f"{report.time.seconds},{report.time.increment}"
         aside = f", {report.quarantined:,} of them in quarantine" if report.quarantined else ""
@@ -328,7 +350,7 @@ def _as_of(root: TablePlace, words: list[str], args: argparse.Namespace) -> int:
     if len(words) != 2:
         raise WrongUsageError("tailrace tables as-of needs directory, namespace and time")
     uri = None if args.uri is None else find_uri(args.uri)
-    found = as_of(root, words[0], _moment(words[1]), archive=args.archive, uri=uri)
+    found = as_of(root, words[0], _moment(words[1]), archive=args.archive, uri=uri, masks=_masks(args))
     tell(
         f"{words[0]} at {found.time.seconds},{found.time.increment}: {found.rows.num_rows:,} rows "
         f"(version {found.version}, and {found.replayed:,} changes of the oplog)"

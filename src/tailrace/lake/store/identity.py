@@ -33,6 +33,8 @@ from tailrace.lake.store.quarantine import settle
 from tailrace.lake.store.retention import remove_leftovers
 
 _KEYS = ("format", "id", "created", "stream", "columns", "partitionBy", "claim")
+#: What tells that two lakes are masked equally, and words for it.
+_MASKED_BY = {"masks.rules": "rules' digest is", "masks.key": "key's fingerprint is"}
 #: What may lie in a directory that is to become a lake.
 _OWN_NAMES = frozenset({"_tailrace", "_staging", delta.LOG, QUARANTINE})
 
@@ -240,6 +242,13 @@ def _check_stream(root: Path, known: Mapping[str, Any] | None, stream: Mapping[s
         if key.startswith("replicaSets.") and "" in (there.get(key), here.get(key)):
             continue  # a server that does not tell its replica set's id
         if there.get(key) != here.get(key):
+            if key.startswith("masks."):
+                raise UsageError(
+                    f"the lake {root} is masked otherwise: the {_MASKED_BY[key]} {_shown(there.get(key))} "
+                    f"there and {_shown(here.get(key))} here",
+                    hint="Give the masks and the key that it was begun with, or begin another lake: what is in this "
+                    "one stays as it was masked",
+                )
             raise UsageError(
                 f"the lake {root} belongs to another stream: "
                 f"{key} is {_shown(there.get(key))} there and {_shown(here.get(key))} here",

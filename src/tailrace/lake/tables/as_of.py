@@ -31,6 +31,7 @@ from tailrace.lake.tables import delta_commit, versions
 from tailrace.lake.tables.delta_commit import Stated, columns_of
 from tailrace.lake.tables.fold import Fold, FoldOfOne, StateMismatchError
 from tailrace.lake.tables.holding import state_folder
+from tailrace.lake.tables.masking import check_masks
 from tailrace.lake.tables.names import BEGIN_ANEW, BSON, CHANGED, KEY, place_of
 from tailrace.lake.tables.rows import chunks, make_rows
 from tailrace.lake.tables.schema import TableSchema
@@ -39,6 +40,7 @@ from tailrace.lake.tables.state import UNKNOWN, StoredDocument, TabledCollection
 from tailrace.read.archive.layout import existing
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.source.connection import open_client
+from tailrace.read.source.mask_file import Masks
 from tailrace.read.source.topology import Cluster
 from tailrace.read.window.oplogs import WINDOW_BYTES, OplogMember, Oplogs, read_window
 
@@ -80,6 +82,7 @@ def as_of(
     *,
     archive: Path | None = None,
     uri: Any = None,
+    masks: Masks | None = None,
 ) -> AsOf:
     """The rows of the collection's table at ``moment``.
 
@@ -87,6 +90,7 @@ def as_of(
         archive: for a moment inside a micro-batch: the directory of an archive, where the oplog's entries are read that
             lead from the nearest version to the moment
         uri: the same from the deployment, as far as its oplog reaches
+        masks: those that the tables are written with, for entries that are read from there
 
     Raises UsageError if the moment lies outside the times that the table covers, or inside a micro-batch with neither
     given; ChangeStreamHistoryLost (286) if the entries no longer exist.
@@ -119,9 +123,11 @@ def as_of(
     table = _load(folder, found)
     if following is None or time <= following.after:
         return AsOf(time, found.version, 0, _rows(table, found))
+    check_masks(root, known.masks, masks)
     members, close = _members(archive, uri, namespace, time, around=(found, following), witness=known.witness)
+    around = (found, following)
     try:
-        return _Replay(root, namespace, table, around=(found, following), time=time, members=members).answer()
+        return _Replay(root, namespace, table, around=around, time=time, members=members, masks=masks).answer()
     finally:
         close()
 
@@ -132,23 +138,24 @@ def _first(folder: TablePlace) -> str:
 
 
 class _Known(NamedTuple):
-    """What the state says of a table: up to which time it is followed (``None`` if it is not), its mark, and whose
-    oplogs led there."""
+    """What the state says of a table: up to which time it is followed (``None`` if it is not), its mark, whose oplogs
+    led there, and by which masks."""
 
     reached: ClusterTime | None
     mark: TableMark | None
     witness: Witness | None
+    masks: Mapping[str, str]
 
 
 def _known(root: TablePlace, namespace: str) -> _Known:
     state = TableState(state_folder(root) / "state", readonly=True)
     try:
-        position, mark = state.position(), state.marks().get(namespace)
+        position, mark, masks = state.position(), state.marks().get(namespace), state.masks()
     finally:
         state.close()
     if position is None or mark is None or mark.collection == UNKNOWN:
-        return _Known(None, None, None if position is None else position.witness)
-    return _Known(position.stated, mark, position.witness)
+        return _Known(None, None, None if position is None else position.witness, masks)
+    return _Known(position.stated, mark, position.witness, masks)
 
 
 def _load(folder: TablePlace, wanted: Stated) -> DeltaTable:
@@ -280,8 +287,10 @@ class _Replay:
         around: tuple[Stated, Stated],
         time: ClusterTime,
         members: Sequence[OplogMember],
+        masks: Masks | None,
     ) -> None:
         self._root = root
+        self._masks = masks
         self._namespace = namespace
         self._table = table
         self._found, self._following = around
@@ -294,7 +303,7 @@ class _Replay:
         found = self._found
         uuid = bytes.fromhex(found.collection) if found.collection else None
         collections = {} if uuid is None else {uuid: TabledCollection(uuid.hex(), _NUMBER, self._namespace)}
-        fold = Fold(Selection((self._namespace,)), collections)
+        fold = Fold(Selection((self._namespace,)), collections, masks=self._masks)
         self._read(fold, self._following.after)
         if fold.unknown:
             return self._renamed(next(reversed(fold.unknown)))
@@ -341,14 +350,15 @@ class _Replay:
         the oplog alone, if that shows how the collection was created."""
         for folder in sorted(filter(delta.is_table, self._root.iterdir()), key=lambda one: one.name):
             found, following = versions.around(folder, self._time)
-            if found is None or found.collection != uuid.hex():
+            # Its rows were masked as its name of then wants it.
+            if found is None or found.collection != uuid.hex() or self._masks is not None:
                 continue
             fold = FoldOfOne(uuid, {uuid: TabledCollection(uuid.hex(), _NUMBER, self._namespace)})
             self._read(fold, max(found.time, (following or self._following).after))
             base = _rows(_load(folder, found), found)
             touched, overlay, changes = self._applied(fold, base, found)
             return self._of(found, changes, [*_stored(base.filter(pc.invert(touched))), *overlay.documents(_NUMBER)])
-        fold = FoldOfOne(uuid, {})
+        fold = FoldOfOne(uuid, {}, masks=self._masks)
         self._read(fold, self._following.after)
         if uuid not in fold.collections:
             raise UsageError(

@@ -17,6 +17,7 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.history import reaches_back
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import SinkError
+from tailrace.lake.tables.settings import TableSettings
 from tailrace.lake.tables.state import CopyBegun, CopyingCollection, TabledCollection, TableState
 from tailrace.read.snapshot.reader import SnapshotChunk, places_of, range_reader
 from tailrace.read.snapshot.state import LOWEST, KeyRange
@@ -37,17 +38,16 @@ _log = logging.getLogger("tailrace.tables")
 class TablesCopy:
     """Copies from ``oplogs``' deployment into ``state``. ``copied`` counts the documents.
 
-    ``per_second``  documents a second at most; ``None``: no limit
-    ``stopped``     when it is set, the copy ends with an error
+    ``settings``  how many documents a second it copies at most, and what is masked in them
+    ``stopped``   when it is set, the copy ends with an error
     """
 
-    def __init__(
-        self, oplogs: Oplogs, state: TableState, *, per_second: float | None, stopped: threading.Event
-    ) -> None:
+    def __init__(self, oplogs: Oplogs, state: TableState, settings: TableSettings, *, stopped: threading.Event) -> None:
         self._oplogs = oplogs
         self._state = state
-        self._per_second = per_second
+        self._per_second = settings.documents_per_second
         self._stopped = stopped
+        self._masks = settings.masks
         self.copied = 0
         self._marked = -math.inf
 
@@ -127,7 +127,7 @@ class TablesCopy:
         size, noted = 0, time.monotonic()
         try:
             for chunk in () if collection.done else self._chunks(namespace, uuid, bytes.fromhex(collection.at)):
-                waiting += [(key_of(document), document) for document in chunk.documents]
+                waiting += [(key_of(document), document) for document in self._masked(namespace, chunk)]
                 size += sum(map(len, chunk.documents))
                 collection = replace(collection, at=chunk.to.hex())
                 if size >= _NOTED_BYTES or time.monotonic() - noted >= _NOTED_S or self._stopped.is_set():
@@ -163,9 +163,13 @@ class TablesCopy:
         durable.step("tables.copied")
 
     def documents(self, namespace: str, uuid: bytes) -> Iterator[Sequence[bytes]]:
-        """All documents of a collection, a chunk at a time. Raises UnreadableNameError where it gets a name that nobody
-        can read."""
-        return (chunk.documents for chunk in self._chunks(namespace, uuid, LOWEST))
+        """All documents of a collection, masked, a chunk at a time. Raises UnreadableNameError where it gets a name
+        that nobody can read."""
+        return (self._masked(namespace, chunk) for chunk in self._chunks(namespace, uuid, LOWEST))
+
+    def _masked(self, namespace: str, chunk: SnapshotChunk) -> Sequence[bytes]:
+        mask = None if self._masks is None else self._masks.of_collection(namespace)
+        return chunk.documents if mask is None else [mask.document(document) for document in chunk.documents]
 
     def _chunks(self, namespace: str, uuid: bytes, at: bytes) -> Iterator[SnapshotChunk]:
         read = range_reader(self._oplogs.deployment, self.now())

@@ -21,8 +21,10 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry, first_elements
 from tailrace.core.oplog.entry_kinds import FOLLOWED_COMMANDS, command_name, refusal
 from tailrace.core.oplog.selection import Selection
+from tailrace.lake.tables.masking import masked_equally, masked_in
 from tailrace.lake.tables.state import TabledCollection
 from tailrace.read.source.listing import is_utf8
+from tailrace.read.source.mask_file import Masks
 from tailrace.read.window.apply import (
     DELETE,
     DELETE_OF,
@@ -78,6 +80,7 @@ class Fold:
     ``unknown``      those that got a selected name with documents that the oplog did not show; they have to be copied
     ``ignored``      those whose changes somebody else applies, until they get another name
     ``disturbed``    names that a collection has got or lost, though they may have the same one again
+    ``masks``        what is masked in every change before it is applied
     ``unreadable``   selected names that are not UTF-8: streams show nothing of such a collection, and it has no table
     """
 
@@ -87,8 +90,10 @@ class Fold:
         collections: Mapping[bytes, TabledCollection],
         *,
         ignored: Collection[bytes] = (),
+        masks: Masks | None = None,
     ) -> None:
         self._selection = selection
+        self._masks = masks
         self._ignored = set(ignored)
         self.collections = dict(collections)
         self.unknown: dict[bytes, str] = {}
@@ -223,10 +228,10 @@ class Fold:
                 return
         elif code != DELETE:
             self._arrive(uuid)
-        key = raw_bson.find(entry.o2 if code == UPDATE and entry.o2 is not None else entry.o, b"_id")
+        document = entry.o2 if code == UPDATE and entry.o2 is not None else entry.o
+        key = raw_bson.find(document, b"_id")
         if key is None:
             return
-        document = entry.o2 if code == UPDATE and entry.o2 is not None else entry.o
         identifier = document[key.start : key.end]
         self._count += 1
         self._seen[uuid] = entry.namespace
@@ -349,11 +354,15 @@ class Fold:
         self._ignored.discard(uuid)
         if not self._selects(namespace):
             self._drop(uuid)
-        elif found is not None:
+        elif found is not None and masked_equally(self._masks, found.namespace, namespace):
             self.disturbed |= {found.namespace, namespace}
             self.collections[uuid] = replace(found, namespace=namespace)
         else:
-            self.disturbed |= {namespace, self.unknown.get(uuid, namespace)}
+            if found is not None:  # what is held of it was masked by the rules of its old name
+                self.dropped.append(self.collections.pop(uuid))
+                self._pending.discard(uuid)
+            before = namespace if found is None else found.namespace
+            self.disturbed |= {namespace, self.unknown.get(uuid, before)}
             self.unknown[uuid] = namespace
 
     # -- applying ---------------------------------------------------------------------------------------------------
@@ -370,7 +379,7 @@ class Fold:
         for (uuid, key), changes in self.grouped().items():
             collection = self.collections[uuid]
             held = state.get(collection.number, key)
-            works.append(DocumentWork(collection, key, held, changes))
+            works.append(DocumentWork(collection, key, held, masked_in(collection.namespace, self._masks, changes)))
             size += len(held or b"")
             if len(works) >= _WORKS_MAX or size >= _WORK_BYTES:
                 _take_over(works, state, touched)
@@ -382,16 +391,18 @@ class Fold:
 
     def grouped(self) -> dict[tuple[bytes, bytes], list[TimedChange]]:
         """The changes of each document, by the UUID of its collection and its sortable key."""
-        grouped: dict[tuple[bytes, bytes], list[TimedChange]] = {}
-        for uuid, group in self._changes.items():
-            if uuid not in self.collections:
-                continue
-            for identifier, changes in group.items():
-                # Numbers of different types can be the same _id: an insert of 1.0 after a delete of 1.
-                place = (uuid, _key(identifier))
-                before = grouped.get(place)
-                grouped[place] = changes if before is None else sorted(before + changes, key=lambda one: one[2])
-        return grouped
+        return _grouped({uuid: group for uuid, group in self._changes.items() if uuid in self.collections})
+
+
+def _grouped(found: Mapping[bytes, dict[bytes, list[TimedChange]]]) -> dict[tuple[bytes, bytes], list[TimedChange]]:
+    grouped: dict[tuple[bytes, bytes], list[TimedChange]] = {}
+    for uuid, group in found.items():
+        for identifier, changes in group.items():
+            # Numbers of different types can be the same _id: an insert of 1.0 after a delete of 1.
+            place = (uuid, _key(identifier))
+            before = grouped.get(place)
+            grouped[place] = changes if before is None else sorted(before + changes, key=lambda one: one[2])
+    return grouped
 
 
 def _text(name: bytes) -> str:
@@ -409,8 +420,10 @@ class _Everything(Selection):
 class FoldOfOne(Fold):
     """What happened to one collection, whatever it was called meanwhile."""
 
-    def __init__(self, uuid: bytes, collections: Mapping[bytes, TabledCollection]) -> None:
-        super().__init__(_Everything(("*.*",)), collections)
+    def __init__(
+        self, uuid: bytes, collections: Mapping[bytes, TabledCollection], *, masks: Masks | None = None
+    ) -> None:
+        super().__init__(_Everything(("*.*",)), collections, masks=masks)
         self._uuid = uuid
 
     def _group(self, run: EntryRun, row: int) -> dict[bytes, list[TimedChange]] | None:

@@ -83,7 +83,7 @@ class Resync:
         *,
         state: TableState,
         collection: TabledCollection,
-        per_second: float | None,
+        settings: TableSettings,
     ) -> None:
         self.collection = collection
         self.stopped = threading.Event()
@@ -92,7 +92,8 @@ class Resync:
         self.reached = ZERO
         self._state = state
         self._oplogs = Oplogs(client, cluster, members, self.stopped, what="the tables", anew=BEGIN_ANEW)
-        self._copy = TablesCopy(self._oplogs, state, per_second=per_second, stopped=self.stopped)
+        self._masks = settings.masks
+        self._copy = TablesCopy(self._oplogs, state, settings, stopped=self.stopped)
         self._uuid = bytes.fromhex(collection.uuid)
         self._thread = CheckedThread(self._run, "tailrace-resync", failed=self._failed)
         self._thread.start()
@@ -114,7 +115,7 @@ class Resync:
             window = self._oplogs.window(self.reached, at_once=True, at_least=until)
             if window is None:
                 return not self.stopped.is_set()
-            fold = FoldOfOne(self._uuid, {self._uuid: self.collection})
+            fold = FoldOfOne(self._uuid, {self._uuid: self.collection}, masks=self._masks)
             fold.read(window, lambda: 0)
             with self._state.writing() as state:
                 fold.apply(state)
@@ -213,7 +214,7 @@ class Resyncs:
                     self._oplogs.members,
                     state=self._state,
                     collection=collection,
-                    per_second=self._settings.documents_per_second,
+                    settings=self._settings,
                 )
 
     def end(self, position: TablesPosition) -> bool:

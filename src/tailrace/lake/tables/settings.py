@@ -11,6 +11,7 @@ from tailrace.errors import UsageError
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.versions import Keeping
+from tailrace.read.source.mask_file import Masks
 
 #: The types whose values can divide a table: each of them has bounds in Delta's log.
 _DIVIDING: Final = ("string", "int", "long", "boolean", "date", "objectid")
@@ -58,6 +59,7 @@ class TableSettings:
         retention_h: ``as of`` reaches back this many hours
         versions: so many older versions of a table are kept for it
         feed_h: the tables have a change feed that reaches back this many hours (0: none)
+        masks: what is masked in every document before it is kept
         take_over: write tables in an object store that another state has written
     """
 
@@ -72,6 +74,7 @@ class TableSettings:
     documents_per_second: float | None = None
     feed_h: float = 0.0
     take_over: bool = False
+    masks: Masks | None = None
 
     @property
     def keeping(self) -> Keeping:

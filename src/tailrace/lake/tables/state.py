@@ -49,6 +49,7 @@ _COPYING: Final = b"copying/"
 _NAME: Final = b"state"
 _NEXT: Final = b"next"
 _SESSIONS: Final = b"sessions"
+_MASKS: Final = b"masks"
 _RESYNC: Final = b"resync/"
 #: The number of no collection: a table has rows of one that the state does not know.
 UNKNOWN: Final = 0
@@ -195,6 +196,12 @@ class TableState:
         with self._reading():
             found = self._read(_NAME)
             return "" if found is None else str(found["name"])
+
+    def masks(self) -> dict[str, str]:
+        """What tells by which masks the tables were begun; empty: by none."""
+        with self._reading():
+            found = self._read(_MASKS)
+            return {} if found is None else {str(name): str(value) for name, value in found.items()}
 
     def sessions(self) -> list[str]:
         """The sessions of writers to an object store, the last one at the end."""
@@ -387,8 +394,8 @@ class StateTransaction:
                 found = cursor.delete()
 
     def clear_all(self) -> None:
-        """Delete everything but the state's name and sessions, for a new start."""
-        kept = {key: self._transaction.get(key, db=self._meta) for key in (_NAME, _SESSIONS)}
+        """Delete everything but the state's name, sessions and masks, for a new start."""
+        kept = {key: self._transaction.get(key, db=self._meta) for key in (_NAME, _SESSIONS, _MASKS)}
         for database in (self._documents, self._waiting, self._meta):
             self._transaction.drop(database, delete=False)
         for key, record in kept.items():
@@ -448,6 +455,10 @@ class StateTransaction:
         times = {name: int(getattr(position, name)) for name in ("time", "hold", "stated")}
         known = {"format": _FORMAT, "batch": position.batch, "members": dict(position.members)}
         self._put(_POSITION, {**known, **times, **_witnessed(position.witness)})
+
+    def set_masks(self, witness: Mapping[str, str]) -> None:
+        """Set what tells by which masks the tables are begun."""
+        self._put(_MASKS, dict(witness))
 
     def set_sessions(self, sessions: Iterable[str]) -> None:
         """Set the sessions of writers to an object store."""

@@ -35,6 +35,7 @@ from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.copying import key_of
 from tailrace.lake.tables.fold import FoldOfOne
 from tailrace.lake.tables.holding import state_folder
+from tailrace.lake.tables.masking import check_masks, masked_changes
 from tailrace.lake.tables.names import BEGIN_ANEW, BSON, KEY, place_of
 from tailrace.lake.tables.standing import harm_of
 from tailrace.lake.tables.state import UNKNOWN, TabledCollection, TableMark, TablesPosition, TableState
@@ -42,6 +43,7 @@ from tailrace.read.snapshot.places import Placement
 from tailrace.read.snapshot.reader import places_of, range_reader
 from tailrace.read.snapshot.state import LOWEST, KeyRange
 from tailrace.read.source.connection import RETRY_SECONDS, Connection, open_client
+from tailrace.read.source.mask_file import Masks
 from tailrace.read.source.topology import Cluster
 from tailrace.read.window.apply import DocumentWork, StateMismatchError, TimedChange, apply_all
 from tailrace.read.window.oplogs import Oplogs
@@ -88,15 +90,23 @@ class TableReport:
 
 
 def verify(
-    root: TablePlace, uri: Any, namespaces: Sequence[str] = (), *, sample: int | None = None
+    root: TablePlace,
+    uri: Any,
+    namespaces: Sequence[str] = (),
+    *,
+    sample: int | None = None,
+    masks: Masks | None = None,
 ) -> Iterator[TableReport]:
     """Compare the tables in ``root`` (or some of them) with their collections in the deployment at ``uri``. A writer
     may run meanwhile.
 
     ``sample``  compare only so many documents of each collection, and so many rows of each table, chosen at random
+    ``masks``   those that the tables are written with: the collections' documents are masked before they are compared
 
-    Raises UsageError for a namespace without a table, OtherHistoryError for another deployment than the tables'.
+    Raises UsageError for a namespace without a table and for other masks, OtherHistoryError for another deployment than
+    the tables'.
     """
+    check_masks(root, _masks_of(root), masks)
     position, marks, _ = _state(root)
     for namespace in namespaces:
         if namespace not in marks:
@@ -109,7 +119,15 @@ def verify(
         if cluster is not None:
             stack.callback(cluster.close)
         for namespace in namespaces or sorted(marks):
-            yield _Verification(root, namespace, client, cluster, sample).report()
+            yield _Verification(root, namespace, client, cluster, sample=sample, masks=masks).report()
+
+
+def _masks_of(root: TablePlace) -> dict[str, str]:
+    state = TableState(state_folder(root) / "state", readonly=True)
+    try:
+        return state.masks()
+    finally:
+        state.close()
 
 
 def _state(root: TablePlace) -> tuple[TablesPosition | None, dict[str, TableMark], dict[int, str]]:
@@ -141,9 +159,17 @@ class _Verification:
     """One table beside its collection."""
 
     def __init__(
-        self, root: TablePlace, namespace: str, client: Any, cluster: Cluster | None, sample: int | None
+        self,
+        root: TablePlace,
+        namespace: str,
+        client: Any,
+        cluster: Cluster | None,
+        *,
+        sample: int | None,
+        masks: Masks | None,
     ) -> None:
         self._root = root
+        self._mask = None if masks is None else masks.of_collection(namespace)
         self._folder = place_of(root, namespace)
         self._namespace = namespace
         self._database, _, self._name = namespace.partition(".")
@@ -267,14 +293,17 @@ class _Verification:
         if uuid is None:
             return
         for chunk in range_reader(self._deployment, self._places.now())(self._namespace, uuid, KeyRange(LOWEST)):
-            yield from chunk.documents
+            yield from map(self._masked, chunk.documents)
+
+    def _masked(self, document: bytes) -> bytes:
+        return document if self._mask is None else self._mask.document(document)
 
     def _sampled(self, uuid: bytes | None, count: int) -> Iterator[bytes]:
         for placement, name, collection in self._parts(uuid):
             for one in collection.aggregate([{"$sample": {"size": count}}]):
                 document = raw_bson.bytes_of(one)
                 if placement.owns(name, document):
-                    yield document
+                    yield self._masked(document)
 
     def _parts(self, uuid: bytes | None) -> Iterator[tuple[Placement, str, Any]]:
         """Where the collection is now: the placement, and each replica set with its collection."""
@@ -325,7 +354,7 @@ class _Verification:
                     document = raw_bson.bytes_of(one)
                     key = key_of(document)
                     if key in keys and placement.owns(name, document):
-                        found[key] = document
+                        found[key] = self._masked(document)
         return found
 
     def _replayed(
@@ -344,7 +373,7 @@ class _Verification:
                 fold.read(window, lambda: next(numbers))
                 for (_, key), changes in fold.grouped().items():
                     if key in left:
-                        _apply(left[key], collection, key, changes)
+                        _apply(left[key], collection, key, masked_changes(self._mask, changes))
                 if uuid not in fold.collections:
                     for one in left.values():
                         one.held = None

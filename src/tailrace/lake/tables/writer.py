@@ -31,6 +31,7 @@ from tailrace.lake.tables.copying import TablesCopy, key_of
 from tailrace.lake.tables.delta_commit import Batch
 from tailrace.lake.tables.fold import Fold, Folded
 from tailrace.lake.tables.holding import lock, state_folder
+from tailrace.lake.tables.masking import begin_masked
 from tailrace.lake.tables.names import BEGIN_ANEW
 from tailrace.lake.tables.open_tables import OpenTables, position_of
 from tailrace.lake.tables.ownership import TablesOwnership
@@ -85,6 +86,7 @@ class TablesWriter:
             opened.callback(os.close, self._lock)
             self._state = TableState(state_folder(settings.root) / "state")
             opened.callback(self._state.close)
+            begin_masked(settings.root, self._state, settings.masks)
             position = self._state.position()
             begun = position or self._state.copy_begun()
             self._oplogs = Oplogs(
@@ -99,9 +101,7 @@ class TablesWriter:
             deployment = self._oplogs.deployment_id
             self._ownership = TablesOwnership(settings.root, self._state, deployment, take_over=settings.take_over)
             opened.pop_all()
-        self._copy = TablesCopy(
-            self._oplogs, self._state, per_second=settings.documents_per_second, stopped=self._stopped
-        )
+        self._copy = TablesCopy(self._oplogs, self._state, settings, stopped=self._stopped)
         self._resyncs = Resyncs(self._client, self._cluster, self._oplogs, self._state, settings)
         self._tables = OpenTables(settings, self._state, self._oplogs)
         self._selected = SelectedCollections(settings, self._state, self._oplogs, self._copy, self._tables)
@@ -237,7 +237,7 @@ class TablesWriter:
         """Bring the state to the end of ``window``, and of those after it that can be read at once, up to the size of
         a micro-batch. Returns also whether anything changed, and whether there is nothing more to read at once."""
         known = {bytes.fromhex(one.uuid): one for one in self._state.collections()}
-        fold = Fold(self._selection, known, ignored=self._resyncs.uuids)
+        fold = Fold(self._selection, known, ignored=self._resyncs.uuids, masks=self._settings.masks)
         with self._state.writing() as state:
             marks: dict[str, EntryMark] = {}
             window = self._read(fold, window, state, marks)

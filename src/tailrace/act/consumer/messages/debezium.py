@@ -18,11 +18,12 @@ import bson
 
 from tailrace.act.consumer.messages.connect_schema import ConnectSchema, key_schema, value_schema
 from tailrace.act.consumer.messages.driver_text import decoded, legacy, relaxed, relaxed_value
-from tailrace.act.consumer.messages.making import CloudEvents, RawChange
+from tailrace.act.consumer.messages.making import CloudEvents, RawChange, masked_change
 from tailrace.act.consumer.messages.publisher import Message, MessageRefused
 from tailrace.act.consumer.rules.unrun import refuse_unrun
 from tailrace.core import raw_bson
 from tailrace.errors import UsageError
+from tailrace.read.source.mask_file import Masks
 
 #: Whose layout it is: what ``source.version`` says unless it is told otherwise.
 LAYOUT: Final = "3.6.3.Final"
@@ -108,6 +109,7 @@ class DebeziumMessages:
         others: what becomes of a change that Debezium has no record for (drop, rename, invalidate, ...): ``"skip"``,
             as it does; ``"refuse"``: MessageRefused, so that it becomes a dead letter
         version: what ``source.version`` says
+        masks: what is masked in every event before a record is made of it
         clock: gives ``ts_ms``, when the record was made: milliseconds since 1970
     """
 
@@ -122,6 +124,7 @@ class DebeziumMessages:
         topic: Callable[[str, str], str | None] | None = None,
         others: Literal["skip", "refuse"] = "skip",
         version: str = LAYOUT,
+        masks: Masks | None = None,
         clock: Callable[[], int] = _now,
     ) -> None:
         if not isinstance(topic_prefix, str) or not topic_prefix or _NOT_IN_TOPICS.search(topic_prefix):
@@ -146,6 +149,7 @@ class DebeziumMessages:
         self._topic = topic
         self._others = others
         self._version = version
+        self._masks = masks
         self._clock = clock
         self._schemas: dict[str, tuple[ConnectSchema, ConnectSchema]] = {}
 
@@ -153,8 +157,10 @@ class DebeziumMessages:
         """The messages of a change: none, one, or a delete's two.
 
         Raises MessageRefused for a change whose record could not be right: a string that is not UTF-8, a field that is
-        there twice, an event without what a record needs, which a pipeline has taken away.
+        there twice, an event without what a record needs, which a pipeline has taken away; MaskRefusedError where a
+        mask reaches what cannot be masked.
         """
+        change = masked_change(self._masks, change)
         event = change.raw
         elements = {element.name: element for element in raw_bson.elements(event)}
         operation = _OPERATIONS.get(_string_bytes(event, elements, b"operationType"))

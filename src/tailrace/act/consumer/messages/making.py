@@ -22,6 +22,7 @@ from tailrace.act.consumer.rules.unrun import refuse_unrun
 from tailrace.core import raw_bson
 from tailrace.core.event.keystring import encode
 from tailrace.errors import UsageError
+from tailrace.read.source.mask_file import Masks
 
 CloudEvents = Literal["structured", "binary"]
 
@@ -44,6 +45,22 @@ class RawChange(Protocol):
     @property
     def raw(self) -> bytes:
         """The event."""
+
+
+@dataclass(frozen=True)
+class _MaskedChange:
+    """A change whose event is masked."""
+
+    raw: bytes
+    message_id: str
+
+
+def masked_change(masks: Masks | None, change: RawChange) -> RawChange:
+    """The change that a message is made of."""
+    if masks is None:
+        return change
+    raw = masks.event(change.raw)
+    return _MaskedChange(raw, str(getattr(change, "message_id", None) or bson.decode(raw)["_id"]["_data"]))
 
 
 @dataclass(frozen=True)
@@ -108,6 +125,7 @@ class ChangeMessages:
         cloud_events: wrap it as a CloudEvent: "structured" (a JSON document around the event) or "binary" (headers);
             ``None``: the event alone
         source: of the CloudEvent; by default ``/<database>/<collection>``
+        masks: what is masked in every event before a message is made of it
     """
 
     def __init__(
@@ -117,6 +135,7 @@ class ChangeMessages:
         body: Literal["json", "bson"] = "json",
         cloud_events: CloudEvents | None = None,
         source: str | None = None,
+        masks: Masks | None = None,
     ) -> None:
         if body not in ("json", "bson"):
             raise UsageError(f"a message's body is json or bson, not {body!r}")
@@ -124,9 +143,11 @@ class ChangeMessages:
         self._body = body
         self._cloud_events = _checked(cloud_events)
         self._source = source
+        self._masks = masks
 
     def __call__(self, change: RawChange) -> Message | None:
-        """The message of a change."""
+        """The message of a change. Raises MaskRefusedError where a mask reaches what cannot be masked."""
+        change = masked_change(self._masks, change)
         event = _decoded(change.raw)
         topic = self._topic if isinstance(self._topic, str) else self._topic(event)
         if topic is None:

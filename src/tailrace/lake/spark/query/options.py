@@ -18,6 +18,7 @@ import bson
 from bson import json_util
 from bson.errors import BSONError
 
+from tailrace.core.masking.stages import check_stages
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.oplog.selection import Selection
@@ -27,6 +28,7 @@ from tailrace.core.plan.profile import ServerProfile
 from tailrace.core.user_text import byte_count, nearest
 from tailrace.errors import UsageError
 from tailrace.lake.store.local_path import local_path
+from tailrace.read.source.mask_file import Masks
 
 #: Options of ``$changeStream`` that take a text, and those that take a boolean.
 SERVER_TEXTS: Final = ("fullDocument", "fullDocumentBeforeChange")
@@ -88,6 +90,7 @@ KNOWN: Final = (
     "archive",
     "images",
     "snapshotDocumentsPerSecond",
+    "masks",
 )
 #: Without a limit the first micro-batch after a long pause is the whole oplog, and a crash in it loses all its work.
 MAX_BYTES_DEFAULT: Final = 1 << 30
@@ -128,6 +131,7 @@ class ReadOptions:
     ``archive``     the directory of an archive of the same deployment: what the oplog no longer holds is read from it
     ``images``      the directory for the states that exact images are computed from
     ``snapshot_rate``  how many documents a second are copied at most; ``None``: no limit
+    ``masks``       what is masked in every event before a column is made of it
     ``fails_on_invalidate``  whether a stream whose collection or database is gone fails, after its last event
     """
 
@@ -152,6 +156,7 @@ class ReadOptions:
     snapshot_rate: int | None = None
     selection: Selection | None = None
     images: str | None = None
+    masks: Masks | None = None
 
     @property
     def exact(self) -> bool:
@@ -229,7 +234,9 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         archive=_read(given, "archive", lambda text: str(local_path(text, "option 'archive'"))),
         images=_read(given, "images", lambda text: str(local_path(text, "option 'images'"))),
         snapshot_rate=_read(given, "snapshotDocumentsPerSecond", _count),
+        masks=_read(given, "masks", Masks.from_text),
     )
+    _check_masks(options_read)
     _check_exact(options_read)
     options_read.stream_options(options_read.start)  # the server's own rules, before anything runs
     return options_read
@@ -336,6 +343,18 @@ def _check_exact(options: ReadOptions) -> None:
             "brings documents that are not known",
             hint="Watch a collection, a database or the whole cluster, with a $match on ns in 'pipeline'",
         )
+
+
+def _check_masks(options: ReadOptions) -> None:
+    if options.masks is None:
+        return
+    check_stages(options.pipeline)
+    if options.exact:
+        raise UsageError(
+            "masks and exact images cannot be used together: these are computed from whole documents on the disk",
+            hint="Take the server's own images (fullDocument=updateLookup, fullDocumentBeforeChange=whenAvailable)",
+        )
+    _ = options.masks.compiled  # the key is missed before anything runs
 
 
 def _start(given: Mapping[str, str]) -> Start | None:

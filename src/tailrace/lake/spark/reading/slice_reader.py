@@ -20,6 +20,7 @@ from tailrace.lake.spark.planning.input_partition import OplogSlice, SnapshotSli
 from tailrace.lake.spark.query.options import ReadOptions
 from tailrace.lake.spark.reading.columns import ROWS_MAX, EventColumns
 from tailrace.lake.spark.reading.exact_slice import sources_of
+from tailrace.lake.spark.reading.masked import masked_events
 from tailrace.lake.spark.reading.merged_slice import merged_slice_events
 from tailrace.lake.spark.reading.slice_plan import report_skipped, slice_plan, token_not_found
 from tailrace.lake.spark.reading.snapshot_slice import snapshot_slice_events
@@ -57,11 +58,17 @@ def read_slice(
     With ``aside`` an event that a stage or a column cannot handle is added to it instead, and the others go on.
     """
     columns = EventColumns(options.columns, options.documents, rows_max=rows_max, aside=aside)
-    if isinstance(slice_, SnapshotSlice):
-        return columns.batches(snapshot_slice_events(options, slice_, aside))
-    if slice_.shards:
-        return columns.batches(merged_slice_events(options, slice_, aside))
-    return columns.batches(slice_events(options, slice_, _source(options.uri, options.archive), aside))
+
+    def read(aside: Aside) -> Iterator[EventBlock]:
+        if isinstance(slice_, SnapshotSlice):
+            return snapshot_slice_events(options, slice_, aside)
+        if slice_.shards:
+            return merged_slice_events(options, slice_, aside)
+        return slice_events(options, slice_, _source(options.uri, options.archive), aside)
+
+    if options.masks is None:
+        return columns.batches(read(aside))
+    return columns.batches(masked_events(options.masks, read, aside))
 
 
 def slice_events(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from bson import json_util
 
+from tailrace.base.yaml_file import read_yaml
 from tailrace.core.user_text import nearest
 from tailrace.errors import UsageError
 from tailrace.lake.spark.query.options import KNOWN
@@ -23,24 +23,26 @@ from tailrace.lake.store.pipeline_values import shown, size, whole_number
 from tailrace.lake.store.quarantine import ON_ERRORS
 from tailrace.lake.tables.section import KEYS, settings_of
 from tailrace.lake.tables.settings import TableSettings
+from tailrace.read.source import mask_file
+from tailrace.read.source.mask_file import Masks
 from tailrace.read.source.uri import URI_VARIABLE, find_uri
 
 _LIMITS: Final = ("maxEventsPerTrigger", "maxBytesPerTrigger")
 #: Options of the source that have a place of their own in the file.
 _ELSEWHERE: Final = {"columns": "lake", "documents": "lake", **dict.fromkeys(_LIMITS, "limits")}
+#: That which has a section of its own.
+_MASKS: Final = "masks"
 _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "source": tuple(name for name in KNOWN if name not in _ELSEWHERE),
+    "source": tuple(name for name in KNOWN if name not in _ELSEWHERE and name != _MASKS),
     "lake": ("path", "checkpoint", "columns", "documents", "acceptGap", "partitionBy", "onError"),
     "trigger": ("every", "availableNow"),
     "archive": ("path", "keep", "keepBytes", "preImages"),
     "limits": _LIMITS,
     "compaction": ("every", "targetBytes", "fanIn", "retention"),
     "tables": KEYS,
+    _MASKS: mask_file.KEYS,
     "spark": ("cores", "memory", "config"),
 }
-#: A pipeline of stages may be long; what is longer is some other file.
-_BYTES_MAX: Final = 1 << 20
-_NUL: Final = "\0"
 #: How often a stream commits unless the file says otherwise. Without a pause it commits several times a second while
 #: there is load, and each commit makes a file.
 _EVERY: Final = "1 second"
@@ -77,6 +79,7 @@ class PipelineSettings:
     on_error: str = "fail"
     archive: ArchiveSettings | None = None
     tables: TableSettings | None = None
+    masks: Masks | None = None
 
 
 def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> PipelineSettings:
@@ -85,56 +88,11 @@ def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> Pipel
     Paths in it are relative to the file. Raises UsageError that names the file, the key and what is wrong.
     """
     file = Path(path)
-    try:
-        with file.open("rb") as opened:
-            raw = opened.read(_BYTES_MAX + 1)
-        text = raw.decode("utf-8")
-    except (OSError, ValueError) as error:  # ValueError: also a NUL in the path
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"cannot read {file}: {'its name holds a NUL' if _NUL in str(file) else reason}") from None
-    if len(raw) > _BYTES_MAX:
-        raise UsageError(f"{file} is longer than a pipeline file may be, {_BYTES_MAX >> 20} MB")
-    try:
-        _refuse_aliases(file, text)
-        document = yaml.load(text, Loader=_Loader)
-    except (RecursionError, ValueError, OverflowError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
-        raise UsageError(f"{file} cannot be used: {reason}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise UsageError(f"{file} is not YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
+    document = read_yaml(file)
     try:
         return _settings(document, file.absolute().parent, environment)
     except UsageError as error:
         raise UsageError(f"{file}: {error.message}", hint=error.hint) from None
-
-
-def _refuse_aliases(file: Path, text: str) -> None:
-    """A few of them stand for gigabytes, or for themselves."""
-    for token in yaml.scan(text, Loader=yaml.SafeLoader):
-        if isinstance(token, yaml.AliasToken):
-            where = f"line {token.start_mark.line + 1}, column {token.start_mark.column + 1}"
-            raise UsageError(
-                f"{file} has the alias *{token.value} at {where}, but aliases are not supported",
-                hint="Write its value out",
-            )
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's own rule, which PyYAML does not check: a key occurs once. Otherwise the last of two would win without a
-    word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key '{key.value}' is given twice", key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def _settings(document: object, base: Path, environment: Mapping[str, str]) -> PipelineSettings:
@@ -157,6 +115,11 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
     available_now = _flag(trigger.get("availableNow", False), "trigger.availableNow")
     if available_now and "every" in trigger:
         raise UsageError("trigger.every and trigger.availableNow cannot be used together")
+    masks = Masks.of(parts[_MASKS], base) if _MASKS in sections else None
+    _check_masks(masks, parts)
+    if masks is not None:
+        options[_MASKS] = masks.to_json()
+    tables = settings_of(parts["tables"], base) if parts["tables"] else None
     return PipelineSettings(
         source={name: _option(name, value) for name, value in options.items()},
         lake=_path(lake, "path", base),
@@ -171,7 +134,8 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         partition_by=_partition_by(lake["partitionBy"]) if "partitionBy" in lake else None,
         on_error=_on_error(lake.get("onError", "fail")),
         archive=_archive(parts["archive"], base) if parts["archive"] else None,
-        tables=settings_of(parts["tables"], base) if parts["tables"] else None,
+        tables=None if tables is None else replace(tables, masks=masks),
+        masks=masks,
     )
 
 
@@ -189,6 +153,15 @@ def _check_names(source: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"source.collections must be names such as shop.orders, not {shown(name)}", hint="Write them in quotes"
             )
+
+
+def _check_masks(masks: Masks | None, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    if masks is not None and parts["archive"]:
+        raise UsageError(
+            "masks and archive cannot be used together: an archive keeps oplog entries as they are, whole values in "
+            "them",
+            hint="Leave one of them out, or keep the archive apart, with tailrace archive, where whole values may be",
+        )
 
 
 def _partition_by(value: object) -> tuple[str, ...]:

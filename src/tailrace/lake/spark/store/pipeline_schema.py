@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tailrace.core.masking.rules import ACTIONS
 from tailrace.core.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
 from tailrace.lake.spark.query.options import COLUMNS, DOCUMENT_FORMS, SERVER_FLAGS, V2_TOKENS
 from tailrace.lake.store.partitioning import COLLECTION, DAY, HOUR
@@ -44,6 +45,9 @@ def pipeline_schema() -> Schema:
                 "tables": _said(
                     "Tables that equal their collections.",
                     _or_empty(_section(_tables(), required=("path", "collections"))),
+                ),
+                "masks": _said(
+                    "Fields that are masked before anything is written.", _section(_masks(), required=("rules",))
                 ),
                 "spark": _said("The local Spark that the command starts.", _section(_spark())),
             },
@@ -216,6 +220,23 @@ def _tables() -> dict[str, Schema]:
         "retention": _said("How far back as-of reaches.", time),
         "versions": _said("How many versions are kept between grace and retention.", _number(0)),
         "changeFeed": _said("How far back the change feed reaches.", time),
+    }
+
+
+def _masks() -> dict[str, Schema]:
+    action = {"enum": [*ACTIONS]}
+    paths = {"type": "object", "minProperties": 1, "additionalProperties": action}
+    place = {
+        "type": "object",
+        "properties": {"file": _TEXT, "environment": _TEXT},
+        "additionalProperties": False,
+        "minProperties": 1,
+        "maxProperties": 1,
+    }
+    rules = {"type": "object", "minProperties": 1, "additionalProperties": paths}
+    return {
+        "key": _said("The file or the environment variable that holds the key.", place),
+        "rules": _said("Patterns of collections, and for each the paths and what becomes of them.", rules),
     }
 
 

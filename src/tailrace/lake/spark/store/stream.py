@@ -32,6 +32,7 @@ from tailrace.lake.store.layout import LakeLayout, cluster_time_of
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.partitioning import Partitioning
 from tailrace.lake.store.quarantine import ON_ERRORS
+from tailrace.read.source.mask_file import Masks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -136,8 +137,12 @@ def _check_arguments(processing_time: str | None, on_error: str, *, available_no
 
 
 def lake_source(source: Mapping[str, str]) -> dict[str, str]:
-    """The options of a lake's source: what the user gave, and the lake's own default for the documents' form."""
-    return dict(source) if any(name.lower() == "documents" for name in source) else {**source, "documents": DOCUMENTS}
+    """The options of a lake's source: what the user gave, the lake's own default for the documents' form, and masks
+    with the key that is there now and no other, since each worker reads it for itself."""
+    made = {
+        name: Masks.from_text(text).pinned().to_json() if name == "masks" else text for name, text in source.items()
+    }
+    return made if any(name.lower() == "documents" for name in source) else {**made, "documents": DOCUMENTS}
 
 
 def _with_columns_of(root: Path, source: Mapping[str, str]) -> Mapping[str, str]:
@@ -185,7 +190,8 @@ def stream_of(source: Mapping[str, str]) -> dict[str, object]:
         identity = deployment.identity.to_json()
     finally:
         deployment.close()
-    return {**identity, "columns": list(options.columns), "documents": options.documents}
+    masks = {} if options.masks is None else {"masks": options.masks.witness}
+    return {**identity, **masks, "columns": list(options.columns), "documents": options.documents}
 
 
 def start_after(opening: Opening, source: Mapping[str, str]) -> dict[str, str]:

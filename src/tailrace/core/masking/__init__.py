@@ -1,0 +1,1 @@
+"""Masks: fields that are dropped, hashed or tokenised in documents, deltas and events before anything is written."""
