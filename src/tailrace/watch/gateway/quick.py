@@ -119,6 +119,9 @@ class _CursorWork:
 
     def __init__(self, engine: Engine, stream: ServedStream, wanted: GetMoreCommand, begun_ms: int) -> None:
         self._engine, self._stream, self._wanted, self._begun_ms = engine, stream, wanted, begun_ms
+        self.until_ms = begun_ms + wanted.await_ms
+        unused_ms = self.until_ms - stream.sharing.own_ms
+        self.may_wait = stream.sharing.is_settled and wanted.await_ms > 0 and unused_ms <= _UNTOLD_MS_MAX
         self.acting: Acting | None = None
         self.reply: bytes | None = None
         #: What it has asked for.
@@ -278,9 +281,7 @@ class QuickGetMore:
         reading.on_came = self.step
         if wanted.await_ms:
             path.deadlines.add(self, wanted.await_ms)
-        unused_ms = begun_ms + wanted.await_ms - stream.sharing.own_ms
-        may_wait = stream.sharing.is_settled and wanted.await_ms and unused_ms <= _UNTOLD_MS_MAX
-        if not may_wait or reading.has_more:
+        if not self._work.may_wait or reading.has_more:
             path.engine.turns.call(stream.tenant, self.step)
 
     def is_over(self) -> None:
@@ -318,12 +319,21 @@ class QuickGetMore:
                 if step is not None:
                     self._give(step)
                     return
+            if read is not None and work.acting is None and self._waits_on(read):
+                return
             work.begin()
         work.drive(read)
         if work.reply is not None:
             self._answer(work.reply)
         elif work.left is not None:
             self._leave_to_task(*work.left)
+
+    def _waits_on(self, read: OplogRead) -> bool:
+        """Whether nothing has come for a cursor that need not know of the getMore yet: an earlier getMore has taken
+        that for which this one was called. A cursor that knows can be given nothing that another one has made."""
+        if read.batch.raw or not read.at_end or self._stream.reading.is_hurried:
+            return False
+        return self._work.may_wait and read.now_ms < self._work.until_ms
 
     def _shared(self, read: OplogRead) -> SharedStep | None:
         """What another stream has made of it."""
