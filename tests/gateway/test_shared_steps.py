@@ -16,7 +16,7 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
 from tailrace.embedded import Mongod
-from tailrace.watch.gateway import engine, quick
+from tailrace.watch.gateway import cursor_work, engine, quick
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
 from tests.differential.wire import Wire
 from tests.gateway.connected import Connected
@@ -377,7 +377,7 @@ FAULTS: dict[str, tuple[Callable[[Room], None], list[tuple[Any, str, Any]]]] = {
     "streams with other stages share": (everything, [(engine, "asked_by", _anybody)]),
     "a stream does not do what it was given": (
         everything,
-        [(engine, "settle", _never), (quick, "settle", _never)],
+        [(engine, "settle", _never), (cursor_work, "settle", _never)],
     ),
     "a stream is not told that it was killed": (killed, [(quick.QuickGetMore, "begin", lambda self: None)]),
 }

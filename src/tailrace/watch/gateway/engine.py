@@ -25,6 +25,7 @@ from tailrace.read.source.uri import ConnectionString
 from tailrace.read.tail.shard_tails import ShardTails
 from tailrace.read.tail.shared_tail import WINDOW_BYTES, ReaderMaker, SharedTail, TailStatistics
 from tailrace.watch.client import kernel_loader
+from tailrace.watch.gateway.alike import WaitingAlike
 from tailrace.watch.gateway.attendant import LoopAttendant
 from tailrace.watch.gateway.cluster_reading import ClusterReading
 from tailrace.watch.gateway.command import target_of
@@ -349,6 +350,10 @@ class Engine:
             self.worked(stream)
         self.counted(stream, len(reply), facts_of_next(reply) or facts_of_reply(reply))
         return reply
+
+    def waiting_alike(self, tenant: Hashable) -> WaitingAlike:
+        """A place where getMores of this tenant may wait that ask the same of the shared read."""
+        return WaitingAlike(self.turns, self._waker, self._shared, tenant)
 
     def worked(self, stream: ServedStream) -> None:
         """A command has used a stream's own cursor."""
