@@ -285,12 +285,12 @@ def test_what_is_left_of_a_reply_comes_before_what_others_have_made(room: Room) 
 def test_who_waits_alone_after_a_cut_reply_is_called_again(room: Room) -> None:
     """Such a getMore waits apart from those that ask the same, with which its stream waited before."""
     pair = room.pair(3)
-    warmed(room, [pair], batchSize=1)
-    round_of(room, [pair], lambda: room.insert(2), batchSize=1)
-    pair.ask(batchSize=1)
+    warmed(room, [pair], batchSize=2)
+    round_of(room, [pair], lambda: room.insert(3), batchSize=2)
+    pair.ask(batchSize=2)
     pair.compared()
     for _ in range(3):
-        round_of(room, [pair], room.insert, batchSize=1)
+        round_of(room, [pair], room.insert, batchSize=2)
 
 
 def test_transactions_and_large_batches_are_each_stream_s_own(room: Room) -> None:
