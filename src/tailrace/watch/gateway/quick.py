@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from operator import is_
 from typing import Any, Final
@@ -129,7 +130,107 @@ class QuickGetMores:
         return found
 
 
-class QuickGetMore:
+class SentReplies(ABC):
+    """The replies of one connection's getMores, and what of them is left to a task."""
+
+    _path: QuickGetMores
+    connection: ClientConnection
+    _message: bytes
+    _stream: ServedStream
+    _work: CursorWork
+    _task: asyncio.Task[None] | None
+
+    @abstractmethod
+    def _unhook(self) -> None:
+        """It waits no longer."""
+
+    @abstractmethod
+    def _is_done(self) -> None:
+        """Nothing is under way."""
+
+    @property
+    def _command(self) -> ClientCommand:
+        command = self.connection.last_get_more.command
+        assert command is not None  # it was repeated
+        return command
+
+    # -- what is sent -----------------------------------------------------------------------------------------------
+
+    def _framed(self, size: int, *parts: bytes) -> bytes:
+        asked = _INT32.unpack_from(self._message, _REQUEST_ID_AT)[0]
+        number = self.connection.next_id()
+        return b"".join([_FRAME.pack(_FRAME.size + size, number, asked, OP_MSG, 0, 0), *parts])
+
+    def _send(self, frame: bytes) -> None:
+        if len(frame) > _FRAME_BYTES_MAX:
+            self._run(self.connection.send_whole(frame))
+            return
+        self._path.metrics.client_bytes_sent += len(frame)
+        transport = self.connection.client.writer.transport
+        transport.write(frame)
+        if transport.get_write_buffer_size():  # the system has not taken all of it
+            self._run(self.connection.drained())
+        else:
+            self._is_done()
+
+    # -- where it takes more than that ------------------------------------------------------------------------------
+
+    def _leave_to_task(self, action: Action | None, answer: OplogRead | None) -> None:
+        """Go on in a task: the cursor has asked for ``action``, or is answered first."""
+        self._unhook()
+        assert self._work.acting is not None
+        self._run(self._rest(self._stream, self._work.acting, action, answer))
+
+    async def _rest(
+        self, stream: ServedStream, acting: Acting, action: Action | None, answer: OplogRead | None
+    ) -> None:
+        engine = self._path.engine
+        stream.sharing.is_settled = False  # events may be left for the next command
+        try:
+            local, size = engine.local(stream, acting), size_of(answer)
+            reply = await engine.carried_out(local, stream.reading, size, stream, action=action, answer=answer)
+        finally:
+            self._used(stream)
+        facts = facts_of_next(reply) or facts_of_reply(reply)
+        engine.counted(stream, len(reply), facts)
+        if facts.events:
+            await self._checked_reply(reply)
+        else:
+            await self._reply_with(engine.stamped(reply))
+
+    async def _checked_reply(self, reply: bytes) -> None:
+        """Send a reply, once the server has said that the client may have it."""
+        path = self._path
+        reply = await path.commands.if_still_allowed(self.connection, self._stream, self._command, reply)
+        await self._reply_with(path.engine.stamped(reply))
+
+    async def _reply_with(self, document: bytes) -> None:
+        await self.connection.send_whole(self._framed(len(document), document))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = self._path.loop.create_task(self._running(work))
+        self._path.tasks.add(self._task)
+        self._task.add_done_callback(self._path.tasks.discard)
+
+    async def _running(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            engine = self._path.engine
+            if engine.stopping is not None:  # it waits for a server that does not answer
+                await self._reply_with(engine.stamped(engine.refused(engine.stopping)))
+        except Exception as fault:  # noqa: BLE001  told to the connection
+            self.connection.fail(fault)
+        finally:
+            self._is_done()
+
+    def _used(self, stream: ServedStream) -> None:
+        """The stream's own cursor has done its work."""
+        stream.is_busy = False
+        self._path.engine.worked(stream)
+
+
+class QuickGetMore(SentReplies):
     """The getMores without a task of one connection, one after the other.
 
     ``is_busy``  one is under way
@@ -363,82 +464,6 @@ class QuickGetMore:
             return False
         return True
 
-    @property
-    def _command(self) -> ClientCommand:
-        command = self.connection.last_get_more.command
-        assert command is not None  # it was repeated
-        return command
-
-    # -- what is sent -----------------------------------------------------------------------------------------------
-
-    def _framed(self, size: int, *parts: bytes) -> bytes:
-        asked = _INT32.unpack_from(self._message, _REQUEST_ID_AT)[0]
-        number = self.connection.next_id()
-        return b"".join([_FRAME.pack(_FRAME.size + size, number, asked, OP_MSG, 0, 0), *parts])
-
-    def _send(self, frame: bytes) -> None:
-        if len(frame) > _FRAME_BYTES_MAX:
-            self._run(self.connection.send_whole(frame))
-            return
-        self._path.metrics.client_bytes_sent += len(frame)
-        transport = self.connection.client.writer.transport
-        transport.write(frame)
-        if transport.get_write_buffer_size():  # the system has not taken all of it
-            self._run(self.connection.drained())
-        else:
-            self._is_done()
-
-    # -- where it takes more than that ------------------------------------------------------------------------------
-
-    def _leave_to_task(self, action: Action | None, answer: OplogRead | None) -> None:
-        """Go on in a task: the cursor has asked for ``action``, or is answered first."""
-        self._unhook()
-        assert self._work.acting is not None
-        self._run(self._rest(self._stream, self._work.acting, action, answer))
-
-    async def _rest(
-        self, stream: ServedStream, acting: Acting, action: Action | None, answer: OplogRead | None
-    ) -> None:
-        engine = self._path.engine
-        stream.sharing.is_settled = False  # events may be left for the next command
-        try:
-            local, size = engine.local(stream, acting), size_of(answer)
-            reply = await engine.carried_out(local, stream.reading, size, stream, action=action, answer=answer)
-        finally:
-            self._used(stream)
-        facts = facts_of_next(reply) or facts_of_reply(reply)
-        engine.counted(stream, len(reply), facts)
-        if facts.events:
-            await self._checked_reply(reply)
-        else:
-            await self._reply_with(engine.stamped(reply))
-
-    async def _checked_reply(self, reply: bytes) -> None:
-        """Send a reply, once the server has said that the client may have it."""
-        path = self._path
-        reply = await path.commands.if_still_allowed(self.connection, self._stream, self._command, reply)
-        await self._reply_with(path.engine.stamped(reply))
-
-    async def _reply_with(self, document: bytes) -> None:
-        await self.connection.send_whole(self._framed(len(document), document))
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        self._task = self._path.loop.create_task(self._running(work))
-        self._path.tasks.add(self._task)
-        self._task.add_done_callback(self._path.tasks.discard)
-
-    async def _running(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except asyncio.CancelledError:
-            engine = self._path.engine
-            if engine.stopping is not None:  # it waits for a server that does not answer
-                await self._reply_with(engine.stamped(engine.refused(engine.stopping)))
-        except Exception as fault:  # noqa: BLE001  told to the connection
-            self.connection.fail(fault)
-        finally:
-            self._is_done()
-
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _unhook(self) -> None:
@@ -449,11 +474,6 @@ class QuickGetMore:
             del self._alike.members[self]
             self._alike = None
         self._path.deadlines.discard(self, self._wanted.await_ms)
-
-    def _used(self, stream: ServedStream) -> None:
-        """The stream's own cursor has done its work."""
-        stream.is_busy = False
-        self._path.engine.worked(stream)
 
     def _give_up(self) -> None:
         """The cursor ends, as it does where a task's getMore is given up."""
