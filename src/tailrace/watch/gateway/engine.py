@@ -130,6 +130,7 @@ class Engine:
         }
         self._shared = SharedTail(client, filters=True, make_reader=make_reader, **tails)
         self._shard_tails = ShardTails(**tails)
+        self.waiting_alike = partial(WaitingAlike, self.turns, self._waker, self._shared)
         self._rights_watch = RightsWatch(self._shared)
         self._ahead_room = AheadRoom()
         self._cluster: Cluster | None = None
@@ -350,10 +351,6 @@ class Engine:
             self.worked(stream)
         self.counted(stream, len(reply), facts_of_next(reply) or facts_of_reply(reply))
         return reply
-
-    def waiting_alike(self, tenant: Hashable) -> WaitingAlike:
-        """A place where getMores of this tenant may wait that ask the same of the shared read."""
-        return WaitingAlike(self.turns, self._waker, self._shared, tenant)
 
     def worked(self, stream: ServedStream) -> None:
         """A command has used a stream's own cursor."""
