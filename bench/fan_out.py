@@ -15,6 +15,14 @@ and every connection has its second getMore. For each line: mongod's CPU with th
 processes together, how many events were sent, and the gateway's CPU for each event and stream: all of it, from the
 getMore's bytes to the reply's, less what it takes with one stream for the same writes.
 
+The lines "bare" say what nothing in Python on asyncio can go below: a server without a database and without a thought,
+which has the same client with as many streams, and sends each waiting one the same bytes when its collection's turn
+comes, as often. (`--no-bare` leaves them out.) Compare the two on a machine that does other work, too.
+
+A waiting stream has a connection of its own, as with any driver: a getMore that waits holds it. A mongod takes two
+files for a connection; the gateway closes its own to the server for a stream that waits, so the client lets each stream
+wait twice for a millisecond before the next ones are opened, and 10,000 streams fit into a limit of 20,000 open files.
+
 Bars: mongod's CPU under 1.2 times that with one stream; under 0.05 ms of the gateway's CPU an event and stream.
 """
 
@@ -23,11 +31,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import bson
 import pymongo
 
 from streams import COLLECTIONS, DATABASE, cpu_s
@@ -47,11 +57,13 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=1_000.0, help="writes a second")
     parser.add_argument("--collections", type=int, default=COLLECTIONS)
     parser.add_argument("--processes", type=int, nargs="+", default=[1], help="of the gateway")
+    parser.add_argument("--no-bare", action="store_true", help="leave out what a bare server takes")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     many_files()
     if args.child:
-        return asyncio.run(read(json.loads(args.child)))
+        task = json.loads(args.child)
+        return asyncio.run(serve_bare(task) if task.get("bare") else read(task))
     compile_kernel()
     good = True
     with ReplicaSet(1, oplog_size_mb=2000) as replica_set, pymongo.MongoClient[Any](replica_set.uri) as client:
@@ -76,6 +88,9 @@ def main() -> int:
                         row["mongod"] < _BAR_CPU * one["mongod"],
                     )
                     good &= told(f"{each:.3f} ms an event and stream", each < _BAR_MS)
+        for count in [] if args.no_bare else args.streams[1:]:
+            used, events = bare(count, args)
+            print(f"{'bare':>9}{count:9}{'':11}{used:12.2f}{events:9}{1000 * used / max(events, 1):9.3f}", flush=True)
     return 0 if good else 1
 
 
@@ -100,6 +115,25 @@ def measure(
     finally:
         gateway.close()
     return {"mongod": after[0] - before[0], "gateway": after[1] - before[1], "events": row["sent"]}
+
+
+def bare(count: int, args: argparse.Namespace) -> tuple[float, int]:
+    """The CPU, in seconds, of a server that only sends the same bytes, and how many events it sent."""
+    task = {"bare": True, "rate": args.rate, "collections": args.collections}
+    command = [sys.executable, __file__, "--child", json.dumps(task)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        with FanOutChild({"address": address, "streams": count, "collections": args.collections}) as child:
+            for writes in (2 * args.collections, args.writes):
+                before = cpu_s([server.pid])
+                server.stdin.write(f"{writes}\n")
+                server.stdin.flush()
+                row = child.take(writes)
+                used = cpu_s([server.pid]) - before
+        server.stdin.close()
+    return used, int(row["sent"])
 
 
 def family(pid: int) -> list[int]:
@@ -141,6 +175,8 @@ async def read(task: dict[str, Any]) -> int:
             connection = await WireConnection.to(host, int(port))
             stream = WireStream(connection, DATABASE, f"c{number % task['collections']}", stages)
             await stream.open()
+            for _ in range(2):
+                await stream.batch(1)
             return stream
 
     async def follow(stream: WireStream) -> None:
@@ -161,6 +197,70 @@ async def read(task: dict[str, Any]) -> int:
         seen[0] = 0
     for each in tasks:
         each.cancel()
+    return 0
+
+
+# ── a server that does nothing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class BareProtocol(asyncio.BufferedProtocol):
+    """Answers at once what opens a stream, and a getMore when its collection's turn comes."""
+
+    def __init__(self, streams: dict[str, list[BareProtocol]], buffer: bytearray, event: bytes) -> None:
+        self._streams, self._buffer, self._event = streams, memoryview(buffer), event
+        self._head = b""
+        #: Of its getMores, once it is a stream that waits; how many events came, less the getMores.
+        self._size = self._due = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        message = bytes(self._buffer[:nbytes])
+        self._head = message[4:8]
+        if nbytes != self._size:
+            command = bson.decode(message[21:])
+            if "aggregate" in command:
+                self._streams.setdefault(command["aggregate"], []).append(self)
+            if command.get("maxTimeMS", 1) == 1:
+                batch = "nextBatch" if "getMore" in command else "firstBatch"
+                self._send(bson.encode({"cursor": {batch: [], "id": bson.int64.Int64(1), "ns": ""}, "ok": 1.0}))
+                return
+            self._size = nbytes
+        self._due -= 1
+        if self._due >= 0:
+            self._send(self._event)
+
+    def give(self) -> None:
+        self._due += 1
+        if self._due <= 0:
+            self._send(self._event)
+
+    def _send(self, document: bytes) -> None:
+        size = (21 + len(document)).to_bytes(4, "little")
+        self._transport.write(b"".join([size, self._head, self._head, b"\xdd\x07\0\0\0\0\0\0\0", document]))
+
+
+async def serve_bare(task: dict[str, Any]) -> int:
+    streams: dict[str, list[BareProtocol]] = {}
+    token = {"_data": "8" * 140}
+    event = {"_id": token, "operationType": "insert", "fullDocument": {"at": 1.0, "text": "x" * 200}}
+    event |= {"ns": {"db": DATABASE, "coll": "c100"}, "documentKey": {"_id": bson.ObjectId()}, "pad": "x" * 80}
+    cursor = {"nextBatch": [event], "postBatchResumeToken": token, "id": bson.int64.Int64(1), "ns": DATABASE}
+    reply = bson.encode({"cursor": cursor, "ok": 1.0, "$clusterTime": {"pad": "x" * 60}})
+    buffer, loop = bytearray(1 << 16), asyncio.get_running_loop()
+    server = await loop.create_server(lambda: BareProtocol(streams, buffer, reply), "127.0.0.1", 0, backlog=4096)
+    host, port = server.sockets[0].getsockname()
+    print(f"{host}:{port}", flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        begun = loop.time()
+        for number in range(int(line)):
+            await asyncio.sleep(max(0.0, begun + number / task["rate"] - loop.time()))
+            for stream in streams.get(f"c{number % task['collections']}", []):
+                stream.give()
     return 0
 
 

@@ -153,7 +153,8 @@ class SharedWindow:
                 break
         segments, place.pending = place.pending[:count], place.pending[count:]
         after = place.position
-        reached = segments[-1].high_water if place.pending else self.high_water
+        # Not how far was read since: streams that take the same entries a little later are to get the same batch.
+        reached = segments[-1].high_water if segments else self.high_water
         place.position = max(after, reached)
         return Taken(segments, after, place.position)
 
