@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Final
+
 from tailrace.act.consumer.rules.errors import HandlerFailed
 from tailrace.act.consumer.rules.need import Pulled
+
+#: Where this package lies. A user's own project may have its name.
+_OURS: Final = f"{Path(__file__).parents[3]}{os.sep}"
 
 
 def handler_failed(resource: str, pulled: Pulled, error: Exception) -> HandlerFailed:
@@ -20,7 +27,7 @@ def _where(error: Exception) -> str:
     frame, place = error.__traceback__, ""
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
-        if "site-packages" not in name and "/tailrace/" not in name:
-            place = f" in {name.rpartition('/')[2]}, line {frame.tb_lineno},"
+        if "site-packages" not in name and not name.startswith(_OURS):
+            place = f" in {os.path.basename(name)}, line {frame.tb_lineno},"
         frame = frame.tb_next
     return place
