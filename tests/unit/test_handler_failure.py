@@ -29,7 +29,7 @@ def words_of(work: Callable[[], None]) -> str:
     raise AssertionError("it has not failed")
 
 
-@pytest.mark.parametrize("folder", ["/srv/shop", "/srv/tailrace", "/home/me/tailrace/src"])
+@pytest.mark.parametrize("folder", ["/srv/shop", "/srv/tailrace", "/opt/tailrace/src"])
 def test_the_line_of_a_project_of_any_name(folder: str) -> None:
     assert "in orders.py, line 2," in words_of(failing(f"{folder}/orders.py"))
 
