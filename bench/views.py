@@ -39,10 +39,18 @@ def rebuild(keeper: ViewKeeper) -> float:
     return time.perf_counter() - begun
 
 
+def is_written(database: Any) -> bool:
+    """Whether no target lacks a field. The last one is asked first: to look through all of them takes processor time
+    from those who write them."""
+    lacking = {"customer.name": {"$exists": False}}
+    last = database.orders.find_one({}, {"customer.name": 1}, sort=[("_id", -1)])
+    return "customer" in last and database.orders.find_one(lacking) is None
+
+
 def first_start(database: Any, keeper: ViewKeeper) -> float:
     begun = time.perf_counter()
     with keeper:
-        while database.orders.find_one({"customer.name": {"$exists": False}}) is not None:
+        while not is_written(database):
             if keeper.join(0):
                 raise AssertionError("the keeper has ended")
             time.sleep(0.05)

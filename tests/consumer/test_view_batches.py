@@ -5,6 +5,9 @@ Each target was read and written by itself, which took seven times as long as a 
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +19,7 @@ from tailrace.consumer import MongoLeaseStore
 from tailrace.consumer.dead_letters import DeadLetters
 from tailrace.consumer.views import View, ViewKeeper
 from tailrace.embedded import ReplicaSet
+from tests.consumer.first_start_process import keeper_of as same_keeper_of
 from tests.consumer.shops import until
 
 pytestmark = pytest.mark.mongod
@@ -69,6 +73,39 @@ def test_the_first_start_takes_a_command_for_many_targets(shop: Any) -> None:
         database.orders.update_many({"_id": {"$lt": 200}}, {"$set": {"customer_id": 1}})
         until(lambda: database.orders.count_documents({"customer.name": "name 1"}) >= 200 or keeper.join(0))
     assert list(keeper.upkeep.verify(grace_s=0)) == []
+
+
+def test_the_first_start_makes_no_events_of_the_documents(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make them and to take them apart again took as long as everything else that it does."""
+    database, _ = shop
+    made: list[bytes] = []
+    monkeypatch.setattr("tailrace.act.consumer.copied.snapshot_event", lambda document, *_: made.append(document))
+    with keeper_of(database) as keeper:
+        until(lambda: database.orders.count_documents({"customer.name": {"$exists": True}}) == ORDERS or keeper.join(0))
+    assert made == []
+    assert list(keeper.upkeep.verify(grace_s=0)) == []
+
+
+def test_a_first_start_that_is_killed_in_the_middle_of_a_chunk_misses_no_target(shop: Any) -> None:
+    database, _ = shop
+    database.orders.insert_many([{"_id": number, "customer_id": number % 20} for number in range(ORDERS, 2_600)])
+    for turn, at in enumerate([3, 3, 2]):  # the third write of a run is that of the second half of a chunk
+        command = [sys.executable, "-m", "tests.consumer.first_start_process", uri_of(database), database.name, str(at)]
+        assert subprocess.run(command, timeout=120, check=False).returncode == -signal.SIGKILL
+        database.customers.update_one({"_id": turn}, {"$set": {"name": f"renamed {turn}"}})
+        database.orders.update_one({"_id": turn}, {"$set": {"customer_id": turn + 5}})
+    lacking = {"customer.name": {"$exists": False}}
+    assert 0 < database.orders.count_documents(lacking) < 2_600
+    with same_keeper_of(database) as keeper:
+        position = MongoLeaseStore(database.leases).read
+        until(lambda: "snapshot" not in position(keeper.listeners[1].resource).position or keeper.join(0))
+        assert database.orders.count_documents(lacking) == 0
+        until(lambda: list(keeper.upkeep.verify(grace_s=0)) == [] or keeper.join(0))
+
+
+def uri_of(database: Any) -> str:
+    host, port = database.client.address
+    return f"mongodb://{host}:{port}/?directConnection=true"
 
 
 def test_targets_that_refuse_the_fields_are_dead_letters_and_the_others_of_their_batch_are_written(shop: Any) -> None:

@@ -139,8 +139,9 @@ def debezium(application: str, direct: str, gateway: str, name: str, folder: Pat
             for side, uri in (("direct", direct), ("gateway", gateway)):
                 (folder / side).mkdir()
                 engines.append(Debezium(libraries, uri, name, folder / side))
-            for number, engine in enumerate(engines):
+            for engine in engines:  # before there are probes: a copy that finds some ends with them
                 engine.wait_for('"snapshot": "last"')
+            for number, engine in enumerate(engines):
                 _await_streaming(client[name]["probes"], engine, number)
             _write(client, name)
             for engine in engines:

@@ -25,6 +25,7 @@ OURS_IN = {
     "watch/gateway/shared_steps.py": {"self.batch"},
     "watch/compare/comparison.py": {"event"},
     "watch/compare/pairing.py": {"event", "mine", "ours", "ours.events[0]", "server", "server.events[0]"},
+    "act/consumer/change.py": {"self._raw"},
     "act/consumer/newer_changes.py": {"letter"},
     "read/images/fast.py": {"made", "operations"},
     "core/kernel/images.py": {"made"},

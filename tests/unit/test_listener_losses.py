@@ -108,6 +108,7 @@ def test_an_oplog_that_is_being_truncated_makes_one_gap_and_is_waited_for() -> N
     world.run()
     positions = [need.position for need in world.of(CommitPosition)]
     assert positions[-1].token == token(300)
+    assert len(positions) == 51, "one for each of the fifty, and that of the change"
     assert all(list(one.gaps) == [gap(10, 20), {"from": Timestamp(100, 1), "to": one.at}] for one in positions[:-1])
     assert list(positions[-1].gaps) == [gap(10, 20), gap(100, 249)]
     assert [(told.begin, told.end) for told in world.of(TellGap)][:2] == [

@@ -8,6 +8,7 @@ import { count, finish, record, requireFrom, sleep, until } from "./recording.mj
 const headers = { "X-Parse-Application-Id": "app", "X-Parse-Master-Key": "master", "Content-Type": "application/json" };
 
 async function serve(uri, gateway, packages) {
+  process.env.PARSE_SERVER_LOGS_FOLDER = "null"; // its logger opens files where it was started when it is loaded
   const require = requireFrom(packages);
   const mongodb = requireFrom(`${packages}/node_modules/parse-server`)("mongodb");
   const given = record(mongodb, gateway);
@@ -25,7 +26,7 @@ async function serve(uri, gateway, packages) {
     databaseOptions: { enableSchemaHooks: true },
     allowClientClassCreation: true,
     silent: true,
-    logsFolder: null, // it would write one where it was started
+    logsFolder: null,
   });
   await server.start();
   app.use("/parse", server.app);

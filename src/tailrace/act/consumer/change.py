@@ -14,6 +14,7 @@ from bson.codec_options import DEFAULT_CODEC_OPTIONS, CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo.client_session import ClientSession
 
+from tailrace.act.consumer.copied import CopiedDocument
 from tailrace.act.consumer.fence import FENCE_FIELD, Fence
 from tailrace.act.consumer.lease import LeaseStore
 from tailrace.act.consumer.rules.errors import HandlerForked, LeaseLost
@@ -77,7 +78,9 @@ class Change:
 
     __slots__ = ("_again", "_committed", "_event", "_hands", "_position", "_raw")
 
-    def __init__(self, raw: RawBSONDocument, position: StreamPosition, hands: Hands, again: int = 0) -> None:
+    def __init__(
+        self, raw: RawBSONDocument | CopiedDocument, position: StreamPosition, hands: Hands, again: int = 0
+    ) -> None:
         self._raw = raw
         self._again = again
         self._position = position
@@ -91,7 +94,7 @@ class Change:
     @property
     def raw(self) -> bytes:
         """The event's exact BSON."""
-        return raw_bson.bytes_of(self._raw)
+        return self._raw.raw if isinstance(self._raw, CopiedDocument) else raw_bson.bytes_of(self._raw)
 
     @property
     def event(self) -> Mapping[str, Any]:
@@ -208,3 +211,10 @@ class Change:
     def _end_transaction(self, started: float) -> None:
         self._committed = True
         self._hands.ownership.extended(started + self._hands.lease_seconds)
+
+
+def copied_document(change: Change) -> CopiedDocument | None:
+    """What a copy gives, for whoever needs no event around it; ``None`` for a change of the stream, or where the
+    stages of a pipeline were applied."""
+    raw = getattr(change, "_raw", None)  # a dead letter that is replayed has none
+    return raw if isinstance(raw, CopiedDocument) else None

@@ -13,6 +13,7 @@ from bson.timestamp import Timestamp
 from pymongo.collation import Collation as DriversCollation
 from pymongo.errors import PyMongoError
 
+from tailrace.act.consumer.copied import CopiedDocument
 from tailrace.act.consumer.rules.need import Pulled
 from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.core import raw_bson
@@ -20,7 +21,7 @@ from tailrace.core.expression.stages.pipeline import CompiledPipeline
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.errors import ChangeStreamHistoryLost, UsageError
-from tailrace.read.snapshot import SnapshotReader, SnapshotState, begin
+from tailrace.read.snapshot import SnapshotChunk, SnapshotReader, SnapshotState, begin
 from tailrace.read.source.connection import MAJORITY
 from tailrace.read.source.failure import source_error
 from tailrace.read.source.mongod import MongodSource
@@ -84,14 +85,11 @@ class Copying:
 
     def _pulled(self) -> Iterator[Pulled]:
         for chunk in self._reader:
-            waiting: RawBSONDocument | None = None
-            for event in chunk.events():
-                shown = event if self._pipeline is None else self._pipeline.apply(event)
-                if shown is None:
-                    continue
+            waiting: RawBSONDocument | CopiedDocument | None = None
+            for event in self._events_of(chunk):
                 if waiting is not None:
                     yield self._of(waiting)
-                waiting = RawBSONDocument(shown)
+                waiting = event
             state = self._reader.done(chunk).to_document()
             self._position = replace(self._position, snapshot=state)
             if waiting is not None:
@@ -100,7 +98,19 @@ class Copying:
         entries = {} if witness is None else witness.entries
         yield Pulled(None, None, position=replace(self._position, snapshot=None, entries=entries))
 
-    def _of(self, event: RawBSONDocument) -> Pulled:
+    def _events_of(self, chunk: SnapshotChunk) -> Iterator[RawBSONDocument | CopiedDocument]:
+        if self._pipeline is None:
+            for document in chunk.documents:
+                yield CopiedDocument(document, chunk)
+            return
+        for event in chunk.events():
+            shown = self._pipeline.apply(event)
+            if shown is not None:
+                yield RawBSONDocument(shown)
+
+    def _of(self, event: RawBSONDocument | CopiedDocument) -> Pulled:
+        if isinstance(event, CopiedDocument):
+            return Pulled(event, event.token, position=self._position, size=len(event.document))
         data = raw_bson.bytes_of(event)
         found = raw_bson.find(data, b"_id")
         # The event is not decoded for it. A stage may have removed it, or made it something else.

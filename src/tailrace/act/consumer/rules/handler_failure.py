@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tailrace.act.consumer.rules.errors import HandlerFailed
 from tailrace.act.consumer.rules.need import Pulled
+
+#: Where this package lies. A user's own project may have "tailrace" in its path too, and its lines are theirs.
+_OUR_FOLDER: Final = __file__.rpartition("act")[0]
 
 
 def handler_failed(resource: str, pulled: Pulled, error: Exception) -> HandlerFailed:
@@ -20,7 +25,7 @@ def _where(error: Exception) -> str:
     frame, place = error.__traceback__, ""
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
-        if "site-packages" not in name and "/tailrace/" not in name:
+        if "site-packages" not in name and not name.startswith(_OUR_FOLDER):
             place = f" in {name.rpartition('/')[2]}, line {frame.tb_lineno},"
         frame = frame.tb_next
     return place

@@ -125,8 +125,10 @@ class ViewDocuments:
             yield [bytes(document) for document in chunk.documents]
             reader.done(chunk)
 
-    def _with_sources(self, targets: Sequence[bytes], version: Timestamp) -> Iterator[tuple[bytes, bytes | None]]:
-        """Targets beside their sources, read at ``version`` or later."""
+    def _with_sources(
+        self, targets: Sequence[bytes], version: Timestamp
+    ) -> Iterator[tuple[bytes, RawValue | None, bytes | None]]:
+        """Targets beside what they name and their sources, read at ``version`` or later."""
         named = [self.view.key_of(target) for target in targets]
         keys = {key.identity: key for key in named if key is not None}
         found: dict[RawValue | int, bytes | None] = {}
@@ -138,7 +140,7 @@ class ViewDocuments:
             if identity not in found:  # there is none, or it is equal in another type or under a collation
                 found[identity] = self._look_up(key, version)
         for target, named_key in zip(targets, named, strict=True):
-            yield target, None if named_key is None else found.get(named_key.identity)
+            yield target, named_key, None if named_key is None else found.get(named_key.identity)
 
     # -- sources as of a version --------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, WriteError
 from pymongo.read_concern import ReadConcern
 
-from tailrace.act.consumer.change import Change
+from tailrace.act.consumer.change import Change, copied_document
 from tailrace.act.consumer.views.documents import BATCH, ViewDocuments, id_of
 from tailrace.act.consumer.views.raw_value import SHOWN, RawValue, fields_of, one_of, value_at
 from tailrace.act.consumer.views.view import View
@@ -171,7 +171,7 @@ class ViewUpkeep(ViewDocuments):
             return
         identity, document, version = found
         key = self.view.key_of(document)
-        if key is None and not any(self.view.differences(document, None)):
+        if key is None and not self._names_none(document):
             return
         source = None if key is None else self._look_up(key, version)
         query = self._one(identity, key, version)
@@ -193,9 +193,8 @@ class ViewUpkeep(ViewDocuments):
         # The targets of a copy have one version, and many of them one source.
         updates: dict[tuple[bytes | None, Timestamp], list[dict[str, Any]]] = {}
         found_sources = self._with_sources([document for _, document, _ in wanted], newest)
-        for (identity, _, version), (document, source) in zip(wanted, found_sources, strict=True):
-            key = self.view.key_of(document)
-            if key is not None or any(self.view.differences(document, None)):
+        for (identity, _, version), (document, key, source) in zip(wanted, found_sources, strict=True):
+            if key is not None or self._names_none(document):
                 update = updates.get((source, version))
                 if update is None:
                     update = updates[source, version] = self.view.update(source, version)
@@ -220,6 +219,9 @@ class ViewUpkeep(ViewDocuments):
 
     def _target_of(self, change: Change) -> tuple[bytes, bytes, Timestamp] | None:
         """The document key, the document and the version for a change of a target that asks for its fields."""
+        copied = copied_document(change)
+        if copied is not None:
+            return copied.key, copied.document, copied.time.to_timestamp()
         raw, version = change.raw, value_at(change.raw, "clusterTime")
         if value_at(raw, "operationType") != _OF_COPY:  # else all of it, and it need not be decoded
             event = bson.decode(raw, SHOWN)
@@ -228,8 +230,12 @@ class ViewUpkeep(ViewDocuments):
         whole, identity = value_at(raw, "fullDocument"), value_at(raw, "documentKey")
         if whole is None or whole.is_null or identity is None or version is None:
             return None  # it is gone, and its deletion needs nothing
-        self._tell_array(whole.data)
         return identity.data, whole.data, version.shown
+
+    def _names_none(self, document: bytes) -> bool:
+        """Whether a target that names no source has fields that it ought not to have."""
+        self._tell_array(document)
+        return any(self.view.differences(document, None))
 
     def _one(
         self, document_key: bytes, key: RawValue | None, version: Timestamp, ahead: Timestamp | None = None
@@ -256,11 +262,11 @@ class ViewUpkeep(ViewDocuments):
             check()
             version = self._now()
             writes, keys = [], []
-            for target, source in self._with_sources(targets, version):
+            for target, named, source in self._with_sources(targets, version):
                 ahead = self._ahead(target, version)
                 if every or ahead is not None or any(self.view.differences(target, source)):
                     key = id_of(target)
-                    query = self._one(key.under("_id"), self.view.key_of(target), version, ahead)
+                    query = self._one(key.under("_id"), named, version, ahead)
                     writes.append(UpdateOne(query, self.view.update(source, version)))
                     keys.append(key.shown)
             if writes:
@@ -283,7 +289,7 @@ class ViewUpkeep(ViewDocuments):
         waiting: list[tuple[float, RawValue]] = []
         for targets in self._chunks():
             version = self._now()
-            for target, source in self._with_sources(targets, version):
+            for target, _, source in self._with_sources(targets, version):
                 if self._ahead(target, version) is not None or any(self.view.differences(target, source)):
                     waiting.append((time.monotonic() + grace_s, id_of(target)))
         for until, key in waiting:
@@ -300,7 +306,7 @@ class ViewUpkeep(ViewDocuments):
             if found is None:
                 return []
             now = self._now()
-            ((target, source),) = self._with_sources([found], now)
+            ((target, _, source),) = self._with_sources([found], now)
             differences = [ViewDifference(key.shown, *one) for one in self.view.differences(target, source)]
             ahead = self._ahead(target, now)
             if ahead is not None:
