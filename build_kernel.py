@@ -133,13 +133,14 @@ def _objects(folder: Path, points: list[EntryPoint]) -> Iterator[str]:
         path = folder / f"{len(list(folder.iterdir()))}.o"
         path.write_bytes(machine.emit_object(_with_wrapper(point, native)))
         yield str(path)
-    manifest = {
+    entry_points = {
         f"{point.module.rpartition('.')[2]}:{point.function}": {
             "checksum": native.checksum_of(point.module),
             "arguments": point.arguments,
         }
         for point in points
     }
+    manifest = {"source": native.checksum_of_all(), "entry_points": entry_points}
     text = json.dumps(manifest).encode() + b"\0"
     escaped = "".join(f"\\{byte:02x}" for byte in text)
     module = llvm.parse_assembly(f'@{native.MANIFEST} = constant [{len(text)} x i8] c"{escaped}"')
