@@ -7,8 +7,8 @@
 3. In a clean environment for each Python that is found, the wheel is installed and ``smoke.py`` is run: without extras,
    and with the lowest PyMongo that is allowed. Each extra is resolved.
 4. With ``--system``, a directory with a system for another machine or with another Python, ``smoke.py`` is run there
-   too, by qemu's emulation where it has to be. ``mmdebstrap --mode=root --variant=extract --architectures=arm64
-   --include=base-files,python3 bookworm DIRECTORY`` makes one.
+   too, by qemu's emulation where it has to be. ``mmdebstrap --mode=root --variant=apt --architectures=arm64
+   --include=python3,libstdc++6 bookworm DIRECTORY`` makes one.
 5. Two bills of materials (CycloneDX) are written: one for the gateway's container, one for a bare installation.
 
 All of it is put into ``dist/``. What was not tried, because a tool or a system for it is not here, is named at the end.
