@@ -5,6 +5,7 @@
 numba compiles each entry point for any processor of this architecture and gives LLVM's code of it, which calls nothing
 but memcpy and memmove. A function around it has C's calling convention. LLVM makes an object file of the two, and the
 C compiler links all of these. It takes half a minute, numba and a C compiler; who uses the library needs neither.
+``TAILRACE_KERNEL_FOR=aarch64`` (or ``x86_64``) makes the library of another machine.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from typing import Any, NamedTuple
 SOURCE = Path(__file__).parent / "src"
 #: What processors of the last fifteen years have, as numpy asks too. AVX2 brought nothing: the kernel reads bytes.
 PROCESSORS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
+#: For which of these machines; another than this one needs its own C compiler, as ``gcc-aarch64-linux-gnu`` of Debian.
+MACHINE = os.environ.get("TAILRACE_KERNEL_FOR") or os.uname().machine
+IS_ANOTHER = os.uname().machine != MACHINE
 #: LLVM's types of what entry points give, and how that becomes an i64.
 RESULTS = {
     "int64": ("i64", "%value = load i64, ptr %result"),
@@ -67,7 +71,8 @@ def build(target: Path) -> None:
     compiler."""
     with tempfile.TemporaryDirectory() as folder:
         objects = list(_objects(Path(folder), list(_compiled())))
-        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[:1]
+        own = sysconfig.get_config_var("CC") or "cc"
+        compiler = shlex.split(f"{MACHINE}-linux-gnu-gcc" if IS_ANOTHER else os.environ.get("CC") or own)[:1]
         made = Path(folder) / "library.so"
         flags = ["-shared", "-nostdlib", "-Wl,-s", "-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now"]
         subprocess.run([*compiler, *flags, "-o", str(made), *objects], check=True)
@@ -91,8 +96,7 @@ def is_current(target: Path) -> bool:
 
 def _compiled() -> Iterator[EntryPoint]:
     """All entry points of the package, compiled."""
-    architecture = os.uname().machine
-    os.environ |= {"NUMBA_CPU_NAME": PROCESSORS[architecture], "NUMBA_CPU_FEATURES": ""}
+    os.environ |= {"NUMBA_CPU_NAME": PROCESSORS[os.uname().machine], "NUMBA_CPU_FEATURES": ""}
     import numba  # noqa: PLC0415  after the environment was set
 
     sys.path.insert(0, str(SOURCE))
@@ -124,41 +128,48 @@ def _objects(folder: Path, points: list[EntryPoint]) -> Iterator[str]:
     import llvmlite.binding as llvm  # noqa: PLC0415
 
     native = import_module("tailrace.core.kernel.native")
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_triple(llvm.get_default_triple()).create_target_machine(
-        cpu=PROCESSORS[os.uname().machine], features="", opt=3, reloc="pic", codemodel="default"
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    triple = f"{MACHINE}-unknown-linux-gnu" if IS_ANOTHER else llvm.get_default_triple()
+    machine = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=PROCESSORS[MACHINE], features="", opt=3, reloc="pic", codemodel="default"
     )
     for point in points:
         path = folder / f"{len(list(folder.iterdir()))}.o"
-        path.write_bytes(machine.emit_object(_with_wrapper(point, native)))
+        path.write_bytes(machine.emit_object(_with_wrapper(point, native, triple, str(machine.target_data))))
         yield str(path)
-    manifest = {
+    entry_points = {
         f"{point.module.rpartition('.')[2]}:{point.function}": {
             "checksum": native.checksum_of(point.module),
             "arguments": point.arguments,
         }
         for point in points
     }
+    manifest = {"source": native.checksum_of_all(), "entry_points": entry_points}
     text = json.dumps(manifest).encode() + b"\0"
     escaped = "".join(f"\\{byte:02x}" for byte in text)
     module = llvm.parse_assembly(f'@{native.MANIFEST} = constant [{len(text)} x i8] c"{escaped}"')
-    module.triple, module.data_layout = llvm.get_default_triple(), str(machine.target_data)
+    module.triple, module.data_layout = triple, str(machine.target_data)
     path = folder / "manifest.o"
     path.write_bytes(machine.emit_object(module))
     yield str(path)
 
 
-def _with_wrapper(point: EntryPoint, native: Any) -> Any:
-    """LLVM's module of an entry point, in which only the function that C may call can be seen from outside."""
+def _with_wrapper(point: EntryPoint, native: Any, triple: str, layout: str) -> Any:
+    """LLVM's module of an entry point, in which only the function that C may call can be seen from outside.
+
+    numba wrote it for this machine. Nothing in it is of one machine (int64 of 8 bytes, the lowest byte first, are the
+    same on all of PROCESSORS), so it says that it is for the one that is wanted.
+    """
     import llvmlite.binding as llvm  # noqa: PLC0415
 
     module = llvm.parse_assembly(point.compiled.library.get_llvm_str())
+    module.triple, module.data_layout = triple, layout
     inside = point.compiled.fndesc.llvm_func_name
     kind, convert = RESULTS[point.result]
     wrapper = WRAPPER.format(
-        triple=module.triple,
-        layout=module.data_layout,
+        triple=triple,
+        layout=layout,
         inside=inside,
         types=", ".join(["i64"] * point.arguments),
         parameters=", ".join(f"i64 %a{number}" for number in range(point.arguments)),
@@ -173,7 +184,12 @@ def _with_wrapper(point: EntryPoint, native: Any) -> Any:
     module.link_in(llvm.parse_assembly(wrapper))
     module.get_function(inside).linkage = "internal"
     module.verify()
-    outside = {each.name for each in module.functions if each.is_declaration and not each.name.startswith("llvm.")}
+    own = ("llvm.x86.", "llvm.aarch64.")  # what only one machine has
+    outside = {
+        each.name
+        for each in module.functions
+        if each.is_declaration and (each.name.startswith(own) or not each.name.startswith("llvm."))
+    }
     assert not outside, f"{point.module}.{point.function} calls {', '.join(sorted(outside))}"
     return module
 
@@ -181,9 +197,11 @@ def _with_wrapper(point: EntryPoint, native: Any) -> Any:
 def main(target: Path) -> None:
     """Have the library at ``target``: left alone, copied from beside the source, or built."""
     beside = SOURCE / "tailrace" / "core" / "kernel" / "libkernel.so.1"
-    if is_current(target):
+    if IS_ANOTHER:  # this machine cannot load it, so it cannot ask it either
+        build(target)
+    elif is_current(target):
         return
-    if is_current(beside):
+    elif is_current(beside):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(beside, target)
     else:

@@ -13,6 +13,8 @@ from setuptools.command.build_ext import build_ext
 
 #: ``required``: no wheel without compiled code. ``none``: do not build it.
 CHOICE = os.environ.get("TAILRACE_KERNEL", "")
+#: The machine that the library is for, if it is not this one.
+MACHINE = os.environ.get("TAILRACE_KERNEL_FOR") or os.uname().machine
 FILE = "libkernel.so.1"
 
 
@@ -48,7 +50,8 @@ class Wheel(bdist_wheel):
     """The library knows nothing of Python: one wheel for all versions of it."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        platform = super().get_tag()[2].replace("linux_", "manylinux_2_17_", 1)  # it calls nothing but memcpy
+        platform = super().get_tag()[2].replace(f"linux_{os.uname().machine}", f"linux_{MACHINE}")
+        platform = platform.replace("linux_", "manylinux_2_17_", 1)  # it calls nothing but memcpy
         return ("py3", "none", platform if BuildKernel.built else "any")
 
 

@@ -31,13 +31,17 @@ RECORDINGS = ("updates_4.4.2", "updates_5.0.4", "updates_6.0.27", "updates_7.0.2
 STREAMS = 4
 RAW = CodecOptions(document_class=RawBSONDocument)
 BIN = Path(sys.executable).parent
+#: How an installation into a directory is found, and the libraries of a system that another machine is emulated with.
+ELSEWHERE = ("PYTHONPATH", "QEMU_LD_PREFIX")
 
 
 def tailrace(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run the command of this environment, with a home directory that cannot be written."""
     environment = {"PATH": os.environ.get("PATH", ""), "HOME": "/nonexistent", "LANG": "C.UTF-8"}
+    environment |= {name: os.environ[name] for name in ELSEWHERE if name in os.environ}
+    command = [str(BIN / "tailrace")] if "PYTHONPATH" not in environment else [sys.executable, "-m", "tailrace"]
     return subprocess.run(
-        [str(BIN / "tailrace"), *words], input=stdin, capture_output=True, env=environment, check=False, timeout=300
+        [*command, *words], input=stdin, capture_output=True, env=environment, check=False, timeout=300
     )
 
 

@@ -11,6 +11,7 @@ import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -135,7 +136,7 @@ def prometheus(replica_set: ReplicaSet, tmp_path: Path) -> Iterator[Prometheus]:
     with running_gateway(replica_set.uri) as gateway:
         collector = GatewayCollector(gateway.gateway.metrics, gateway.gateway.tail_statistics)
         with (
-            serve_metrics(collector, "127.0.0.1", 0) as url,
+            serve_metrics(collector, "127.0.0.1", 0, beside=[*collectors()][1:]) as url,
             pymongo.MongoClient[dict[str, Any]](gateway.uri()) as client,
             client.prometheus.orders.watch(max_await_time_ms=100),
         ):
@@ -161,6 +162,69 @@ def prometheus(replica_set: ReplicaSet, tmp_path: Path) -> Iterator[Prometheus]:
                 process.wait(60)
 
 
+#: For each alert, the series with which it fires, one value a minute from 0 to 90.
+FIRES: Final = {
+    "TailraceDown": {'up{job="tailrace", instance="a"}': "0x90"},
+    "TailraceGatewayCannotRead": {"tailrace_gateway_trouble": "1x90"},
+    "TailraceGatewayLags": {"tailrace_gateway_lag_seconds": "61x90"},
+    "TailraceGatewayRefusesClients": {"tailrace_gateway_connections_refused_total": "0+1x90"},
+    "TailraceGatewayProcessesEnd": {"tailrace_gateway_processes_ended_total": "0+1x90"},
+    "TailraceListenerLags": {'tailrace_listener_lag_seconds{resource="a"}': "301x90"},
+    "TailraceNobodyListens": {
+        'tailrace_listener_holds_lease{resource="a"}': "0x90",
+        'tailrace_listener_paused{resource="a"}': "0x90",
+    },
+    "TailraceHandlerFails": {'tailrace_listener_handler_failures_total{resource="a"}': "0+1x90"},
+    "TailraceChangesGivenUp": {'tailrace_listener_changes_skipped_total{resource="a"}': "0+1x90"},
+    "TailraceHistoryLost": {'tailrace_listener_gaps_total{resource="a"}': "0+1x90"},
+    "TailraceQueryLosesItsPlace": {'tailrace_query_oplog_seconds_left{query="a"}': "3599x90"},
+    "TailraceTablesLag": {"tailrace_tables_lag_seconds": "601x90"},
+    "TailraceArchiveLags": {"tailrace_archive_lag_seconds": "901x90"},
+    "TailraceSyncLosesItsPlace": {"tailrace_sync_oplog_reach_seconds": "3599x90"},
+    "TailraceSyncDiffers": {"tailrace_sync_differences": "1x90"},
+    "TailraceEventsDiffer": {"tailrace_compare_differences_total": "0+1x90"},
+    "TailraceUnknownEntries": {"tailrace_gateway_unknown_entries_total": "0+1x90"},
+}
+#: The same series in good times.
+CALM: Final = {
+    'up{job="tailrace", instance="a"}': "1x90",
+    "tailrace_gateway_lag_seconds": "60x90",
+    'tailrace_listener_lag_seconds{resource="a"}': "300x90",
+    'tailrace_listener_holds_lease{resource="a"}': "1x90",
+    'tailrace_query_oplog_seconds_left{query="a"}': "3600x90",
+    "tailrace_tables_lag_seconds": "600x90",
+    "tailrace_archive_lag_seconds": "900x90",
+    "tailrace_sync_oplog_reach_seconds": "3600x90",
+}
+
+
+@pytest.mark.prometheus
+def test_each_alert_fires_with_its_series_alone_and_none_in_good_times(tmp_path: Path) -> None:
+    rules = [rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    assert list(FIRES) == rules
+    calm = {**dict.fromkeys((series for one in FIRES.values() for series in one), "0x90"), **CALM}
+    cases = [(name, calm | series) for name, series in FIRES.items()] + [(None, calm)]
+    asked = "count by (alertname) (ALERTS{alertstate='firing'})"
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": series, "values": values} for series, values in one.items()],
+            "promql_expr_test": [
+                {
+                    "expr": asked,
+                    "eval_time": "60m",
+                    "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1}] if name else [],
+                }
+            ],
+        }
+        for name, one in cases
+    ]
+    file = tmp_path / "alerts.test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.prometheus
 @pytest.mark.mongod
 def test_a_prometheus_scrapes_a_gateway_and_evaluates_rules_and_board(prometheus: Prometheus) -> None:
@@ -172,5 +236,7 @@ def test_a_prometheus_scrapes_a_gateway_and_evaluates_rules_and_board(prometheus
         lambda: all(rule["health"] == "ok" for group in prometheus.ask("rules")["groups"] for rule in group["rules"]),
         "every rule has been evaluated",
     )
+    # A panel of faults shows nothing while there is none; what it is made of must be there all the same.
     for expression in board_expressions():
-        prometheus.ask("query", query=expression.replace("$instance", ".*").replace("$__rate_interval", "1m"))
+        asked = expression.replace("$instance", ".*").replace("$__rate_interval", "1m").removesuffix(" > 0")
+        wait_until(partial(prometheus.has, asked), f"the board's panel has data: {expression}")

@@ -57,6 +57,18 @@ def test_what_is_changed_is_compiled_anew(tmp_path: Path) -> None:
     assert python(f"{look} print(k.comes_compiled())") == "False"
 
 
+def test_a_module_that_no_machine_code_depends_on_may_change(tmp_path: Path) -> None:
+    """The checksum of the whole source is another then, so each entry point's is asked."""
+    package = Path(shutil.copytree(Path(tailrace.__file__).parent, tmp_path / "tailrace"))
+    with (package / "core/kernel/steps.py").open("a") as source:
+        source.write("\n# changed\n")
+    look = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import tailrace.core.kernel as k;"
+    assert python(f"{look} print(k.comes_compiled())") == "True"
+    whole = "from tailrace.core.kernel import native as n; print(n.library()._source == n.checksum_of_all())"
+    assert python(f"{look} {whole}") == "False"
+    assert python(whole) == "True", "which is what every other process asks"
+
+
 def test_a_new_module_with_an_entry_point_is_compiled_too(tmp_path: Path) -> None:
     """The library has nothing for it, and all that it has is of this source: the new module could not be imported."""
     package = Path(shutil.copytree(Path(tailrace.__file__).parent, tmp_path / "tailrace"))

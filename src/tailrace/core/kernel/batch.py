@@ -51,8 +51,7 @@ _KINDS = {"cluster": CLUSTER, "database": DATABASE, "collection": COLLECTION}
 _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelSettings:
+class KernelSettings(NamedTuple):
     """What the stream shows. Entries before ``start`` are skipped; ``token_version`` is 1 or 2; ``wall_time``: events
     carry it (6.0 and later); ``collection_uuid``: showExpandedEvents; ``raw_updates``: showRawUpdateDescription;
     ``disambiguated_paths``: showExpandedEvents from 6.1 on; the last three as in ``ServerProfile``."""
@@ -96,7 +95,7 @@ class KernelSettings:
         return b"" if self.scope.kind == "cluster" else f"{self.scope.database}.".encode()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class KernelBatch:
     """What became of the entries of a batch, and the events that were made of them.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,22 +40,19 @@ _TEXT: Final = re.compile(rb"(\^?)((?:[^\\^$.\[|()?*+{]|\\[!-/:-@\[-`{-~])*)(\$?
 _ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class _InPool:
+class _InPool(NamedTuple):
     """A place in the pool; an address in the end."""
 
     place: int
 
 
-@dataclass(frozen=True, slots=True)
-class _InMemory:
+class _InMemory(NamedTuple):
     """A place among the walks of the working memory."""
 
     place: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """A row before places are known. ``target`` and ``extra`` of a jump are numbers of rows."""
 
     operation: int
@@ -68,8 +65,7 @@ class _Row:
     walk: _InMemory | int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """What a test looks at: its path (0: the current value), the path's look-ups in the event (0: it begins at the
     current value) and its walk."""
 
@@ -78,7 +74,7 @@ class _Place:
     walk: _InMemory
 
     def of(self, row: _Row) -> _Row:
-        return replace(row, path=self.path, chain=self.chain, walk=self.walk)
+        return row._replace(path=self.path, chain=self.chain, walk=self.walk)
 
 
 class MatchProgram:
@@ -128,8 +124,7 @@ class MatchProgram:
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
+class _Memory(NamedTuple):
     """The working memory of a program: what it begins with, how many look-ups it has, and where the rest is: the two
     stacks, and the room for arrays that expressions gather. ``noted``: the fields of ``match_noted``."""
 
@@ -238,7 +233,7 @@ class _Writer:
         """Let jumps lead to the row after those so far."""
         for number in rows:
             row = self._rows[number]
-            self._rows[number] = replace(row, target=len(self._rows))
+            self._rows[number] = row._replace(target=len(self._rows))
 
     # ── tests ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -18,10 +18,11 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, Final
 
-#: The library's name beside this module, and its symbol that says what it holds: a JSON object, the checksum of its
-#: source and the number of arguments by entry point.
+#: The library's name beside this module, and its symbol that says what it holds: a JSON object with ``source``, the
+#: checksum of the whole source, and ``entry_points``: of each, its source's checksum and how many arguments it takes.
 FILE: Final = "libkernel.so.1"
 MANIFEST: Final = "tailrace_manifest"
 #: What an entry point gives whose Python would have raised an error: no address, length or count is that.
@@ -56,15 +57,32 @@ def checksum_of(module: str) -> int:
     return checksum
 
 
+def checksum_of_all() -> int:
+    """A checksum over the source of all modules on which machine code may depend. It costs a tenth of asking for each
+    entry point's, and every process that loads the library asks."""
+    checksum = 0
+    for name in sorted(_modules().difference(_NO_MACHINE_CODE)):
+        checksum = zlib.crc32(_source(name) or b"", zlib.crc32(name.encode(), checksum))
+    return checksum
+
+
 def _modules_with_entry_points() -> set[str]:
-    names = [path.name.removesuffix(".py") for path in files(_PACKAGE).iterdir() if path.name.endswith(".py")]
-    return {name for name in names if _ENTRY_POINT.search(_source(name) or b"")}
+    return {name for name in _modules() if _ENTRY_POINT.search(_source(name) or b"")}
+
+
+def _modules() -> set[str]:
+    return {path.name.removesuffix(".py") for path in _folder().iterdir() if path.name.endswith(".py")}
 
 
 @cache
 def _source(name: str) -> bytes | None:
-    path = files(_PACKAGE) / f"{name}.py"
+    path = _folder() / f"{name}.py"
     return path.read_bytes() if path.is_file() else None
+
+
+@cache
+def _folder() -> Traversable:
+    return files(_PACKAGE)
 
 
 def symbol_of(module: str, function: str) -> str:
@@ -89,17 +107,22 @@ class CompiledLibrary:
             raise OSError(f"{path} is damaged, or no library of compiled code")
         self._loaded = ctypes.CDLL(path)
         manifest = ctypes.cast(getattr(self._loaded, MANIFEST), ctypes.c_char_p).value or b"{}"
-        self._manifest: dict[str, dict[str, int]] = json.loads(manifest)
+        found = json.loads(manifest)
+        self._source: int | None = found.get("source")
+        self._entry_points: dict[str, dict[str, int]] = found.get("entry_points", {})
 
     @property
     def is_current(self) -> bool:
         """Whether it was made from the source that is here, and has the entry points of each module that has some."""
-        made = {name.partition(":")[0]: one["checksum"] for name, one in self._manifest.items()}
+        if self._source == checksum_of_all():
+            return True
+        # While somebody works on a module that no entry point depends on, the library stays of use.
+        made = {name.partition(":")[0]: one["checksum"] for name, one in self._entry_points.items()}
         return made.keys() == _modules_with_entry_points() and all(checksum_of(name) == made[name] for name in made)
 
     def entry_point(self, module: str, function: str) -> Callable[..., int]:
         """What the library has for an entry point: a function of int64 that gives int64."""
-        arguments = self._manifest[f"{module.rpartition('.')[2]}:{function}"]["arguments"]
+        arguments = self._entry_points[f"{module.rpartition('.')[2]}:{function}"]["arguments"]
         compiled = getattr(self._loaded, symbol_of(module, function))
         compiled.argtypes = [ctypes.c_int64] * arguments
         compiled.restype = ctypes.c_int64
@@ -138,7 +161,7 @@ def library() -> CompiledLibrary | None:
     if _choice.none:
         return None
     try:
-        found = CompiledLibrary(_choice.path or str(files(_PACKAGE) / FILE))
+        found = CompiledLibrary(_choice.path or str(_folder() / FILE))
     except (OSError, AttributeError, ValueError):
         return None  # there is none, or it is another machine's
     return found if found.is_current else None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -33,8 +32,7 @@ _BLOCK_ROOM: Final = 128 << 20
 _MARGIN: Final = 1 << 12
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Events one after the other in one buffer: event ``i`` is ``buffer[offsets[i] : offsets[i + 1]]`` (int64[n + 1])
     while its ``verdict`` (uint8[n]) is ``PASSES``. ``places``, of the last step: int64[n, 4], where token and ``ns``
     start and end."""
@@ -45,8 +43,7 @@ class Run:
     places: Offsets | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(NamedTuple):
     """The resume tokens that a block's events came with: what ``_id`` must still hold at the end."""
 
     buffer: Bytes

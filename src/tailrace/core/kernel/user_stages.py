@@ -9,7 +9,6 @@ is left to the caller, and so is everything after it: the plain stages then rais
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -64,8 +63,7 @@ class _Waiting(NamedTuple):
     document: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StagedEvents:
+class StagedEvents(NamedTuple):
     """What the user's stages make of ``n`` events.
 
     ``verdict``   uint8[n]: ``PASSES``, ``FAILS`` (filtered out) or ``NOT_KNOWN``: the plain stages have to do it

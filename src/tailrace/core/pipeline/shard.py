@@ -145,7 +145,7 @@ class ChangeStreamPipeline:
 
         Before 6.0 it does not ask the user's ``$match`` until the event resumed from was found.
         """
-        return self.pushdown.scope_filter if self.searches_unmatched else self.pushdown.oplog_filter
+        return self.pushdown.scope_filter() if self.searches_unmatched else self.pushdown.oplog_filter
 
     @property
     def searches_unmatched(self) -> bool:

@@ -29,7 +29,7 @@ BYTES_MIN: Final = 1 << 18
 _BATCH_BYTES_MIN: Final = 1024
 #: How many bytes of a large first reply go through the plain stages: a few milliseconds of work, where two thousand
 #: entries take seventy.
-_HEAD_BYTES: Final = 1 << 16
+_HEAD_BYTES: Final = 1 << 13
 
 _MODULES: Final = tuple(
     f"tailrace.core.kernel.{name}" for name in ("reply", "look_up", "entry_index", "fast_path", "merge")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from tailrace.core.expression import CompiledPipeline
@@ -40,7 +42,7 @@ class Pushdown:
     ``order``           how values are compared: by their bytes, or by a collation
     ``oplog_filter``    query document for ``local.oplog.rs``, to be joined with conditions on ``ts``; ``None``: the
                         stream wants nearly everything, so it reads everything
-    ``scope_filter``    the same query without the ``$match``
+    ``scope_filter``    gives the same query without the ``$match``, which few streams ever send
     ``entry_test``      whether an entry's event may pass; ``None``: nothing could be left out
     ``looks_up``        the image fields that are looked up: ``fullDocument`` of updates, ``fullDocumentBeforeChange``
     """
@@ -52,7 +54,7 @@ class Pushdown:
     after_images: tuple[Conjunct, ...]
     order: Order
     oplog_filter: bytes | None
-    scope_filter: bytes | None
+    scope_filter: Callable[[], bytes | None]
     entry_test: EntryTest | None
     looks_up: frozenset[bytes]
 
@@ -94,10 +96,14 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
         after_images=after,
         order=order,
         oplog_filter=oplog_filter(plan, asked_there) if asked_there or scoped else None,
-        scope_filter=oplog_filter(plan, ()) if scoped else None,
+        scope_filter=partial(oplog_filter, plan, ()) if scoped else _nothing,
         entry_test=EntryTest(plan, nodes, sessions, views, order) if nodes or sessions or views else None,
         looks_up=frozenset(name for name in shown if _is_needed(plan, pipeline, name)),
     )
+
+
+def _nothing() -> None:
+    return None
 
 
 def _of_views(plan: Plan, conjuncts: tuple[Conjunct, ...]) -> list[tree.Node]:
