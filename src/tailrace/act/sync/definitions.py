@@ -169,6 +169,9 @@ class TargetDefinitions:
                 operation["o2"] = RawBSONDocument(key)
         if body is None and before is None:
             return
+        if not self._commands.by_uuid:
+            write_view(self._commands, target, body)
+            return
         try:
             if body is not None:
                 self._make_views(database)
@@ -196,6 +199,9 @@ class TargetDefinitions:
         """The views of a database go with it. Those that are not of this sync stay."""
         settings = self._state.settings
         database = settings.target_of(f"{definition.entry.namespace.decode().partition('.')[0]}.x").partition(".")[0]
+        if not self._commands.by_uuid:
+            drop_views(self._commands, database)
+            return
         uuid = self._listed_uuid(database, _VIEWS)
         if uuid is None:
             return
@@ -220,6 +226,8 @@ class TargetDefinitions:
         return replaced(body, b"_id", string_of(b"_id", target))
 
     def _read_view(self, target: str, key: bytes) -> bytes | None:
+        if not self._commands.by_uuid:
+            return listed_view(self._commands, target)
         views = self._target.get_database(target.partition(".")[0], codec_options=_RAW)["system.views"]
         try:
             found = views.find_one(RawBSONDocument(key))

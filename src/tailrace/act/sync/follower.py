@@ -26,6 +26,7 @@ from tailrace.act.sync.folded_catalog import Definition
 from tailrace.act.sync.index_definitions import Note
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.shard_keys import keys_of
 from tailrace.act.sync.sizes import DocumentSizes
 from tailrace.act.sync.state import COMMITS_KEPT, Committed, SyncDocument, SyncedCollection, SyncState
 from tailrace.act.sync.writer import ANEW, NAMES_SINCE, ChangesWriter, OtherWayError
@@ -83,7 +84,7 @@ class Follower:
         self._definitions = TargetDefinitions(state, ownership)
         self._encoder = DeltaEncoder(
             takes_names=self._definitions.version >= NAMES_SINCE,
-            takes_deltas=takes_deltas(state.client, state.database),
+            takes_deltas=state.cluster is None and takes_deltas(state.client, state.database),
         )
         self._sizes = DocumentSizes(state.client)
         self._most = _FIRST
@@ -104,6 +105,7 @@ class Follower:
         self.time, self.hold, self.phase = document.time, document.hold, document.phase
         self._batch, self._witness = document.batch, document.witness
         self._barrier = document.barrier is not None
+        self._keys = keys_of(self._state.cluster) if self._state.cluster is not None else {}
         #: Whether changes of capped collections may have been written after the position.
         self._capped_begun = (
             document.barrier is not None and (document.barrier["command"], document.barrier["namespace"]) == _CAPPED
@@ -248,7 +250,8 @@ class Follower:
         self._adapt(segment.changes, writer.written_bytes, time.monotonic() - begun)
 
     def _writer(self) -> ChangesWriter:
-        return ChangesWriter(self._state.client, self.hold, self._definitions.version, self._encoder)
+        version = self._definitions.version
+        return ChangesWriter(self._state.client, self.hold, version, self._encoder, self._keys)
 
     def _position(self, segment: ChangeSegment, window: OplogWindow) -> dict[str, Any]:
         """What the sync's document says with the segment."""
