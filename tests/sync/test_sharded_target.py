@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +12,9 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet, ShardedCluster
-from tailrace.errors import SinkError, TailraceError, UsageError
+from tailrace.errors import UsageError
 from tailrace.sync import Sync
-from tests.sync.both import STATE_DB, is_users, normal
+from tests.sync.both import STATE_DB, beside, is_users, normal
 from tests.sync.equality import differences, held
 from tests.sync.mongos import WritingMongos
 
@@ -109,7 +110,9 @@ def change(client: MongoClient[Any], seed: int) -> None:
         elif kind == 4:
             orders.update_one({"_id": number}, {"$unset": {"region": 1, "n": 1}})
         elif kind == 5:
-            client.shop.plain.update_one({"_id": number % 25}, {"$set": {"u": number, "t": Timestamp(0, 0)}}, upsert=True)
+            client.shop.plain.update_one(
+                {"_id": number % 25}, {"$set": {"u": number, "t": Timestamp(0, 0)}}, upsert=True
+            )
         else:
             with client.start_session() as session, session.start_transaction():
                 for one in range(300, 304):
@@ -133,3 +136,119 @@ def test_a_replica_set_is_copied_to_a_cluster_and_followed(
         found = sync.verify()
         assert found.good, found.differences
         assert found.documents > 100
+
+
+def test_definitions_reach_the_cluster_in_order(
+    client: MongoClient[Any], source: ReplicaSet, cluster: ShardedCluster, mongos: WritingMongos
+) -> None:
+    with made(source, mongos) as sync:
+        sync.run(to_present=True)
+        spread(cluster)
+        shop = client.shop
+        shop.orders.create_index("tags", name="tags")
+        shop.orders.create_index("at", expireAfterSeconds=10**6)
+        shop.orders.drop_index("n_1")
+        shop.command("collMod", "orders", validator={"_id": {"$exists": True}}, validationLevel="off")
+        shop.made.insert_many([{"_id": number, "n": number} for number in range(10)])
+        shop.made.create_index("n", unique=True)
+        shop.plain.rename("renamed")
+        shop.other.insert_one({"_id": 1})
+        shop.other.rename("made", dropTarget=True)
+        shop.command("collMod", "shown", viewOn="made", pipeline=[])
+        shop.command("create", "second", viewOn="renamed", pipeline=[])
+        client.more.one.insert_one({"_id": 1})
+        sync.run(to_present=True)
+        assert unlike(source, mongos) == []
+        shop.orders.rename("sold")
+        shop.sold.update_many({}, {"$set": {"sold": True}})
+        shop.drop_collection("second")
+        client.drop_database("more")
+        sync.run(to_present=True)
+        assert unlike(source, mongos) == []
+        assert len(cluster.router.table("shop.sold").owners) == 2
+        found = sync.verify()
+        assert found.good, found.differences
+
+
+def test_lanes_and_moving_chunks(
+    client: MongoClient[Any], source: ReplicaSet, cluster: ShardedCluster, mongos: WritingMongos
+) -> None:
+    with made(source, mongos, lanes=3) as sync:
+        sync.run(to_present=True)
+        spread(cluster)
+        for seed in range(2):
+            change(client, 10 + seed)
+            with beside(lambda seed=seed: move(cluster, seed)):
+                sync.run(to_present=True)
+            assert unlike(source, mongos) == []
+
+
+def move(cluster: ShardedCluster, seed: int) -> None:
+    for number, region in enumerate(REGIONS):
+        to = f"shard{(number + seed) % 2}"
+        cluster.router.move_chunk("shop.orders", {"region": region, "_id": 0}, to=to)
+
+
+def test_a_cut_over_to_a_cluster_and_the_way_back(
+    client: MongoClient[Any], source: ReplicaSet, cluster: ShardedCluster, mongos: WritingMongos
+) -> None:
+    client.shop.orders.create_index("at", expireAfterSeconds=10**6)
+    with made(source, mongos) as sync:
+        sync.run(to_present=True)
+        spread(cluster)
+        change(client, 5)
+        sync.run(to_present=True)
+        stop = threading.Event()
+        with beside(lambda: run_until(made(source, mongos), stop)):
+            try:
+                done = sync.cutover(sample=None)
+            finally:
+                stop.set()
+        assert done.verified > 100
+        assert unlike(source, mongos, held_back=False) == []
+        with MongoClient[Any](mongos.uri) as there:
+            there.shop.orders.update_one({"_id": 1}, {"$set": {"back": 1}})
+            there.shop.plain.insert_one({"_id": "back"})
+        with sync.reverse(unblock=True) as back:
+            back.run(to_present=True)
+            assert unlike(source, mongos) == []
+            found = back.verify()
+            assert found.good, found.differences
+
+
+def run_until(sync: Sync, stop: threading.Event) -> None:
+    with sync:
+        beside_it = threading.Thread(target=lambda: (stop.wait(), sync.stop()), daemon=True)
+        beside_it.start()
+        sync.run()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shard_keys": {"shop.orders": {"n": 1, "_id": 1}}}, "it has no index for that"),
+        ({"shard_keys": {"shop.none": {"_id": 1}}}, "the source has no shop.none"),
+        ({"shard_keys": {"shop.plain": {"_id": "hashed"}}}, "it has no index for that"),
+        ({"shard_keys": {"shop.plain": {"_id": 1}}}, "its unique index u_1 does not begin with the key"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(
+    client: MongoClient[Any], source: ReplicaSet, mongos: WritingMongos, options: dict[str, Any], said: str
+) -> None:
+    with made(source, mongos, **options) as sync:
+        assert said in "\n".join(sync.plan().refusals)
+        with pytest.raises(UsageError, match="cannot be sharded" if "none" not in said else "has no"):
+            sync.run(to_present=True)
+
+
+def test_capped_collections_and_shards_are_refused(
+    client: MongoClient[Any], source: ReplicaSet, cluster: ShardedCluster, mongos: WritingMongos
+) -> None:
+    client.shop.create_collection("ring", capped=True, size=4096)
+    with made(source, mongos) as sync:
+        assert "shop.ring is capped, which no mongos lets a sync write" in "\n".join(sync.plan().refusals)
+    for uri in (cluster.uri, cluster.shards["shard0"].uri):
+        with Sync(source.uri, uri) as sync:
+            assert "Name a mongos of the cluster" in "\n".join(sync.plan().refusals)
+    with Sync(source.uri, source.uri, shard_keys={"shop.orders": BY_REGION}) as sync:
+        assert sync.plan().refusals

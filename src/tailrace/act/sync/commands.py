@@ -33,6 +33,8 @@ class TargetCommands:
         self.version = version_of(ownership.state.deployment)
         #: Whether this user may give operations by UUID. A mongos takes none.
         self.by_uuid = ownership.state.cluster is None
+        #: The UUIDs that the server has chosen, where it was not to have the source's, by the source's.
+        self.chosen: dict[bytes, bytes] = {}
 
     def operate(
         self,
@@ -63,7 +65,7 @@ class TargetCommands:
             else:
                 return
         whole = dict(bson.decode(plain or command))
-        if self.ownership.state.cluster is not None and not self._is_of(database, whole, uuid):
+        if not self._is_of(database, whole, uuid):
             return
         try:
             self.command(at or database, whole, what)
@@ -81,7 +83,8 @@ class TargetCommands:
             found = list(self.client[database].list_collections(filter={"name": name}))
         except PyMongoError as error:
             raise sink_error(f"list {database}.{name}", error) from error
-        return bool(found) and bytes(found[0].get("info", {}).get("uuid", b"")) == uuid
+        there = bytes(found[0].get("info", {}).get("uuid", b"")) if found else b""
+        return there in (uuid, self.chosen.get(uuid))
 
     def apply(self, operations: Sequence[Mapping[str, Any]], what: str) -> None:
         """Operations as ``applyOps``, behind the fence."""

@@ -49,6 +49,12 @@ class TargetDefinitions:
         self.capped = CappedWriter(self._commands)
         self.version = self._commands.version
 
+    @property
+    def notes_at_once(self) -> bool:
+        """Whether what a definition gives to note is to be noted right after it. A command by a name cannot be given
+        twice after others that have changed the names; by what is noted, it is then seen that it was given."""
+        return not self._commands.by_uuid
+
     def carry_out(self, definition: Definition, *, consistent: bool) -> list[Note]:
         """Carry out a definition, which may have been done before. ``consistent``: the target equals the source just
         before it. Returns what is to be noted with the position after it. Raises SinkError, LeaseLost."""
@@ -134,7 +140,9 @@ class TargetDefinitions:
         """To be called after the command: where it could not give a UUID, the server has chosen one."""
         state = self._state
         if not self._commands.by_uuid:
-            collection = replace(collection, target_uuid=self._uuid_of(collection))
+            chosen = self._uuid_of(collection)
+            self._commands.chosen[collection.target_uuid] = chosen
+            collection = replace(collection, target_uuid=chosen)
         return lambda session: state.set_collection(collection, session)
 
     def _uuid_of(self, collection: SyncedCollection) -> bytes:

@@ -206,7 +206,15 @@ class Follower:
         self._block(definition.time, name, "" if collection is None else collection.namespace)
         notes = self._definitions.carry_out(definition, consistent=self.phase == "follow")
         self.definitions += 1
-        return notes
+        if not notes or not self._definitions.notes_at_once:
+            return notes
+
+        def body(session: ClientSession) -> None:
+            for note in notes:
+                note(session)
+
+        self._ownership.run(body, what="note what was defined")
+        return []
 
     def _block(self, at: ClusterTime, command: str, namespace: str) -> None:
         """Note that the target is between two positions. The next position takes that back."""
