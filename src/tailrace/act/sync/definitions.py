@@ -6,6 +6,7 @@ between, and a fence stands before it (``fence_operation``). A user who may not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -48,6 +49,11 @@ class TargetDefinitions:
         self._indexes = IndexDefinitions(state, self._commands)
         self.capped = CappedWriter(self._commands)
         self.version = self._commands.version
+
+    @property
+    def chosen(self) -> Mapping[bytes, bytes]:
+        """The UUIDs that the server has chosen, by the source's, where it was not to have these."""
+        return self._commands.chosen
 
     @property
     def notes_at_once(self) -> bool:

@@ -45,6 +45,8 @@ _FLUSH_S: Final = 1.0
 _FIRST, _LEAST, _MOST = 256, 8, 2_000
 _SMALL_BYTES, _LARGE_BYTES = 8 << 20, 48 << 20
 _SLOW_S: Final = 15.0
+#: Seconds for which the shard keys of a target that is a cluster are believed: somebody may shard a collection.
+_KEYS_S: Final = 5.0
 _CAPPED: Final = ("write", "capped collections")
 WHAT: Final = "the collections of the sync"
 
@@ -105,12 +107,21 @@ class Follower:
         self.time, self.hold, self.phase = document.time, document.hold, document.phase
         self._batch, self._witness = document.batch, document.witness
         self._barrier = document.barrier is not None
-        self._keys = keys_of(self._state.cluster) if self._state.cluster is not None else {}
+        self._keys = self._read_keys()
         #: Whether changes of capped collections may have been written after the position.
         self._capped_begun = (
             document.barrier is not None and (document.barrier["command"], document.barrier["namespace"]) == _CAPPED
         )
         self._loaded = True
+
+    def _read_keys(self) -> dict[bytes, dict[str, Any]]:
+        """The shard keys of the target's collections, by the UUIDs that this process knows them by."""
+        self._keys_read = time.monotonic()
+        if self._state.cluster is None:
+            return {}
+        found = keys_of(self._state.cluster)
+        chosen = self._definitions.chosen.items()
+        return found | {before: found[there] for before, there in chosen if there in found}
 
     def stop(self) -> None:
         """End after the segment that is being written."""
@@ -170,6 +181,8 @@ class Follower:
         return True
 
     def _write(self, window: OplogWindow) -> None:
+        if time.monotonic() - self._keys_read > _KEYS_S:
+            self._keys = self._read_keys()
         fold = SyncFold(self._settings, self.collections, self.hold, self._most, size_of=self._sizes)
         notes: list[Note] = []
         with _StepsAhead(fold, window) as ahead:

@@ -217,6 +217,9 @@ class _Examination:
                     "the target is a cluster of MongoDB 4.4, which does not rename sharded collections. "
                     "Upgrade it to 5.0 or later"
                 )
+            self.warnings.append(
+                "no sync to a sharded cluster was measured with a mongos itself: verify before a cut-over"
+            )
         elif "configsvr" in hello or shard_name(self.target) is not None:
             self.refusals.append(
                 "the target is a config server or a shard of a cluster, which takes no writes but those of a mongos. "

@@ -114,5 +114,6 @@ def check_settings(document: SyncDocument, settings: SyncSettings) -> None:
     if before is not None and before != said_of(settings):
         raise UsageError(
             f"the sync {document.name!r} began with other collections or names than it is to go on with",
-            hint="Give --only, --except, --rename and --shard-key as at its beginning, or begin another sync with another --name",
+            hint="Give --only, --except, --rename and --shard-key as at its beginning, or begin another sync with "
+            "another --name",
         )

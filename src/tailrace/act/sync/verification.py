@@ -36,14 +36,7 @@ from tailrace.act.sync.catalog import (
     read_catalog,
 )
 from tailrace.act.sync.comparing import DocumentDifference, compare_documents
-from tailrace.act.sync.moments import (
-    ANOTHER_MOMENT,
-    MomentReader,
-    TargetReader,
-    nothing_written,
-    state_at,
-    target_now,
-)
+from tailrace.act.sync.moments import ANOTHER_MOMENT, MomentReader, TargetReader, nothing_written, state_at, target_now
 from tailrace.act.sync.natural import AGAIN, Lying, changes, in_natural_order
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import Committed, SyncDocument, SyncedCollection, SyncState

@@ -108,7 +108,8 @@ class _Held:
 
 
 class _Writes(NamedTuple):
-    """What is to be deleted, by the elements that name it in a statement; the statements that update; what is inserted."""
+    """What is to be deleted, by the elements that name it in a statement; the statements that update; what is
+    inserted."""
 
     deleted: list[bytes]
     updates: list[bytes]
