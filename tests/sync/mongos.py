@@ -45,8 +45,8 @@ Reply = Mapping[str, Any]
 Fields = dict[str, Any]
 
 
-class WritingMongos(Mongos):
-    """``with WritingMongos(cluster) as mongos``: a sync writes to ``mongos.uri``."""
+class _Statements(Mongos):
+    """Statements to shards, in transactions and outside."""
 
     def __init__(self, cluster: ShardedCluster) -> None:
         super().__init__(cluster)
@@ -54,53 +54,6 @@ class WritingMongos(Mongos):
         self._transactions: dict[bytes, tuple[int, Transaction]] = {}
         self._lock = threading.Lock()
         self._made = 0
-
-    def __enter__(self) -> WritingMongos:
-        threading.Thread(target=self._accept, name="mongos", daemon=True).start()
-        return self
-
-    # -- messages -----------------------------------------------------------------------------------------------------
-
-    def _serve(self, connection: socket.socket) -> None:
-        with suppress(OSError, EOFError), connection:
-            while True:
-                start = _exactly(connection, HEADER_SIZE)
-                header = parse_header(start)
-                message = start + _exactly(connection, header.length - HEADER_SIZE)
-                if header.op_code != OP_MSG:
-                    reply = bson.encode(self._hello())
-                    OpQuery.parse(message)
-                    connection.sendall(op_reply(reply, request_id=1, response_to=header.request_id))
-                    continue
-                parsed = OpMsg.parse(message)
-                command: Fields = dict(RawBSONDocument(parsed.document, _RAW))
-                for field, documents in parsed.sequences:
-                    command[field.decode()] = [RawBSONDocument(one, _RAW) for one in raw_bson.split(documents)]
-                reply = bson.encode(self._answered(command))
-                if not parsed.more_to_come:
-                    connection.sendall(op_msg(reply, request_id=1, response_to=header.request_id))
-
-    def _answered(self, command: Fields) -> Reply:
-        clock = self._router.connections.clock
-        try:
-            if "$clusterTime" in command:
-                clock.learn({"$clusterTime": bson.decode(command["$clusterTime"].raw)})
-            reply = self._do(next(iter(command)), command["$db"], command)
-        except OperationFailure as error:
-            reply = _failed(error)
-        except PyMongoError as error:
-            reply = {
-                "ok": 0,
-                "errmsg": f"the mongos has lost a shard: {error}",
-                "code": 6,
-                "codeName": "HostUnreachable",
-            }
-        except UsageError as error:
-            reply = {"ok": 0, "errmsg": error.message, "code": _NAMESPACE_NOT_FOUND}
-        if clock.document is None:
-            return reply
-        times = {"operationTime": clock.now, "$clusterTime": clock.document}
-        return {**{name: value for name, value in reply.items() if name not in times}, **times}
 
     def _run(self, member: str, database: str, command: Mapping[str, Any]) -> RawBSONDocument:
         """As ``Connections.run``, with documents as their bytes, and errors of statements left in the reply."""
@@ -116,82 +69,6 @@ class WritingMongos(Mongos):
         _learn(connections.clock, reply)
         return reply
 
-    # -- commands -----------------------------------------------------------------------------------------------------
-
-    def _do(self, name: str, database: str, command: Fields) -> Reply:
-        for field in _OF_THE_CLIENT:
-            command.pop(field, None)
-        if name in ("hello", "ismaster", "isMaster"):
-            return self._hello()
-        if name in ("commitTransaction", "abortTransaction"):
-            return self._end(name, command)
-        if name in _STATEMENTS or name in ("find", "findAndModify"):
-            return self._statement(name, database, command)
-        for field in ("lsid", "txnNumber"):
-            command.pop(field, None)
-        doing: dict[str, Callable[[str, Fields], Reply]] = {
-            "listDatabases": self._list_databases,
-            "listCollections": self._on_primary,
-            "listIndexes": self._on_one_owner,
-            "aggregate": self._on_owners,
-            "collStats": self._on_one_owner,
-            "create": self._create,
-            "createIndexes": self._on_owners,
-            "dropIndexes": self._on_owners,
-            "drop": self._drop,
-            "dropDatabase": self._drop_database,
-            "collMod": self._coll_mod,
-            "renameCollection": self._rename,
-            "shardCollection": self._shard,
-        }
-        if name in doing:
-            return doing[name](database, command)
-        if name in ("ping", "endSessions", "killCursors", "killSessions"):
-            return self._router.connections.run(CONFIG, "admin", {"ping": 1}) if name == "ping" else _EMPTY
-        if name in ("connectionStatus", "buildInfo", "buildinfo"):
-            return self._run(CONFIG, "admin", command)
-        if name == "getShardMap":
-            return self._run(next(iter(self._cluster.shards)), database, command)
-        raise OperationFailure(f"no such command: '{name}'", _NO_COMMAND)
-
-    def _list_databases(self, _: str, command: Fields) -> Reply:
-        found = self._router.connections.find(CONFIG, "config.databases", {})
-        return {"databases": [{"name": one["_id"]} for one in found], "ok": 1}
-
-    def _on_primary(self, database: str, command: Fields) -> Reply:
-        try:
-            found = self._router.catalog.database(database)
-        except UsageError:
-            return {
-                "cursor": {"id": bson.Int64(0), "ns": f"{database}.$cmd.listCollections", "firstBatch": []},
-                "ok": 1,
-            }
-        fields = {"databaseVersion": found["version"]}
-        return self._run(found["primary"], database, {**command, **_whole(command), **fields})
-
-    def _on_one_owner(self, database: str, command: Fields) -> Reply:
-        return self._of_table(database, command, lambda table: self._sent(table, table.owners[0], command))
-
-    def _on_owners(self, database: str, command: Fields) -> Reply:
-        def send(table: Table) -> Reply:
-            replies = [self._sent(table, shard, command) for shard in table.owners]
-            return replies[0] if "cursor" not in replies[0] else _together(table.namespace, replies)
-
-        return self._of_table(database, command, send)
-
-    def _of_table(self, database: str, command: Fields, send: Callable[[Table], Reply]) -> Reply:
-        namespace = f"{database}.{command[next(iter(command))]}"
-        return self._router._while_stale(namespace, lambda: send(self._router.catalog.table(namespace)))
-
-    def _sent(self, table: Table, shard: str, command: Mapping[str, Any]) -> RawBSONDocument:
-        database = table.namespace.partition(".")[0]
-        fields = self._router.versions(table, shard)
-        return self._run(shard, database, {**command, **_whole(command), **fields})
-
-    def _create(self, database: str, command: Fields) -> Reply:
-        self._need(database)
-        return self._on_primary(database, command)
-
     def _need(self, database: str) -> None:
         """A database is made with the first collection; the primary shards go round."""
         with self._lock, suppress(UsageError):
@@ -201,37 +78,6 @@ class WritingMongos(Mongos):
             shards = list(self._cluster.shards)
             self._router.create_database(database, shards[self._made % len(shards)])
             self._made += 1
-
-    def _drop(self, database: str, command: Fields) -> Reply:
-        if command["drop"] not in self._names(database):
-            raise OperationFailure("ns not found", _NAMESPACE_NOT_FOUND)
-        self._router.drop_collection(f"{database}.{command['drop']}")
-        return _EMPTY
-
-    def _names(self, database: str) -> set[str]:
-        found = self._on_primary(database, {"listCollections": 1, "nameOnly": True})
-        return {one["name"] for one in found["cursor"]["firstBatch"]}
-
-    def _drop_database(self, database: str, _: Fields) -> Reply:
-        with suppress(UsageError):
-            self._router.drop_database(database)
-        return _EMPTY
-
-    def _coll_mod(self, database: str, command: Fields) -> Reply:
-        changes = {name: value for name, value in command.items() if name not in ("collMod", "writeConcern")}
-        self._router.coll_mod(f"{database}.{command['collMod']}", **changes)
-        return _EMPTY
-
-    def _rename(self, _: str, command: Fields) -> Reply:
-        database, _, name = command["renameCollection"].partition(".")
-        if name not in self._names(database):
-            raise OperationFailure("source namespace does not exist", _NAMESPACE_NOT_FOUND)
-        self._router.rename(command["renameCollection"], command["to"])
-        return _EMPTY
-
-    def _shard(self, _: str, command: Fields) -> Reply:
-        self._router.shard_collection(command["shardCollection"], bson.decode(command["key"].raw))
-        return _EMPTY
 
     # -- statements ---------------------------------------------------------------------------------------------------
 
@@ -353,6 +199,164 @@ class WritingMongos(Mongos):
             transaction.commit()
         else:
             transaction.abort()
+        return _EMPTY
+
+
+class WritingMongos(_Statements):
+    """``with WritingMongos(cluster) as mongos``: a sync writes to ``mongos.uri``."""
+
+    def __enter__(self) -> WritingMongos:
+        threading.Thread(target=self._accept, name="mongos", daemon=True).start()
+        return self
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError, EOFError), connection:
+            while True:
+                start = _exactly(connection, HEADER_SIZE)
+                header = parse_header(start)
+                message = start + _exactly(connection, header.length - HEADER_SIZE)
+                if header.op_code != OP_MSG:
+                    reply = bson.encode(self._hello())
+                    OpQuery.parse(message)
+                    connection.sendall(op_reply(reply, request_id=1, response_to=header.request_id))
+                    continue
+                parsed = OpMsg.parse(message)
+                command: Fields = dict(RawBSONDocument(parsed.document, _RAW))
+                for field, documents in parsed.sequences:
+                    command[field.decode()] = [RawBSONDocument(one, _RAW) for one in raw_bson.split(documents)]
+                reply = bson.encode(self._answered(command))
+                if not parsed.more_to_come:
+                    connection.sendall(op_msg(reply, request_id=1, response_to=header.request_id))
+
+    def _answered(self, command: Fields) -> Reply:
+        clock = self._router.connections.clock
+        try:
+            if "$clusterTime" in command:
+                clock.learn({"$clusterTime": bson.decode(command["$clusterTime"].raw)})
+            reply = self._do(next(iter(command)), command["$db"], command)
+        except OperationFailure as error:
+            reply = _failed(error)
+        except PyMongoError as error:
+            reply = {
+                "ok": 0,
+                "errmsg": f"the mongos has lost a shard: {error}",
+                "code": 6,
+                "codeName": "HostUnreachable",
+            }
+        except UsageError as error:
+            reply = {"ok": 0, "errmsg": error.message, "code": _NAMESPACE_NOT_FOUND}
+        if clock.document is None:
+            return reply
+        times = {"operationTime": clock.now, "$clusterTime": clock.document}
+        return {**{name: value for name, value in reply.items() if name not in times}, **times}
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def _do(self, name: str, database: str, command: Fields) -> Reply:
+        for field in _OF_THE_CLIENT:
+            command.pop(field, None)
+        if name in ("hello", "ismaster", "isMaster"):
+            return self._hello()
+        if name in ("commitTransaction", "abortTransaction"):
+            return self._end(name, command)
+        if name in _STATEMENTS or name in ("find", "findAndModify"):
+            return self._statement(name, database, command)
+        for field in ("lsid", "txnNumber"):
+            command.pop(field, None)
+        doing: dict[str, Callable[[str, Fields], Reply]] = {
+            "listDatabases": self._list_databases,
+            "listCollections": self._on_primary,
+            "listIndexes": self._on_one_owner,
+            "aggregate": self._on_owners,
+            "collStats": self._on_one_owner,
+            "create": self._create,
+            "createIndexes": self._on_owners,
+            "dropIndexes": self._on_owners,
+            "drop": self._drop,
+            "dropDatabase": self._drop_database,
+            "collMod": self._coll_mod,
+            "renameCollection": self._rename,
+            "shardCollection": self._shard,
+        }
+        if name in doing:
+            return doing[name](database, command)
+        if name in ("ping", "endSessions", "killCursors", "killSessions"):
+            return self._router.connections.run(CONFIG, "admin", {"ping": 1}) if name == "ping" else _EMPTY
+        if name in ("connectionStatus", "buildInfo", "buildinfo"):
+            return self._run(CONFIG, "admin", command)
+        if name == "getShardMap":
+            return self._run(next(iter(self._cluster.shards)), database, command)
+        raise OperationFailure(f"no such command: '{name}'", _NO_COMMAND)
+
+    def _list_databases(self, _: str, command: Fields) -> Reply:
+        found = self._router.connections.find(CONFIG, "config.databases", {})
+        return {"databases": [{"name": one["_id"]} for one in found], "ok": 1}
+
+    def _on_primary(self, database: str, command: Fields) -> Reply:
+        try:
+            found = self._router.catalog.database(database)
+        except UsageError:
+            return {
+                "cursor": {"id": bson.Int64(0), "ns": f"{database}.$cmd.listCollections", "firstBatch": []},
+                "ok": 1,
+            }
+        fields = {"databaseVersion": found["version"]}
+        return self._run(found["primary"], database, {**command, **_whole(command), **fields})
+
+    def _on_one_owner(self, database: str, command: Fields) -> Reply:
+        return self._of_table(database, command, lambda table: self._sent(table, table.owners[0], command))
+
+    def _on_owners(self, database: str, command: Fields) -> Reply:
+        def send(table: Table) -> Reply:
+            replies = [self._sent(table, shard, command) for shard in table.owners]
+            return replies[0] if "cursor" not in replies[0] else _together(table.namespace, replies)
+
+        return self._of_table(database, command, send)
+
+    def _of_table(self, database: str, command: Fields, send: Callable[[Table], Reply]) -> Reply:
+        namespace = f"{database}.{command[next(iter(command))]}"
+        return self._router._while_stale(namespace, lambda: send(self._router.catalog.table(namespace)))
+
+    def _sent(self, table: Table, shard: str, command: Mapping[str, Any]) -> RawBSONDocument:
+        database = table.namespace.partition(".")[0]
+        fields = self._router.versions(table, shard)
+        return self._run(shard, database, {**command, **_whole(command), **fields})
+
+    def _create(self, database: str, command: Fields) -> Reply:
+        self._need(database)
+        return self._on_primary(database, command)
+
+    def _drop(self, database: str, command: Fields) -> Reply:
+        if command["drop"] not in self._names(database):
+            raise OperationFailure("ns not found", _NAMESPACE_NOT_FOUND)
+        self._router.drop_collection(f"{database}.{command['drop']}")
+        return _EMPTY
+
+    def _names(self, database: str) -> set[str]:
+        found = self._on_primary(database, {"listCollections": 1, "nameOnly": True})
+        return {one["name"] for one in found["cursor"]["firstBatch"]}
+
+    def _drop_database(self, database: str, _: Fields) -> Reply:
+        with suppress(UsageError):
+            self._router.drop_database(database)
+        return _EMPTY
+
+    def _coll_mod(self, database: str, command: Fields) -> Reply:
+        changes = {name: value for name, value in command.items() if name not in ("collMod", "writeConcern")}
+        self._router.coll_mod(f"{database}.{command['collMod']}", **changes)
+        return _EMPTY
+
+    def _rename(self, _: str, command: Fields) -> Reply:
+        database, _, name = command["renameCollection"].partition(".")
+        if name not in self._names(database):
+            raise OperationFailure("source namespace does not exist", _NAMESPACE_NOT_FOUND)
+        self._router.rename(command["renameCollection"], command["to"])
+        return _EMPTY
+
+    def _shard(self, _: str, command: Fields) -> Reply:
+        self._router.shard_collection(command["shardCollection"], bson.decode(command["key"].raw))
         return _EMPTY
 
 

@@ -63,14 +63,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="A=B",
         help="another name on the target: of a database (shop=store) or a collection (shop.a=shop.b); may be repeated",
     )
-    parser.add_argument(
-        "--shard-key",
-        action="append",
-        default=[],
-        metavar="NS=KEY",
-        help="of a target that is a cluster: shard a collection of the source there by another key than on the source, "
-        "such as shop.a='{\"region\": 1}', or not at all (shop.a={}); may be repeated",
-    )
+    wanted = "on a target that is a cluster: by which key a collection is sharded ({}: by none); may be repeated"
+    parser.add_argument("--shard-key", action="append", default=[], metavar="NS=KEY", help=wanted)
     parser.add_argument("--name", default="sync", help="tells syncs to one target apart (default: sync)")
     parser.add_argument(
         "--state-db", default="tailrace_sync", metavar="DB", help="the target's database that keeps the state"

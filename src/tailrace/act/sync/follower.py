@@ -107,21 +107,12 @@ class Follower:
         self.time, self.hold, self.phase = document.time, document.hold, document.phase
         self._batch, self._witness = document.batch, document.witness
         self._barrier = document.barrier is not None
-        self._keys = self._read_keys()
+        self._keys, self._keys_read = _keys(self._state, self._definitions), time.monotonic()
         #: Whether changes of capped collections may have been written after the position.
         self._capped_begun = (
             document.barrier is not None and (document.barrier["command"], document.barrier["namespace"]) == _CAPPED
         )
         self._loaded = True
-
-    def _read_keys(self) -> dict[bytes, dict[str, Any]]:
-        """The shard keys of the target's collections, by the UUIDs that this process knows them by."""
-        self._keys_read = time.monotonic()
-        if self._state.cluster is None:
-            return {}
-        found = keys_of(self._state.cluster)
-        chosen = self._definitions.chosen.items()
-        return found | {before: found[there] for before, there in chosen if there in found}
 
     def stop(self) -> None:
         """End after the segment that is being written."""
@@ -182,7 +173,7 @@ class Follower:
 
     def _write(self, window: OplogWindow) -> None:
         if time.monotonic() - self._keys_read > _KEYS_S:
-            self._keys = self._read_keys()
+            self._keys, self._keys_read = _keys(self._state, self._definitions), time.monotonic()
         fold = SyncFold(self._settings, self.collections, self.hold, self._most, size_of=self._sizes)
         notes: list[Note] = []
         with _StepsAhead(fold, window) as ahead:
@@ -394,6 +385,14 @@ class _StepsAhead:
     def __exit__(self, *_: object) -> None:
         if self._ahead is not None:
             self._ahead.give_up()
+
+
+def _keys(state: SyncState, definitions: TargetDefinitions) -> dict[bytes, dict[str, Any]]:
+    """The shard keys of the target's collections, by the UUIDs that this process knows them by."""
+    if state.cluster is None:
+        return {}
+    found = keys_of(state.cluster)
+    return found | {before: found[there] for before, there in definitions.chosen.items() if there in found}
 
 
 def _lane(one: DocumentChanges, count: int) -> int:

@@ -118,8 +118,8 @@ def make_plan(
 
 
 @dataclass
-class _Examination:
-    """What was found so far."""
+class _Parties:
+    """The two sides, who they are, and what was found so far."""
 
     source: MongoClient[Any] | Cluster
     state: SyncState
@@ -137,51 +137,6 @@ class _Examination:
     def there(self) -> MongoClient[Any] | Cluster:
         """The target as a whole."""
         return self.state.deployment
-
-    def plan(self) -> SyncPlan:
-        source, target = _described(self.source), _described(self.there)
-        for checks in (
-            (self._source_kind, self._target_kind),
-            (self._not_the_same,),
-            (self._versions, self._rights),
-        ):
-            for check in checks:
-                self._guarded(check)
-            if self.refusals:
-                return SyncPlan(source, target, refusals=self.refusals, warnings=self.warnings)
-        catalog = self._catalog()
-        if catalog is None:
-            return SyncPlan(source, target, refusals=self.refusals, warnings=self.warnings)
-        goes_on = self.state.read() is not None
-        for collection in catalog.collections.values():
-            self.refusals += self._refused(collection)
-        if not goes_on:
-            self._guarded(partial(self._shard_keys, catalog))
-        self._guarded(partial(self._names, catalog, goes_on=goes_on))
-        names = [one.namespace for one in catalog.collections.values() if one.kind == "collection"]
-        self._guarded(partial(self._readable, names))
-        documents, size, stored = sizes_of(self._members_of_source(), names)
-        rate = min(COPY_DOCUMENTS, self.settings.documents_per_second or math.inf)
-        seconds = max(documents / rate, size / COPY_BYTES)
-        reach = self._reach()
-        if not goes_on:
-            self._guarded(partial(self._space, stored))
-            self._window(seconds, reach)
-        kinds = [one.kind for one in catalog.collections.values()]
-        return SyncPlan(
-            source,
-            target,
-            collections=kinds.count("collection"),
-            views=kinds.count("view"),
-            documents=documents,
-            bytes=size,
-            seconds=seconds,
-            oplog_seconds=reach,
-            goes_on=goes_on,
-            keeps_uuids=self.keeps_uuids,
-            refusals=self.refusals,
-            warnings=self.warnings,
-        )
 
     def _guarded(self, check: Callable[[], None]) -> None:
         """A check whose own failure is a refusal."""
@@ -284,6 +239,56 @@ class _Examination:
             return compatibility_of(client)
         except PyMongoError:
             return None
+
+
+@dataclass
+class _Examination(_Parties):
+    """What a sync would meet."""
+
+    def plan(self) -> SyncPlan:
+        source, target = _described(self.source), _described(self.there)
+        for checks in (
+            (self._source_kind, self._target_kind),
+            (self._not_the_same,),
+            (self._versions, self._rights),
+        ):
+            for check in checks:
+                self._guarded(check)
+            if self.refusals:
+                return SyncPlan(source, target, refusals=self.refusals, warnings=self.warnings)
+        catalog = self._catalog()
+        if catalog is None:
+            return SyncPlan(source, target, refusals=self.refusals, warnings=self.warnings)
+        goes_on = self.state.read() is not None
+        for collection in catalog.collections.values():
+            self.refusals += self._refused(collection)
+        if not goes_on:
+            self._guarded(partial(self._shard_keys, catalog))
+        self._guarded(partial(self._names, catalog, goes_on=goes_on))
+        names = [one.namespace for one in catalog.collections.values() if one.kind == "collection"]
+        self._guarded(partial(self._readable, names))
+        documents, size, stored = sizes_of(self._members_of_source(), names)
+        rate = min(COPY_DOCUMENTS, self.settings.documents_per_second or math.inf)
+        seconds = max(documents / rate, size / COPY_BYTES)
+        reach = self._reach()
+        if not goes_on:
+            self._guarded(partial(self._space, stored))
+            self._window(seconds, reach)
+        kinds = [one.kind for one in catalog.collections.values()]
+        return SyncPlan(
+            source,
+            target,
+            collections=kinds.count("collection"),
+            views=kinds.count("view"),
+            documents=documents,
+            bytes=size,
+            seconds=seconds,
+            oplog_seconds=reach,
+            goes_on=goes_on,
+            keeps_uuids=self.keeps_uuids,
+            refusals=self.refusals,
+            warnings=self.warnings,
+        )
 
     # -- what they may ------------------------------------------------------------------------------------------------
 
