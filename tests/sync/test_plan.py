@@ -193,8 +193,8 @@ def test_a_sharded_target_and_one_shard_as_a_source(
     source, target = ends
     cluster = start_sharded_cluster(shards=2)
     shard = MongoClient(cluster.shards["shard0"].uri)
-    assert "the target is a sharded cluster, or a part of one" in only(make_plan(source, shard, SETTINGS))
-    assert "the target is a sharded cluster" in only(make_plan(source, open_client(cluster.uri), SETTINGS))
+    assert "Name a mongos of the cluster" in only(make_plan(source, shard, SETTINGS))
+    assert "Name a mongos of the cluster" in only(make_plan(source, open_client(cluster.uri), SETTINGS))
     assert "the source is shard shard0 of a cluster" in only(make_plan(shard, target, SETTINGS))
     deployment = Cluster.discover(open_client(cluster.uri), cluster.uri, {})
     assert deployment is not None

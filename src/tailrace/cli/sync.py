@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = """\
 Keep a deployment equal to another: copy it, follow it, prove that both are equal, and let it take the other's place.
-SOURCE is a replica set or a sharded cluster, TARGET a replica set; both are connection URIs, or @FILE. Start it again
+SOURCE is a replica set or a sharded cluster, TARGET a replica set or a mongos; both are URIs, or @FILE. Start it again
 to go on where it stopped; start it twice, and one process works while the other waits. SIGTERM and Ctrl-C end it at a
 position. What it has done is in the database tailrace_sync of the target; nothing is written to the source.
 
@@ -63,6 +63,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="A=B",
         help="another name on the target: of a database (shop=store) or a collection (shop.a=shop.b); may be repeated",
     )
+    wanted = "on a target that is a cluster: by which key a collection is sharded ({}: by none); may be repeated"
+    parser.add_argument("--shard-key", action="append", default=[], metavar="NS=KEY", help=wanted)
     parser.add_argument("--name", default="sync", help="tells syncs to one target apart (default: sync)")
     parser.add_argument(
         "--state-db", default="tailrace_sync", metavar="DB", help="the target's database that keeps the state"
@@ -142,6 +144,7 @@ def _opened(words: Sequence[str], args: argparse.Namespace) -> Iterator[Sync]:
         documents_per_second=args.documents_per_second,
         archive=args.archive,
         lease_s=args.lease_seconds,
+        shard_keys=_shard_keys(args.shard_key),
     ) as sync:
         yield sync
 
@@ -153,6 +156,22 @@ def _renames(given: Sequence[str]) -> dict[str, str]:
         if not equals or not before or not after:
             raise WrongUsageError(f"--rename {one} says no new name", hint="--rename shop=store, or shop.a=shop.b")
         found[before] = after
+    return found
+
+
+def _shard_keys(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for one in given:
+        namespace, _, text = one.partition("=")
+        try:
+            key = json.loads(text)
+        except ValueError:
+            key = None
+        if not isinstance(key, dict) or not namespace:
+            raise WrongUsageError(
+                f"--shard-key {one} says no shard key", hint="""--shard-key 'shop.orders={"region": 1, "_id": 1}'"""
+            )
+        found[namespace] = key
     return found
 
 

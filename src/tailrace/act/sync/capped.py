@@ -105,7 +105,7 @@ class CappedCopy:
         except PyMongoError as error:
             raise sink_error(f"read {known.target}", error) from error
         indexes.drop(self._state.client, known.target, ownership=self._ownership)
-        version = version_of(self._state.client)
+        version = version_of(self._state.deployment)
         id_index = None if kept["idIndex"] is None else bytes(kept["idIndex"])
         specs = tuple(bytes(one) for one in kept["specs"])
         made = CatalogCollection(known.target, "collection", known.uuid, bytes(kept["options"]), id_index, specs)

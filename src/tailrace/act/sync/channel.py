@@ -57,6 +57,8 @@ class Sync:
         documents_per_second: the copy's limit
         archive: a directory in which the source's oplogs are recorded, for when they reach back no longer
         lease_s: after so many seconds of silence another process may go on
+        shard_keys: for a target that is a cluster, by which key a collection of the source is sharded there:
+            ``{"shop.orders": {"region": 1, "_id": 1}}``; by default as on the source
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Sync:
         documents_per_second: float | None = None,
         archive: str | Path | None = None,
         lease_s: float = LEASE_S,
+        shard_keys: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         chosen, left_out = tuple(only), tuple(excluded)
         self.settings = SyncSettings(
@@ -85,6 +88,7 @@ class Sync:
             documents_per_second=documents_per_second,
             archive=None if archive is None else Path(archive),
             lease_s=lease_s,
+            shard_keys=dict(shard_keys or {}),
         )
         self._source, self._target = source, target
         self._stopped = threading.Event()
@@ -123,7 +127,7 @@ class Sync:
 
     def plan(self) -> SyncPlan:
         """What would be done and what would be refused. Nothing is written."""
-        return make_plan(self.ends.deployment, self.ends.target, self.settings)
+        return make_plan(self.ends.deployment, self.ends.target, self.settings, self.ends.state.cluster)
 
     def run(
         self, told: Told | None = None, *, until: ClusterTime | None = None, to_present: bool = False

@@ -30,9 +30,11 @@ class TargetCommands:
     def __init__(self, ownership: SyncOwnership) -> None:
         self.client: MongoClient[Any] = ownership.state.client
         self.ownership = ownership
-        self.version = version_of(self.client)
-        #: Whether this user may give operations by UUID.
-        self.by_uuid = True
+        self.version = version_of(ownership.state.deployment)
+        #: Whether this user may give operations by UUID. A mongos takes none.
+        self.by_uuid = ownership.state.cluster is None
+        #: The UUIDs that the server has chosen, where it was not to have the source's, by the source's.
+        self.chosen: dict[bytes, bytes] = {}
 
     def operate(
         self,
@@ -62,11 +64,27 @@ class TargetCommands:
                 self.by_uuid = False
             else:
                 return
+        whole = dict(bson.decode(plain or command))
+        if not self._is_of(database, whole, uuid):
+            return
         try:
-            self.command(at or database, dict(bson.decode(plain or command)), what)
+            self.command(at or database, whole, what)
         except SinkError as error:
             if error.code not in DONE_BEFORE:
                 raise
+
+    def _is_of(self, database: str, command: Mapping[str, Any], uuid: bytes) -> bool:
+        """Whether a command by a name would still be of the collection that is meant: otherwise it was done before."""
+        verb, name = next(iter(command.items()))
+        if verb == "create":
+            return True
+        name = str(name).partition(".")[2] if verb == "renameCollection" else str(name)
+        try:
+            found = list(self.client[database].list_collections(filter={"name": name}))
+        except PyMongoError as error:
+            raise sink_error(f"list {database}.{name}", error) from error
+        there = bytes(found[0].get("info", {}).get("uuid", b"")) if found else b""
+        return there in (uuid, self.chosen.get(uuid))
 
     def apply(self, operations: Sequence[Mapping[str, Any]], what: str) -> None:
         """Operations as ``applyOps``, behind the fence."""

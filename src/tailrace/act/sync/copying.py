@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -43,10 +43,11 @@ from tailrace.act.sync.catalog import (
 from tailrace.act.sync.inserting import Inserter, pieces_of
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.shard_keys import chosen_key, keys_of, refused_key, source_keys
 from tailrace.act.sync.state import SyncDocument, SyncedCollection, SyncState
 from tailrace.act.sync.target import answering
 from tailrace.errors import SinkError
-from tailrace.read.snapshot.chunk import ChunkReader
+from tailrace.read.snapshot.chunk import ChunkReader, id_alone
 from tailrace.read.snapshot.documents import RunOfDocuments
 from tailrace.read.snapshot.reader import SnapshotChunk, Throttle, places_of, range_reader
 from tailrace.read.snapshot.state import KeyRange, key_ranges
@@ -157,18 +158,20 @@ class Copy:
         before has made is made anew: nothing is in it yet."""
         for namespace in reversed(document.extra.get("making", ())):
             indexes.drop(self._target, namespace, ownership=self._ownership)
+        keys = source_keys(self._source) if self._state.cluster is not None else {}
         catalog, begun = catalog_at_rest(self._source, OnSource(self._settings))
         wanted = self._under_new_names(catalog)
         self._check_free(wanted)
         making = sorted(wanted, key=lambda one: one.kind != "collection")  # views after what they show
         self._ownership.run(_nothing, sets={"making": [one.namespace for one in making]}, what="begin the copy")
-        version = version_of(self._target)
+        version = version_of(self._state.deployment)
         made: list[tuple[CatalogCollection, str, bytes]] = []
         before = {self._settings.target_of(name): name for name in catalog.collections}
         for one in making:
             uuid = indexes.create(self._target, one, version, ownership=self._ownership)
             if one.kind == "collection":
                 indexes.build_early(self._target, one, version, check=self._ownership.check)
+                uuid = self._sharded(one, before[one.namespace], uuid, keys)
                 made.append((one, before[one.namespace], uuid))
         cut = [self._cut(one, namespace) for one, namespace, _ in made]
 
@@ -185,6 +188,17 @@ class Copy:
         sets = {"prepared": True, "making": [], "time": at, "hold": at}
         self._ownership.run(note, sets=sets, what="note what is to be copied")
 
+    def _sharded(
+        self, one: CatalogCollection, namespace: str, uuid: bytes, keys: Mapping[bytes, Mapping[str, Any]]
+    ) -> bytes:
+        """Shard a collection of a target that is a cluster while it is empty. Returns its UUID there."""
+        key = chosen_key(one, namespace, self._settings.shard_keys, keys) if self._state.cluster is not None else {}
+        if not key:
+            return uuid
+        for refused in refused_key(replace(one, namespace=namespace), key):
+            raise SinkError(refused)
+        return indexes.shard(self._target, one, key, version_of(self._state.deployment), self._ownership)
+
     def _under_new_names(self, catalog: DeploymentCatalog) -> list[CatalogCollection]:
         moved = catalog.renamed(self._settings.target_of)
         if len(moved.collections) < len(catalog.collections):
@@ -194,7 +208,7 @@ class Copy:
         return list(moved.collections.values())
 
     def _check_free(self, wanted: Iterable[CatalogCollection]) -> None:
-        there = read_catalog(self._target, OnTarget(self._settings)).collections
+        there = read_catalog(self._state.deployment, OnTarget(self._settings)).collections
         taken = sorted(one.namespace for one in wanted if one.namespace in there)
         if taken:
             more = f" and {len(taken) - 1:,} more" if len(taken) > 1 else ""
@@ -283,7 +297,7 @@ class Copy:
 
     def _build_indexes(self) -> None:
         """Build the indexes that need not wait. One that a document is in the way of waits all the same."""
-        version = version_of(self._target)
+        version = version_of(self._state.deployment)
         collections = self._state.collections()
         for uuid, copy in self._state.copies().items():
             specs = [bytes(one) for one in copy["specs"]]
@@ -326,7 +340,12 @@ class _RangeCopier:
         self._source = copy._source
         self._start = start
         self._read = range_reader(copy._source, start)
-        self._inserter = Inserter(copy._target)
+        cluster = self._state.cluster
+        self._inserter = Inserter(copy._target, routed=cluster is not None)
+        collections = self._state.collections() if cluster is not None else {}
+        keys = keys_of(cluster) if cluster is not None else {}
+        #: The paths of the shard keys that collections have on the target, by their UUIDs on the source.
+        self._keys = {uuid: tuple(keys.get(one.target_uuid, ())) for uuid, one in collections.items()}
 
     def copy(self, wanted: _CopyRange) -> None:
         """Copy what is left of a range. Where its collection is gone, nothing is left."""
@@ -344,6 +363,8 @@ class _RangeCopier:
         for left in reversed(range(_DUPLICATE_TRIES)):
             pieces = pieces_of(chunk.documents)
             try:
+                if self._keys.get(wanted.uuid) and isinstance(self._source, Cluster):
+                    _refuse_twice(chunk)
                 return self._note(wanted, wanted.after(chunk.to, chunk.documents), pieces)
             except SinkError as error:
                 if error.code == _DOLLAR and not self._inserter.looks_at_ids:
@@ -367,7 +388,7 @@ class _RangeCopier:
 
         def body(session: ClientSession) -> None:
             if pieces:
-                self._inserter.insert(before.target, pieces, session)
+                self._inserter.insert(before.target, pieces, session, self._keys.get(before.uuid, ()))
             found = self._state.ranges.replace_one(
                 {"_id": before.id, "at": Binary(before.range.at)}, after.document(), session=session
             )
@@ -482,10 +503,17 @@ class _Counts:
             return SyncCopyProgress(self._documents, self._bytes, estimate, done, self._collections, left)
 
 
+def _refuse_twice(chunk: SnapshotChunk) -> None:
+    """Raise SinkError where a chunk has two documents of one ``_id``: a target that is sharded might take both."""
+    seen = {id_alone(one) for one in chunk.documents}
+    if len(seen) < len(chunk.documents):
+        raise SinkError("two of the documents that were read have one _id", code=_DUPLICATE)
+
+
 def _duplicate(error: SinkError, chunk: SnapshotChunk, sharded: bool) -> SinkError:
     if sharded:
         return SinkError(
-            f"two shards have a document of one _id in {chunk.namespace}, and a replica set holds each _id once: "
+            f"two shards have a document of one _id in {chunk.namespace}, and a sync tells documents apart by it: "
             f"{error.message}",
             code=error.code,
             hint="Remove or renumber one of the two, or leave the collection out (--except)",

@@ -6,6 +6,7 @@ between, and a fence stands before it (``fence_operation``). A user who may not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -48,6 +49,17 @@ class TargetDefinitions:
         self._indexes = IndexDefinitions(state, self._commands)
         self.capped = CappedWriter(self._commands)
         self.version = self._commands.version
+
+    @property
+    def chosen(self) -> Mapping[bytes, bytes]:
+        """The UUIDs that the server has chosen, by the source's, where it was not to have these."""
+        return self._commands.chosen
+
+    @property
+    def notes_at_once(self) -> bool:
+        """Whether what a definition gives to note is to be noted right after it. A command by a name cannot be given
+        twice after others that have changed the names; by what is noted, it is then seen that it was given."""
+        return not self._commands.by_uuid
 
     def carry_out(self, definition: Definition, *, consistent: bool) -> list[Note]:
         """Carry out a definition, which may have been done before. ``consistent``: the target equals the source just
@@ -134,7 +146,9 @@ class TargetDefinitions:
         """To be called after the command: where it could not give a UUID, the server has chosen one."""
         state = self._state
         if not self._commands.by_uuid:
-            collection = replace(collection, target_uuid=self._uuid_of(collection))
+            chosen = self._uuid_of(collection)
+            self._commands.chosen[collection.target_uuid] = chosen
+            collection = replace(collection, target_uuid=chosen)
         return lambda session: state.set_collection(collection, session)
 
     def _uuid_of(self, collection: SyncedCollection) -> bytes:
@@ -169,6 +183,9 @@ class TargetDefinitions:
                 operation["o2"] = RawBSONDocument(key)
         if body is None and before is None:
             return
+        if not self._commands.by_uuid:
+            write_view(self._commands, target, body)
+            return
         try:
             if body is not None:
                 self._make_views(database)
@@ -196,6 +213,9 @@ class TargetDefinitions:
         """The views of a database go with it. Those that are not of this sync stay."""
         settings = self._state.settings
         database = settings.target_of(f"{definition.entry.namespace.decode().partition('.')[0]}.x").partition(".")[0]
+        if not self._commands.by_uuid:
+            drop_views(self._commands, database)
+            return
         uuid = self._listed_uuid(database, _VIEWS)
         if uuid is None:
             return
@@ -220,6 +240,8 @@ class TargetDefinitions:
         return replaced(body, b"_id", string_of(b"_id", target))
 
     def _read_view(self, target: str, key: bytes) -> bytes | None:
+        if not self._commands.by_uuid:
+            return listed_view(self._commands, target)
         views = self._target.get_database(target.partition(".")[0], codec_options=_RAW)["system.views"]
         try:
             found = views.find_one(RawBSONDocument(key))

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from pymongo import MongoClient
 
 from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.shard_keys import is_router
 from tailrace.act.sync.state import SyncState
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.read.snapshot.reader import places_of
@@ -33,7 +34,10 @@ class Ends:
             self.cluster = Cluster.discover(self.source, source, {})
             if self.cluster is not None:
                 opened.callback(self.cluster.close)
-            self.state = SyncState(self.target, settings)
+            there = Cluster.discover(self.target, target, {}) if is_router(self.target) else None
+            if there is not None:
+                opened.callback(there.close)
+            self.state = SyncState(self.target, settings, there)
             self._stack = opened.pop_all()
 
     @property

@@ -26,6 +26,7 @@ from tailrace.act.sync.folded_catalog import Definition
 from tailrace.act.sync.index_definitions import Note
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.shard_keys import keys_of
 from tailrace.act.sync.sizes import DocumentSizes
 from tailrace.act.sync.state import COMMITS_KEPT, Committed, SyncDocument, SyncedCollection, SyncState
 from tailrace.act.sync.writer import ANEW, NAMES_SINCE, ChangesWriter, OtherWayError
@@ -44,6 +45,8 @@ _FLUSH_S: Final = 1.0
 _FIRST, _LEAST, _MOST = 256, 8, 2_000
 _SMALL_BYTES, _LARGE_BYTES = 8 << 20, 48 << 20
 _SLOW_S: Final = 15.0
+#: Seconds for which the shard keys of a target that is a cluster are believed: somebody may shard a collection.
+_KEYS_S: Final = 5.0
 _CAPPED: Final = ("write", "capped collections")
 WHAT: Final = "the collections of the sync"
 
@@ -83,7 +86,7 @@ class Follower:
         self._definitions = TargetDefinitions(state, ownership)
         self._encoder = DeltaEncoder(
             takes_names=self._definitions.version >= NAMES_SINCE,
-            takes_deltas=takes_deltas(state.client, state.database),
+            takes_deltas=state.cluster is None and takes_deltas(state.client, state.database),
         )
         self._sizes = DocumentSizes(state.client)
         self._most = _FIRST
@@ -104,6 +107,7 @@ class Follower:
         self.time, self.hold, self.phase = document.time, document.hold, document.phase
         self._batch, self._witness = document.batch, document.witness
         self._barrier = document.barrier is not None
+        self._keys, self._keys_read = _keys(self._state, self._definitions), time.monotonic()
         #: Whether changes of capped collections may have been written after the position.
         self._capped_begun = (
             document.barrier is not None and (document.barrier["command"], document.barrier["namespace"]) == _CAPPED
@@ -168,6 +172,8 @@ class Follower:
         return True
 
     def _write(self, window: OplogWindow) -> None:
+        if time.monotonic() - self._keys_read > _KEYS_S:
+            self._keys, self._keys_read = _keys(self._state, self._definitions), time.monotonic()
         fold = SyncFold(self._settings, self.collections, self.hold, self._most, size_of=self._sizes)
         notes: list[Note] = []
         with _StepsAhead(fold, window) as ahead:
@@ -204,7 +210,15 @@ class Follower:
         self._block(definition.time, name, "" if collection is None else collection.namespace)
         notes = self._definitions.carry_out(definition, consistent=self.phase == "follow")
         self.definitions += 1
-        return notes
+        if not notes or not self._definitions.notes_at_once:
+            return notes
+
+        def body(session: ClientSession) -> None:
+            for note in notes:
+                note(session)
+
+        self._ownership.run(body, what="note what was defined")
+        return []
 
     def _block(self, at: ClusterTime, command: str, namespace: str) -> None:
         """Note that the target is between two positions. The next position takes that back."""
@@ -248,7 +262,8 @@ class Follower:
         self._adapt(segment.changes, writer.written_bytes, time.monotonic() - begun)
 
     def _writer(self) -> ChangesWriter:
-        return ChangesWriter(self._state.client, self.hold, self._definitions.version, self._encoder)
+        version = self._definitions.version
+        return ChangesWriter(self._state.client, self.hold, version, self._encoder, self._keys)
 
     def _position(self, segment: ChangeSegment, window: OplogWindow) -> dict[str, Any]:
         """What the sync's document says with the segment."""
@@ -370,6 +385,14 @@ class _StepsAhead:
     def __exit__(self, *_: object) -> None:
         if self._ahead is not None:
             self._ahead.give_up()
+
+
+def _keys(state: SyncState, definitions: TargetDefinitions) -> dict[bytes, dict[str, Any]]:
+    """The shard keys of the target's collections, by the UUIDs that this process knows them by."""
+    if state.cluster is None:
+        return {}
+    found = keys_of(state.cluster)
+    return found | {before: found[there] for before, there in definitions.chosen.items() if there in found}
 
 
 def _lane(one: DocumentChanges, count: int) -> int:

@@ -136,6 +136,7 @@ def settings_back(settings: SyncSettings, there: Iterable[SyncedCollection]) -> 
         excluded=excluded,
         renames={after: before for before, after in settings.renames.items()},
         name=f"{settings.name}{_BACK}",
+        shard_keys={},
     )
 
 
@@ -187,5 +188,5 @@ def _go_on_beginning(back: Ends, settings: SyncSettings, there: Sequence[SyncedC
 
 def _expiring(back: Ends, settings: SyncSettings) -> list[tuple[str, bytes]]:
     """The indexes of the former source by which documents expire: they are held while it follows."""
-    found = read_catalog(back.target, OnTarget(settings)).collections.values()
+    found = read_catalog(back.state.deployment, OnTarget(settings)).collections.values()
     return [(one.namespace, spec) for one in found for spec in one.indexes if expires(spec)]

@@ -42,6 +42,7 @@ from tailrace.act.sync.catalog import (
     version_of,
 )
 from tailrace.act.sync.ownership import SyncOwnership
+from tailrace.act.sync.shard_keys import supporting_index
 from tailrace.act.sync.state import SyncState
 from tailrace.act.sync.target import MAJORITY, REPLIES, is_worth_again, sink_error
 from tailrace.core import raw_bson
@@ -101,6 +102,28 @@ def create(
     return bytes(there["info"].get("uuid", b""))
 
 
+def shard(
+    target: MongoClient[Any],
+    collection: CatalogCollection,
+    key: Mapping[str, Any],
+    version: tuple[int, int],
+    ownership: SyncOwnership,
+) -> bytes:
+    """Shard an empty collection of a target that is a cluster, by an index that the source has too. Returns its UUID.
+    Raises SinkError."""
+    database, _, name = collection.namespace.partition(".")
+    supporting = supporting_index(collection, key)
+    if supporting is not None:
+        specs, collated = [supporting], collection.has_collation
+        build(target, collection.namespace, specs, version, has_collation=collated, check=ownership.check)
+    command = bson.encode({"shardCollection": collection.namespace, "key": dict(key)})
+    _command(target, "admin", command, f"shard {collection.namespace}", check=ownership.check)
+    there = _there(target, database, name)
+    if there is None:
+        raise SinkError(f"the target has lost {collection.namespace} while it was sharded")
+    return bytes(there["info"].get("uuid", b""))
+
+
 def drop(target: MongoClient[Any], namespace: str, *, ownership: SyncOwnership | None = None) -> None:
     """Drop a collection or view of the target, if it is there."""
     database, _, name = namespace.partition(".")
@@ -121,6 +144,8 @@ def _apply(
 ) -> bool:
     """A command by the UUID of its collection, behind the owner's fence. Returns false where this user may not, and
     where another collection of the target has the UUID: that of another sync."""
+    if ownership is not None and ownership.state.cluster is not None:
+        return False  # a mongos takes no applyOps
     fence = () if ownership is None else (ownership.fence_operation(),)
     whole = {"op": "c", "ns": f"{database}.$cmd", **operation}
     judge = (lambda _: None) if ownership is None else ownership.judge
@@ -337,7 +362,7 @@ def waiting(state: SyncState) -> list[WaitingIndex]:
 def build_waiting(state: SyncState, ownership: SyncOwnership) -> None:
     """Build what waits for the target to equal the source for the first time: now it does. Raises SinkError."""
     target = state.client
-    version = version_of(target)
+    version = version_of(state.deployment)
     by_collection: dict[tuple[bytes, str], list[bytes]] = {}
     for one in waiting(state):
         if not one.there:

@@ -18,6 +18,7 @@ from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
+from tailrace.act.sync.shard_keys import key_elements
 from tailrace.act.sync.target import REPLIES
 from tailrace.core import raw_bson
 from tailrace.errors import SourceError
@@ -36,15 +37,18 @@ class Inserter:
 
     ``keeps_empty_timestamps``  whether the target's inserts can leave a Timestamp of 0 as it is
     ``looks_at_ids``            whether each ``_id`` is looked at: once an insert was refused for one
+    ``routed``                  whether the target is a mongos
     """
 
-    def __init__(self, target: MongoClient[Any]) -> None:
+    def __init__(self, target: MongoClient[Any], *, routed: bool = False) -> None:
         self._target = target
-        self.keeps_empty_timestamps = _takes_empty_timestamps(target)
+        # Whether a mongos passes the option on is not known for each version.
+        self.keeps_empty_timestamps = not routed and _takes_empty_timestamps(target)
         self.looks_at_ids = False
 
-    def insert(self, namespace: str, pieces: Sequence[bytes], session: ClientSession) -> None:
-        """Insert the documents of ``pieces``, each some of them one after the other. Raises OperationFailure."""
+    def insert(self, namespace: str, pieces: Sequence[bytes], session: ClientSession, key: Sequence[str] = ()) -> None:
+        """Insert the documents of ``pieces``, each some of them one after the other. ``key``: the paths of the
+        collection's shard key. Raises OperationFailure."""
         database, _, name = namespace.partition(".")
         special: list[bytes] = []
         if not self.keeps_empty_timestamps or self.looks_at_ids:
@@ -61,7 +65,7 @@ class Inserter:
         if pieces:
             _raise_first(there.command(command, session=session, codec_options=REPLIES))
         if special:
-            updates = [insertion(one) for one in special]
+            updates = [insertion(one, key) for one in special]
             command = {"update": name, "updates": updates, "ordered": False, "bypassDocumentValidation": True}
             _raise_first(there.command(command, session=session, codec_options=REPLIES))
 
@@ -132,13 +136,14 @@ def has_dollar_in_id(document: bytes) -> bool:
     return found is not None and found.type == raw_bson.OBJECT and b"$" in raw_bson.value(document, found)
 
 
-def insertion(document: bytes) -> dict[str, Any]:
-    """An update that inserts a document with all its bytes."""
+def insertion(document: bytes, key: Sequence[str] = ()) -> dict[str, Any]:
+    """An update that inserts a document with all its bytes. ``key``: the paths of the collection's shard key."""
     element = raw_bson.find(document, b"_id")
     if element is None:
         raise SourceError("a document without _id")
     equals = raw_bson.encode_element(element.type, b"$eq", raw_bson.value(document, element))
-    query = raw_bson.encode_document(raw_bson.encode_element(raw_bson.OBJECT, b"_id", raw_bson.encode_document(equals)))
+    own = raw_bson.encode_element(raw_bson.OBJECT, b"_id", raw_bson.encode_document(equals))
+    query = raw_bson.encode_document(own, key_elements(document, key))
     return {
         "q": RawBSONDocument(query, _RAW),
         "u": [{"$replaceWith": {"$literal": RawBSONDocument(document, _RAW)}}],

@@ -26,6 +26,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SourceError
 from tailrace.read.snapshot.chunk import KeyRangeCursor, id_alone
 from tailrace.read.snapshot.documents import RunOfDocuments
+from tailrace.read.snapshot.reader import places_of
 from tailrace.read.snapshot.state import HIGHEST, KeyRange
 from tailrace.read.source.connection import RETRY_SECONDS, Connection
 from tailrace.read.source.raw_reply import RawReplyCursor
@@ -52,10 +53,20 @@ class _SnapshotAt(ReadConcern):
         return {**super().document, "atClusterTime": self._time}
 
 
+def target_now(state: SyncState) -> ClusterTime:
+    """The target's time; of a cluster, one that every shard has heard of."""
+    if state.cluster is not None:
+        return places_of(state.cluster, RETRY_SECONDS).now()
+    return ClusterTime.from_timestamp(state.client.admin.command("ping")["operationTime"])
+
+
 def state_at(state: SyncState, at: ClusterTime) -> SyncDocument | None:
     """The state of a sync as it was at a time of the target's: with it comes which position the target was at."""
-    with MomentReader(state.client).reading(at) as (concern, session):
-        there = state.client.get_database(state.database, read_concern=concern)
+    client = state.client
+    if state.cluster is not None:
+        client = state.cluster.primary_client(state.database) or client
+    with MomentReader(client).reading(at) as (concern, session):
+        there = client.get_database(state.database, read_concern=concern)
         found = there["syncs"].find_one({"_id": state.name}, session=session)
     return None if found is None else document_of(found)
 
@@ -169,3 +180,35 @@ class MomentReader:
         found: Any = there.get_collection("_")
         found._name = Binary(uuid, 4)
         return cast(Collection[Any], found)
+
+
+class TargetReader:
+    """Reads the target of a sync at one of its times: a replica set, or what the shards of a cluster own. Belongs to
+    one thread."""
+
+    def __init__(self, state: SyncState) -> None:
+        self._state = state
+        self._places = None if state.cluster is None else places_of(state.cluster, RETRY_SECONDS)
+        self._readers: dict[int, MomentReader] = {}
+
+    def whole(self, database: str, uuid: bytes, at: ClusterTime, within: KeyRange) -> RunOfDocuments | None:
+        """All documents of a range, in the order of ``_id`` on each shard; ``None`` where chunks moved meanwhile."""
+        if self._places is None:
+            return self._reader(self._state.client).whole(database, uuid, at, within)
+        placement = self._places.placement(uuid, database)
+        if placement is None or placement.after > at:
+            return None
+        self._places.now()  # each shard has heard of the time
+        owned: list[bytes] = []
+        for member, client in placement.members.items():
+            run = self._reader(client).whole(database, uuid, at, within)
+            owned += [one for one in run if placement.owns(member, one)]
+        if self._places.placement(uuid, database) != placement:
+            return None
+        return RunOfDocuments(b"".join(owned))
+
+    def _reader(self, client: MongoClient[Any]) -> MomentReader:
+        known = self._readers.get(id(client))
+        if known is None:
+            known = self._readers[id(client)] = MomentReader(client)
+        return known

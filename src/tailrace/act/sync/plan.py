@@ -27,6 +27,7 @@ from tailrace.act.sync.catalog import (
 )
 from tailrace.act.sync.rights import may_read_by_uuid, missing_rights, unreadable
 from tailrace.act.sync.settings import SyncSettings
+from tailrace.act.sync.shard_keys import CLUSTER_SINCE, chosen_key, refused_key, source_keys
 from tailrace.act.sync.sizes import disk_of, in_time, in_units, reach_of, sizes_of
 from tailrace.act.sync.state import SyncState
 from tailrace.act.sync.views import collections_shown
@@ -106,64 +107,36 @@ class SyncPlan:
         return "\n".join(lines)
 
 
-def make_plan(source: MongoClient[Any] | Cluster, target: MongoClient[Any], settings: SyncSettings) -> SyncPlan:
+def make_plan(
+    source: MongoClient[Any] | Cluster,
+    target: MongoClient[Any],
+    settings: SyncSettings,
+    cluster: Cluster | None = None,
+) -> SyncPlan:
     """Look at both sides. Writes nothing. Raises TailraceError only where neither side can be looked at."""
-    return _Examination(source, target, settings).plan()
+    return _Examination(source, SyncState(target, settings, cluster), settings).plan()
 
 
 @dataclass
-class _Examination:
-    """What was found so far."""
+class _Parties:
+    """The two sides, who they are, and what was found so far."""
 
     source: MongoClient[Any] | Cluster
-    target: MongoClient[Any]
+    state: SyncState
     settings: SyncSettings
     refusals: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     keeps_uuids: bool = True
 
-    def plan(self) -> SyncPlan:
-        source, target = _described(self.source), _described(self.target)
-        for checks in (
-            (self._source_kind, self._target_kind),
-            (self._not_the_same,),
-            (self._versions, self._rights),
-        ):
-            for check in checks:
-                self._guarded(check)
-            if self.refusals:
-                return SyncPlan(source, target, refusals=self.refusals, warnings=self.warnings)
-        catalog = self._catalog()
-        if catalog is None:
-            return SyncPlan(source, target, refusals=self.refusals, warnings=self.warnings)
-        goes_on = SyncState(self.target, self.settings).read() is not None
-        for collection in catalog.collections.values():
-            self.refusals += self._refused(collection)
-        self._guarded(partial(self._names, catalog, goes_on=goes_on))
-        names = [one.namespace for one in catalog.collections.values() if one.kind == "collection"]
-        self._guarded(partial(self._readable, names))
-        documents, size, stored = sizes_of(self._members_of_source(), names)
-        rate = min(COPY_DOCUMENTS, self.settings.documents_per_second or math.inf)
-        seconds = max(documents / rate, size / COPY_BYTES)
-        reach = self._reach()
-        if not goes_on:
-            self._guarded(partial(self._space, stored))
-            self._window(seconds, reach)
-        kinds = [one.kind for one in catalog.collections.values()]
-        return SyncPlan(
-            source,
-            target,
-            collections=kinds.count("collection"),
-            views=kinds.count("view"),
-            documents=documents,
-            bytes=size,
-            seconds=seconds,
-            oplog_seconds=reach,
-            goes_on=goes_on,
-            keeps_uuids=self.keeps_uuids,
-            refusals=self.refusals,
-            warnings=self.warnings,
-        )
+    @property
+    def target(self) -> MongoClient[Any]:
+        """The target, or a mongos of it."""
+        return self.state.client
+
+    @property
+    def there(self) -> MongoClient[Any] | Cluster:
+        """The target as a whole."""
+        return self.state.deployment
 
     def _guarded(self, check: Callable[[], None]) -> None:
         """A check whose own failure is a refusal."""
@@ -193,11 +166,19 @@ class _Examination:
 
     def _target_kind(self) -> None:
         hello = self.target.admin.command("hello")
-        sharded = hello.get("msg") == "isdbgrid" or "configsvr" in hello or shard_name(self.target) is not None
-        if sharded:
+        if hello.get("msg") == "isdbgrid":
+            if version_of(self.there) < CLUSTER_SINCE:
+                self.refusals.append(
+                    "the target is a cluster of MongoDB 4.4, which does not rename sharded collections. "
+                    "Upgrade it to 5.0 or later"
+                )
+            self.warnings.append(
+                "no sync to a sharded cluster was measured with a mongos itself: verify before a cut-over"
+            )
+        elif "configsvr" in hello or shard_name(self.target) is not None:
             self.refusals.append(
-                "the target is a sharded cluster, or a part of one: only a replica set can be a target. "
-                "Sync to a replica set, and add it to a cluster as its first shard afterwards"
+                "the target is a config server or a shard of a cluster, which takes no writes but those of a mongos. "
+                "Name a mongos of the cluster"
             )
         elif "setName" not in hello:
             self.refusals.append(
@@ -206,7 +187,7 @@ class _Examination:
             )
 
     def _not_the_same(self) -> None:
-        theirs = identity_if_allowed(self.target)
+        theirs = identity_if_allowed(self.there)
         mine = identity_if_allowed(self.source)
         sets = set(mine.replica_sets.items())
         if isinstance(self.source, Cluster):
@@ -216,18 +197,21 @@ class _Examination:
         else:
             processes = {_process(self.source)}
         known = {pair for pair in theirs.replica_sets.items() if pair[1]}
+        for one in self._members(self.there) if isinstance(self.there, Cluster) else ():
+            known |= {pair for pair in identity_if_allowed(one).replica_sets.items() if pair[1]}
         if known & sets or _process(self.target) in processes - {None}:
             self.refusals.append("source and target are the same deployment. Check the two connection strings")
 
     def _versions(self) -> None:
-        mine, theirs = version_of(self.source), version_of(self.target)
+        mine, theirs = version_of(self.source), version_of(self.there)
         if theirs < mine:
             self.refusals.append(
                 f"the target runs MongoDB {_dotted(theirs)} and the source {_dotted(mine)}: a sync goes to the same or "
                 "a newer version. Upgrade the target"
             )
             return
-        lower = self._compatibility(self.target)
+        lowest = [one for client in self._members(self.there) if (one := self._compatibility(client)) is not None]
+        lower = min(lowest, key=_numbers, default=None)
         higher = [self._compatibility(client) for client in self._members_of_source()]
         for one in higher:
             if one is not None and lower is not None and _numbers(lower) < _numbers(one):
@@ -245,13 +229,66 @@ class _Examination:
                 self.warnings.append(f"no sync was measured on MongoDB {_dotted(version)}, which the {which} runs")
 
     def _members_of_source(self) -> list[MongoClient[Any]]:
-        return [self.source] if isinstance(self.source, MongoClient) else self._shards(self.source)
+        return self._members(self.source)
+
+    def _members(self, deployment: MongoClient[Any] | Cluster) -> list[MongoClient[Any]]:
+        return [deployment] if isinstance(deployment, MongoClient) else self._shards(deployment)
 
     def _compatibility(self, client: MongoClient[Any]) -> str | None:
         try:
             return compatibility_of(client)
         except PyMongoError:
             return None
+
+
+@dataclass
+class _Examination(_Parties):
+    """What a sync would meet."""
+
+    def plan(self) -> SyncPlan:
+        source, target = _described(self.source), _described(self.there)
+        for checks in (
+            (self._source_kind, self._target_kind),
+            (self._not_the_same,),
+            (self._versions, self._rights),
+        ):
+            for check in checks:
+                self._guarded(check)
+            if self.refusals:
+                return SyncPlan(source, target, refusals=self.refusals, warnings=self.warnings)
+        catalog = self._catalog()
+        if catalog is None:
+            return SyncPlan(source, target, refusals=self.refusals, warnings=self.warnings)
+        goes_on = self.state.read() is not None
+        for collection in catalog.collections.values():
+            self.refusals += self._refused(collection)
+        if not goes_on:
+            self._guarded(partial(self._shard_keys, catalog))
+        self._guarded(partial(self._names, catalog, goes_on=goes_on))
+        names = [one.namespace for one in catalog.collections.values() if one.kind == "collection"]
+        self._guarded(partial(self._readable, names))
+        documents, size, stored = sizes_of(self._members_of_source(), names)
+        rate = min(COPY_DOCUMENTS, self.settings.documents_per_second or math.inf)
+        seconds = max(documents / rate, size / COPY_BYTES)
+        reach = self._reach()
+        if not goes_on:
+            self._guarded(partial(self._space, stored))
+            self._window(seconds, reach)
+        kinds = [one.kind for one in catalog.collections.values()]
+        return SyncPlan(
+            source,
+            target,
+            collections=kinds.count("collection"),
+            views=kinds.count("view"),
+            documents=documents,
+            bytes=size,
+            seconds=seconds,
+            oplog_seconds=reach,
+            goes_on=goes_on,
+            keeps_uuids=self.keeps_uuids,
+            refusals=self.refusals,
+            warnings=self.warnings,
+        )
 
     # -- what they may ------------------------------------------------------------------------------------------------
 
@@ -262,8 +299,8 @@ class _Examination:
         needed = missing_rights(self.target, self.settings.state_db, databases)
         self.refusals += needed.refusals
         self.warnings += needed.warnings
-        self.keeps_uuids = needed.keeps_uuids
-        sides = {"source": self._members_of_source(), "target": [self.target]}
+        self.keeps_uuids = needed.keeps_uuids and isinstance(self.there, MongoClient)
+        sides = {"source": self._members_of_source(), "target": self._members(self.there)}
         for side, clients in sides.items():
             if not all(may_read_by_uuid(client) for client in clients):
                 self.warnings.append(
@@ -296,6 +333,9 @@ class _Examination:
         if one.kind == "timeseries":
             yield f"{one.namespace} is a time-series collection, whose buckets no sync keeps equal. {leave}"
         if one.is_capped and not self.keeps_uuids:
+            if isinstance(self.there, Cluster):
+                yield f"{one.namespace} is capped, which no mongos lets a sync write as it has to. {leave}"
+                return
             yield (
                 f"{one.namespace} is capped, and the target's user may not write it as a sync has to. Grant it the "
                 "actions applyOps, forceUUID and useUUID on the cluster, or leave it out (--except)"
@@ -304,7 +344,7 @@ class _Examination:
             yield f"{one.namespace} is a collection of Queryable Encryption, which drivers alone may write. {leave}"
         if one.kind == "view":
             yield from self._refused_view(one)
-        target = version_of(self.target)
+        target = version_of(self.there)
         for spec in one.indexes:
             name = f"the index {name_of(spec)} of {one.namespace}"
             expiry = number_of(spec, b"expireAfterSeconds")
@@ -312,6 +352,20 @@ class _Examination:
                 yield f"{name} has NaN as expireAfterSeconds, which versions take differently. Set it with collMod"
             if target >= (5, 0) and b"geoHaystack" in spec:
                 yield f"{name} is a geoHaystack index, which MongoDB 5.0 and later do not have. Drop it"
+
+    def _shard_keys(self, catalog: DeploymentCatalog) -> None:
+        """By which keys collections are sharded there."""
+        chosen = self.settings.shard_keys
+        if not isinstance(self.there, Cluster):
+            if chosen:
+                self.refusals.append("the target is a replica set, and shards nothing: leave --shard-key out")
+            return
+        self.refusals += [
+            f"--shard-key: the source has no {one}" for one in sorted(chosen.keys() - catalog.collections.keys())
+        ]
+        keys = source_keys(self.source)
+        for namespace, one in catalog.collections.items():
+            self.refusals += refused_key(one, chosen_key(one, namespace, chosen, keys))
 
     def _refused_view(self, one: CatalogCollection) -> Iterator[str]:
         """A view names collections of its database, and nobody rewrites it."""
@@ -336,7 +390,7 @@ class _Examination:
         self._database_names({name.partition(".")[0] for name in wanted})
         if goes_on:
             return
-        there = read_catalog(self.target, OnTarget(self.settings)).collections
+        there = read_catalog(self.there, OnTarget(self.settings)).collections
         taken = sorted(name for name in wanted if name in there)
         if taken:
             names = ", ".join(taken[:_NAMED_MAX]) + (
@@ -372,7 +426,8 @@ class _Examination:
     # -- how much, how long -------------------------------------------------------------------------------------------
 
     def _space(self, stored: int) -> None:
-        total, used = disk_of(self.target, self.settings.state_db)
+        disks = [disk_of(client, self.settings.state_db) for client in self._members(self.there)]
+        total, used = sum(one[0] for one in disks), sum(one[1] for one in disks)
         if not total:
             return
         free = total - used

@@ -88,6 +88,8 @@ def _same_deployment(state: SyncState, document: SyncDocument) -> None:
 
 def _identity(state: SyncState) -> DeploymentIdentity:
     """The target's. Where its user may not know the id, that is left out, and not compared."""
+    if state.cluster is not None:
+        return identity_if_allowed(state.cluster)
     with answering("be asked who it is"):
         hello = state.client.admin.command("hello")
     return identity_if_allowed(state.client) if "setName" in hello else DeploymentIdentity()

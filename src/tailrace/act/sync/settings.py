@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
@@ -30,6 +30,8 @@ class SyncSettings:
     ``documents_per_second``  the copy's limit; ``None``: none
     ``archive``    a directory that keeps oplog entries for longer than the oplog does
     ``lease_s``    an owner that is silent for so long may be replaced
+    ``shard_keys`` by which keys collections of the source are sharded on a target that is a cluster; an empty one: not
+                   at all
     """
 
     selection: Selection = EVERYTHING
@@ -41,6 +43,7 @@ class SyncSettings:
     documents_per_second: float | None = None
     archive: Path | None = None
     lease_s: float = LEASE_S
+    shard_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name or not self.state_db or "." in self.state_db:
@@ -59,6 +62,12 @@ class SyncSettings:
                 )
         if len(set(self.renames.values())) < len(self.renames):
             raise UsageError("two of the new names are the same")
+        for namespace, key in self.shard_keys.items():
+            if "." not in namespace or not all(kind in (1, "hashed") for kind in key.values()):
+                raise UsageError(
+                    f"'{namespace}' cannot be sharded by {dict(key)}",
+                    hint='A shard key names fields with 1 or "hashed": shop.orders={"region": 1, "_id": 1}',
+                )
         object.__setattr__(self, "renames", MappingProxyType(dict(self.renames)))
 
     def has(self, namespace: str) -> bool:

@@ -99,10 +99,12 @@ def note(state: SyncState, fields: Mapping[str, Any]) -> None:
 
 def said_of(settings: SyncSettings) -> dict[str, Any]:
     """What must stay as it is for as long as a sync lives."""
+    keys = [{"of": name, "key": list(map(list, key.items()))} for name, key in sorted(settings.shard_keys.items())]
     return {
         "only": list(settings.selection.patterns),
         "except": [] if settings.excluded is None else list(settings.excluded.patterns),
         "rename": [{"from": before, "to": after} for before, after in sorted(settings.renames.items())],
+        **({"shardKeys": keys} if keys else {}),
     }
 
 
@@ -112,5 +114,6 @@ def check_settings(document: SyncDocument, settings: SyncSettings) -> None:
     if before is not None and before != said_of(settings):
         raise UsageError(
             f"the sync {document.name!r} began with other collections or names than it is to go on with",
-            hint="Give --only, --except and --rename as at its beginning, or begin another sync with another --name",
+            hint="Give --only, --except, --rename and --shard-key as at its beginning, or begin another sync with "
+            "another --name",
         )

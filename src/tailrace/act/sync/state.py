@@ -26,6 +26,7 @@ from tailrace.act.sync.target import MAJORITY, answering
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.witness import Witness
 from tailrace.errors import SinkError, UsageError
+from tailrace.read.source.topology import Cluster
 
 _FORMAT: Final = 1
 #: So many positions are kept with the target's times, for who compares both ends.
@@ -96,10 +97,14 @@ class SyncedCollection:
 
 
 class SyncState:
-    """The state of the sync that ``settings`` name, on the target that ``client`` leads to. From any thread."""
+    """The state of the sync that ``settings`` name, on the target that ``client`` leads to. From any thread.
 
-    def __init__(self, client: MongoClient[Any], settings: SyncSettings) -> None:
+    ``cluster``  the target as a cluster, if ``client`` leads to a mongos: that writes, and the shards are read
+    """
+
+    def __init__(self, client: MongoClient[Any], settings: SyncSettings, cluster: Cluster | None = None) -> None:
         self.client = client
+        self.cluster = cluster
         self.name = settings.name
         self.settings = settings
         self.database = settings.state_db
@@ -117,6 +122,11 @@ class SyncState:
         self._copies: Collection[Any] = there["copies"]
         self._indexes: Collection[Any] = there["indexes"]
         self.ranges: Collection[Any] = there["ranges"]
+
+    @property
+    def deployment(self) -> MongoClient[Any] | Cluster:
+        """The target, as catalogues and verifications read it."""
+        return self.cluster or self.client
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

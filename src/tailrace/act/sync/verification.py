@@ -36,7 +36,7 @@ from tailrace.act.sync.catalog import (
     read_catalog,
 )
 from tailrace.act.sync.comparing import DocumentDifference, compare_documents
-from tailrace.act.sync.moments import ANOTHER_MOMENT, MomentReader, nothing_written, state_at
+from tailrace.act.sync.moments import ANOTHER_MOMENT, MomentReader, TargetReader, nothing_written, state_at, target_now
 from tailrace.act.sync.natural import AGAIN, Lying, changes, in_natural_order
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import Committed, SyncDocument, SyncedCollection, SyncState
@@ -184,7 +184,7 @@ class _Moments:
 
     def _now(self) -> ClusterTime:
         with answering("be asked for its time"):
-            return ClusterTime.from_timestamp(self._state.client.admin.command("ping")["operationTime"])
+            return target_now(self._state)
 
     def _ask(self, after: ClusterTime | None) -> Committed | None:
         at = self._now()
@@ -280,7 +280,7 @@ class _VerificationRun:
             moment = self.moments.newest()
             waiting = indexes.waiting(self.state)
             there = read_catalog(self._source, OnSource(self._settings)).renamed(self._settings.target_of)
-            here = read_catalog(self.state.client, OnTarget(self._settings))
+            here = read_catalog(self.state.deployment, OnTarget(self._settings))
             until = places_of(self._source, RETRY_SECONDS).now()
             if not definitions_changed(self._source, moment.time, until):
                 held = {(one.namespace, name_of(one.spec)): one.held for one in waiting}
@@ -347,7 +347,7 @@ class _VerificationRun:
         pipeline = [{"$sample": {"size": count}}, {"$project": {"_id": 1}}]
         clients = [(client, placement.namespace) for client in placement.members.values()]
         found: list[bytes] = []
-        for client, namespace in (*clients, (self.state.client, one.target)):
+        for client, namespace in (*clients, (self.state.client, one.target)):  # a mongos takes that too
             database, _, name = namespace.partition(".")
             try:
                 with client[database][name].aggregate_raw_batches(pipeline) as cursor:
@@ -453,7 +453,7 @@ class _Comparer:
         self._source = source
         self._places: Places = places_of(source, RETRY_SECONDS)
         self._readers: dict[int, MomentReader] = {}
-        self._target = MomentReader(work.state.client)
+        self._target = TargetReader(work.state)
 
     def compare(self, one: _RangeToCompare) -> Iterator[_Compared]:
         """A range, piece by piece. Fewer come where its collection is gone."""
@@ -513,6 +513,8 @@ class _Comparer:
         else:
             mine, end = self._of_owners(placement, moment.time, within, size)
         theirs = self._target.whole(target, collection.target_uuid, moment.at, KeyRange(within.at, end))
+        if theirs is None:
+            raise _MovedError
         if placement.chunks is not None:
             if self._places.placement(collection.uuid, database) != placement:
                 raise _MovedError

@@ -11,6 +11,8 @@ A unique index may be in the way of one order of writes and not of another. The 
 If the server refuses that (11000), the transaction is done again and takes all documents of the collection's segment
 out before it puts any in: what remains is a part of a state that the source had, so nothing can be in the way. If it
 refuses deltas, the transaction is done again with whole documents.
+
+Of a collection that is sharded on the target every document is read, since a statement has to name its shard key.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pymongo.errors import OperationFailure
 from tailrace.act.sync.deltas import DELTA, DeltaEncoder
 from tailrace.act.sync.fold import NOT_THERE, THERE, DocumentChanges
 from tailrace.act.sync.inserting import RawDocuments, has_dollar_in_id
+from tailrace.act.sync.shard_keys import key_elements
 from tailrace.act.sync.state import SyncedCollection
 from tailrace.act.sync.target import REPLIES, is_worth_again
 from tailrace.core import raw_bson
@@ -105,7 +108,8 @@ class _Held:
 
 
 class _Writes(NamedTuple):
-    """What is to be deleted, by the element ``_id``; the statements that update; what is inserted."""
+    """What is to be deleted, by the elements that name it in a statement; the statements that update; what is
+    inserted."""
 
     deleted: list[bytes]
     updates: list[bytes]
@@ -118,11 +122,18 @@ class ChangesWriter:
     ``hold``     up to this time the copy may hold later changes
     ``version``  the target's
     ``encoder``  makes updates of deltas
+    ``keys``     the shard keys of the target's collections, by UUID there
     """
 
     def __init__(
-        self, client: MongoClient[Any], hold: ClusterTime, version: tuple[int, int], encoder: DeltaEncoder
+        self,
+        client: MongoClient[Any],
+        hold: ClusterTime,
+        version: tuple[int, int],
+        encoder: DeltaEncoder,
+        keys: Mapping[bytes, Mapping[str, Any]] = {},
     ) -> None:
+        self._keys = keys
         self._client = client
         self._hold = hold
         self._version = version
@@ -148,8 +159,9 @@ class ChangesWriter:
                 by_collection.setdefault(one.uuid, []).append(one)
         for uuid, changed in by_collection.items():
             collection, way = collections[uuid], ways.get(uuid, BY_DELTAS)
-            encoder = None if tolerant or way != BY_DELTAS else self._encoder
-            table = _Table(self._client, session, collection, int(self._hold), encoder, tolerant=tolerant)
+            key = tuple(self._keys.get(collection.target_uuid, ()))
+            encoder = None if tolerant or key or way != BY_DELTAS else self._encoder
+            table = _Table(self._client, session, collection, int(self._hold), encoder, tolerant=tolerant, key=key)
             table.checks_names = self._version < NAMES_SINCE
             try:
                 table.write(changed, anew=way == ANEW_WHOLE)
@@ -180,6 +192,7 @@ class _Table:
         encoder: DeltaEncoder | None,
         *,
         tolerant: bool,
+        key: tuple[str, ...],
     ) -> None:
         database, _, self._name = collection.target.partition(".")
         self._database = client.get_database(database, codec_options=_RAW)
@@ -187,6 +200,8 @@ class _Table:
         self._held = _Held(collection.target, hold)
         self._tolerant = tolerant
         self._encoder = encoder
+        #: The paths of its shard key; empty: it is not sharded.
+        self._key = key
         #: Whether updates refuse names with a dollar, which an insert takes.
         self.checks_names = False
         #: Whether anything was written by deltas.
@@ -241,7 +256,7 @@ class _Table:
     def _needs(self, one: DocumentChanges) -> bool:
         """Whether the target's document has to be read."""
         op, body, _ = one.changes[0]
-        if self._tolerant or one.before not in (THERE, NOT_THERE) or op == DELETE_OF:
+        if self._key or self._tolerant or one.before not in (THERE, NOT_THERE) or op == DELETE_OF:
             return True
         return op == UPDATE and (body[4:18] == DELTA or _is_modifier(body))
 
@@ -249,6 +264,8 @@ class _Table:
         """What has to be done for a document to be ``work.document``."""
         after = work.document
         if work.held is not None:
+            if self._key and one.before == NOT_THERE and not self._tolerant:
+                raise self._mismatch(one, "is there already: two documents of the source have one _id, or somebody has")
             before = _identifier(work.held)
         elif self._needs(one):
             if one.before == THERE and not self._tolerant and one.changes[0][0] not in (DELETE_OF,):
@@ -258,20 +275,33 @@ class _Table:
             before = one.identifier if one.before == THERE else None
         if after == work.held and after is not None and not anew:
             return
-        if before is not None and (after is None or anew or self._is_inserted_anew(before, after)):
-            todo.deleted.append(before)
+        if before is not None and (after is None or anew or self._is_inserted_anew(before, after, work.held)):
+            todo.deleted.append(self._named(before, work.held))
             before = None
         if after is None:
             return
         if before is None:
             todo.inserted.append(after)
         else:
-            todo.updates.append(raw_bson.encode_document(_query(before), _update(after)))
+            todo.updates.append(raw_bson.encode_document(self._named(before, after), _update(after)))
 
-    def _is_inserted_anew(self, before: bytes, after: bytes) -> bool:
-        """Whether a replacement would not do: the type of ``_id`` has changed, the statement would be too large, or the
-        server refuses names in it that it takes in an insert."""
+    def _is_inserted_anew(self, before: bytes, after: bytes, held: bytes | None) -> bool:
+        """Whether a replacement would not do: the type of ``_id`` or the shard key has changed, the statement would be
+        too large, or the server refuses names in it that it takes in an insert."""
+        if self._key and held is not None and key_elements(held, self._key) != key_elements(after, self._key):
+            return True
         return _identifier(after) != before or len(after) > _REPLACED_MAX or self._strange(after)
+
+    def _named(self, identifier: bytes, document: bytes | None) -> bytes:
+        """The element of a statement that names a document: by ``_id``, and by the shard key that ``document`` has."""
+        if not self._key or document is None:
+            return _query(identifier)
+        equals = raw_bson.encode_document(
+            raw_bson.encode_element(identifier[0], b"$eq", identifier[ID_HEAD:]),
+        )
+        own = raw_bson.encode_element(raw_bson.OBJECT, b"_id", equals)
+        whole = raw_bson.encode_document(own, key_elements(document, self._key))
+        return raw_bson.encode_element(raw_bson.OBJECT, b"q", whole)
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
@@ -295,13 +325,17 @@ class _Table:
             for raw in (document for batch in batches for document in raw_bson.split(batch)):
                 element = _identifier(raw)
                 key = sortable_key(element[0], element[ID_HEAD:])
-                if key in asked:
-                    found[key] = raw
+                if key in asked and found.setdefault(key, raw) is not raw:
+                    raise TargetMismatchError(
+                        f"{in_a_line(self._held.namespace)} has two documents of one _id on the target",
+                        hint="The source has two of them on two shards: give each another _id, or leave the collection "
+                        f"out. To begin anew, {ANEW}",
+                    )
         return found
 
-    def _delete(self, identifiers: Sequence[bytes]) -> None:
-        for some in _chunks(identifiers, len, _COMMAND_BYTES):
-            statements = b"".join(raw_bson.encode_document(_query(one), _LIMIT) for one in some)
+    def _delete(self, queries: Sequence[bytes]) -> None:
+        for some in _chunks(queries, len, _COMMAND_BYTES):
+            statements = b"".join(raw_bson.encode_document(one, _LIMIT) for one in some)
             self._send({"delete": self._name, "deletes": [RawDocuments(statements)]}, len(some), "delete")
 
     def _update(self, statements: Sequence[bytes]) -> None:
@@ -321,7 +355,7 @@ class _Table:
             if needs_literal(one) and self._strange(one):
                 self._insert_strange(one)
             elif needs_literal(one):
-                statement = raw_bson.encode_document(_query(_identifier(one)), _update(one), _UPSERT)
+                statement = raw_bson.encode_document(self._named(_identifier(one), one), _update(one), _UPSERT)
                 self._send({"update": self._name, "updates": [RawDocuments(statement)], **_BYPASS}, 1, "insert")
 
     def _strange(self, document: bytes) -> bool:
@@ -333,7 +367,7 @@ class _Table:
         empty = [document[one.start : one.end] for one in raw_bson.elements(document) if _is_empty_time(document, one)]
         change = raw_bson.encode_element(raw_bson.OBJECT, b"$set", raw_bson.encode_document(*empty))
         statement = raw_bson.encode_document(
-            _query(_identifier(document)),
+            self._named(_identifier(document), document),
             raw_bson.encode_element(raw_bson.OBJECT, b"u", raw_bson.encode_document(change)),
         )
         self._send({"insert": self._name, "documents": [RawDocuments(document)], **_BYPASS}, 1, "insert")
