@@ -99,7 +99,6 @@ def _zip_of_the_package(directory: Path) -> Path:
     return target
 
 
-@pytest.mark.slow  # spark-submit with a JVM of its own; the executor above imports the package in its own process too
 def test_a_package_given_by_py_files_reaches_the_streaming_source_too(replica_set: ReplicaSet, tmp_path: Path) -> None:
     # Spark hands --py-files to every process but the one that runs latestOffset and partitions.
     start = newest(replica_set.uri)

@@ -76,7 +76,8 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         ("sourc: {}", "unknown key 'sourc'. Did you mean 'source'?"),
         (
             "zzz: {}",
-            "unknown key 'zzz'. The known keys are source, lake, trigger, archive, limits, compaction, tables, spark",
+            "unknown key 'zzz'. The known keys are source, lake, trigger, archive, limits, compaction, tables, masks, "
+            "spark",
         ),
         (
             LEAST + "limits: {maxEventPerTrigger: 3}",

@@ -47,7 +47,7 @@ FREE = {
     "spark": {"config", "memory"},
 }  # fmt: skip
 #: Read, although an editor does not propose it: empty values.
-LENIENT = {("source", "uri", None), ("tables", "onMismatch", None)}
+LENIENT = {("source", "uri", None), ("tables", "onMismatch", None), ("masks", "key", None)}
 
 
 def cases() -> Iterator[tuple[str, str, Any]]:

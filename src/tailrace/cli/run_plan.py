@@ -43,7 +43,7 @@ _LOOKED_UP: Final = {
 
 
 @dataclass(frozen=True)
-class Line:
+class PlanLine:
     """``what`` a run would do, in the part ``part`` (reads, writes, costs, warning); ``facts`` for programs."""
 
     part: str
@@ -75,7 +75,7 @@ def print_plan(settings: PipelineSettings, *, accept_gap: bool, as_json: bool) -
     return 0
 
 
-def _lines(settings: PipelineSettings, *, accept_gap: bool) -> Iterator[Line]:
+def _lines(settings: PipelineSettings, *, accept_gap: bool) -> Iterator[PlanLine]:
     from tailrace.cli.run_archive import has_history  # noqa: PLC0415
     from tailrace.lake.spark.planning.opening import open_deployment  # noqa: PLC0415  PySpark
     from tailrace.lake.spark.query import options as source_options  # noqa: PLC0415
@@ -98,11 +98,11 @@ def _lines(settings: PipelineSettings, *, accept_gap: bool) -> Iterator[Line]:
     with closing(open_deployment(options)) as deployment:
         yield _deployment(options, deployment)
         position = _position(options, deployment, head, held)
-        yield Line("reads", position[1], {"from": None if position[0] is None else str(position[0])})
+        yield PlanLine("reads", position[1], {"from": None if position[0] is None else str(position[0])})
         if accept_gap or settings.accept_gap:
             gap = find_gap(settings.lake, checkpoint, source)
             if gap is not None:
-                yield Line("warning", f"events are lost and would be passed over: {gap}", {"gap": str(gap)})
+                yield PlanLine("warning", f"events are lost and would be passed over: {gap}", {"gap": str(gap)})
         elif position[0] is not None:
             deployment.require_history(deployment.at(position[0]))
         yield from _copied(options, deployment, head)
@@ -111,7 +111,7 @@ def _lines(settings: PipelineSettings, *, accept_gap: bool) -> Iterator[Line]:
         yield from _costs(options, deployment, position[0])
 
 
-def _deployment(options: ReadOptions, deployment: Deployment) -> Line:
+def _deployment(options: ReadOptions, deployment: Deployment) -> PlanLine:
     watched = options.watched
     if isinstance(watched, Selection):
         scope = ", ".join(watched.patterns)
@@ -120,7 +120,7 @@ def _deployment(options: ReadOptions, deployment: Deployment) -> Line:
     version = for_people(deployment.server_version)
     names = [one.source.name for one in deployment.oplogs]
     where = f"{scope} of {hide(options.uri)}: MongoDB {version}, {_listed(names)}"
-    return Line("reads", where, {"watched": scope, "version": version, "oplogs": names})
+    return PlanLine("reads", where, {"watched": scope, "version": version, "oplogs": names})
 
 
 def _listed(names: list[str]) -> str:
@@ -154,40 +154,40 @@ def _position(
     return time, f"a new stream, from {start.option}, at cluster time {time}"
 
 
-def _copied(options: ReadOptions, deployment: Deployment, head: Head | None) -> Iterator[Line]:
+def _copied(options: ReadOptions, deployment: Deployment, head: Head | None) -> Iterator[PlanLine]:
     if head is not None or options.start is None or options.start.option != "snapshot":
         return
     names = deployment.collections(options.selection)
     documents, size, _ = sizes_of(deployment.clients, names)
     what = f"{documents:,} documents of {len(names)} collections, {in_units(size)}, once, for the snapshot"
-    yield Line("reads", what, {"documents": documents, "bytes": size, "collections": names})
+    yield PlanLine("reads", what, {"documents": documents, "bytes": size, "collections": names})
 
 
-def _lake(settings: PipelineSettings, options: ReadOptions, head: Head | None) -> Line:
+def _lake(settings: PipelineSettings, options: ReadOptions, head: Head | None) -> PlanLine:
     from tailrace.lake.store.status import lake_status  # noqa: PLC0415
 
     facts: dict[str, Any] = {"lake": str(settings.lake), "columns": list(options.columns), "new": head is None}
     if head is None:
         divided = ", ".join(settings.partition_by or ("day",))
         what = f"a new lake at {settings.lake}, by {divided}, with {len(options.columns)} columns"
-        return Line("writes", what, facts)
+        return PlanLine("writes", what, facts)
     status = lake_status(settings.lake)
     what = f"the lake at {settings.lake}, which has {status.rows:,} events in {status.files:,} files"
-    return Line("writes", what, {**facts, "events": status.rows, "files": status.files, "bytes": status.size})
+    return PlanLine("writes", what, {**facts, "events": status.rows, "files": status.files, "bytes": status.size})
 
 
-def _others(settings: PipelineSettings, deployment: Deployment) -> Iterator[Line]:
+def _others(settings: PipelineSettings, deployment: Deployment) -> Iterator[PlanLine]:
     if settings.archive is not None:
         archive = settings.archive
         kept = "all of it" if archive.keep_seconds is None else f"for {in_time(archive.keep_seconds)}"
         limit = "" if archive.keep_bytes is None else f", at most {in_units(archive.keep_bytes)}"
         what = f"an archive of the whole oplog at {archive.path}, kept {kept}{limit}"
-        yield Line("writes", what, {"archive": str(archive.path)})
+        yield PlanLine("writes", what, {"archive": str(archive.path)})
     if settings.tables is not None:
         yield from _tables(settings, deployment)
 
 
-def _tables(settings: PipelineSettings, deployment: Deployment) -> Iterator[Line]:
+def _tables(settings: PipelineSettings, deployment: Deployment) -> Iterator[PlanLine]:
     from tailrace.lake.tables.report import report  # noqa: PLC0415  Arrow and deltalake
 
     tables = settings.tables
@@ -211,8 +211,8 @@ def _tables(settings: PipelineSettings, deployment: Deployment) -> Iterator[Line
     if new:
         what += f"; {_few(new)} copied first: {documents:,} documents, {in_units(size)}"
     if not there:
-        yield Line("warning", f"no collection matches {', '.join(tables.selection.patterns)} now", {})
-    yield Line("writes", what, facts)
+        yield PlanLine("warning", f"no collection matches {', '.join(tables.selection.patterns)} now", {})
+    yield PlanLine("writes", what, facts)
 
 
 def _few(names: list[str]) -> str:
@@ -222,21 +222,23 @@ def _few(names: list[str]) -> str:
     )
 
 
-def _costs(options: ReadOptions, deployment: Deployment, position: ClusterTime | None) -> Iterator[Line]:
+def _costs(options: ReadOptions, deployment: Deployment, position: ClusterTime | None) -> Iterator[PlanLine]:
     load = _load(deployment, position)
     if load is None:
-        yield Line("costs", "not known: this user may not ask for the oplog's size (collStats on local.oplog.rs)", {})
+        yield PlanLine(
+            "costs", "not known: this user may not ask for the oplog's size (collStats on local.oplog.rs)", {}
+        )
     else:
         each = _READ_S + _FILTER_S
         behind = f"{load.entries:,} entries, {in_units(load.size)}: about {in_time(load.entries * each)} of a core"
         facts = {"entriesBehind": load.entries, "bytesBehind": load.size, "entriesPerSecond": round(load.rate, 1)}
-        yield Line("costs", f"to catch up, {behind} of the server", facts)
+        yield PlanLine("costs", f"to catch up, {behind} of the server", facts)
         share = load.rate * each * 100
         then = f"then {load.rate:,.0f} entries/s as so far: {share:.2f} % of a core, one read of each oplog"
-        yield Line("costs", then, {"coreShare": round(share / 100, 6)})
+        yield PlanLine("costs", then, {"coreShare": round(share / 100, 6)})
     for name, value in options.stage.items():
         if (name, value) in _LOOKED_UP:
-            yield Line("costs", f"{name}: {value}: {_LOOKED_UP[name, value]}", {name: value})
+            yield PlanLine("costs", f"{name}: {value}: {_LOOKED_UP[name, value]}", {name: value})
 
 
 def _load(deployment: Deployment, position: ClusterTime | None) -> _Load | None:

@@ -266,8 +266,7 @@ class Deployment(ABC):
         """The namespaces that are there now of ``selection``; ``None``: of what the options watch."""
         places = places_of(self._copied_from(), RETRY_SECONDS)
         scopes = (self._options.scope,) if selection is None else selection.scopes
-        found = {one.namespace for scope in scopes for one in places.collections(scope, selection)}
-        return sorted(name for name in found if selection is None or selection.has(name))
+        return sorted({one.namespace for scope in scopes for one in places.collections(scope, selection)})
 
     @property
     def clients(self) -> Sequence[MongoClient[Any]]:
