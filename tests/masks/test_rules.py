@@ -22,7 +22,7 @@ from tailrace.core.oplog.stored_document import apply_operation
 from tailrace.errors import UsageError
 from tailrace.lake.tables.masking import masked_changes
 from tailrace.masks import MaskRefusedError, Masks
-from tailrace.read.window.apply import DELETE, DELETE_OF, Change
+from tailrace.read.window.apply import DELETE, DELETE_OF, TimedChange
 from tests.masks.random_updates import SECRET
 
 #: Tokens and hashes outlive a release: who joins by them finds them again.
@@ -182,7 +182,7 @@ def test_what_stands_in_the_token_is_refused() -> None:
         masked({"customer": "hash"}, documentKey={"customer.email": "SECRET", "_id": 1})
     assert "SECRET" not in f"{refused.value}{of_key.value}"
     mask = masks({"k": "hash"}).of("shop.c")
-    change: Change = (DELETE_OF, bson.encode({"_id": 1, "k": "SECRET"}), 1)
+    change: TimedChange = (DELETE_OF, bson.encode({"_id": 1, "k": "SECRET"}), 1)
     with pytest.raises(MaskRefusedError, match="reach k"):
         masked_changes(mask, [change])
     assert masked_changes(mask, [(DELETE, change[1], 1)]) == [(DELETE, change[1], 1)]
