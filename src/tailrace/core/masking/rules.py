@@ -27,7 +27,7 @@ _COMPONENTS_MAX: Final = 100
 #: Names are the user's data: so many of them are remembered for one place.
 _CHILDREN_MAX: Final = 4096
 
-_At = tuple[int, int]
+_Reached = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,9 @@ class MaskNode:
 
     __slots__ = ("_at", "_rules", "action", "children", "guarded", "untouched")
 
-    def __init__(self, rules: tuple[MaskRule, ...], at: frozenset[_At], action: int, *, guarded: bool = False) -> None:
+    def __init__(
+        self, rules: tuple[MaskRule, ...], at: frozenset[_Reached], action: int, *, guarded: bool = False
+    ) -> None:
         self._rules = rules
         self._at = at
         self.children: dict[bytes, MaskNode] = {}
@@ -172,7 +174,7 @@ class MaskNode:
 
     def _below(self, part: bytes) -> MaskNode:
         """The place one name deeper."""
-        at: set[_At] = set()
+        at: set[_Reached] = set()
         for number, place in self._at:
             wanted = self._rules[number].path[place]
             if wanted == ANY_DEPTH:
@@ -187,7 +189,7 @@ class MaskRoot(MaskNode):
 
     __slots__ = ("_id",)
 
-    def __init__(self, rules: tuple[MaskRule, ...], at: frozenset[_At], action: int, *, guarded: bool) -> None:
+    def __init__(self, rules: tuple[MaskRule, ...], at: frozenset[_Reached], action: int, *, guarded: bool) -> None:
         super().__init__(rules, at, action)
         named = [(number, 0) for number, rule in enumerate(rules) if not rule.is_wild]
         self._id = self.children[ID] = _node(rules, _closed(rules, named)[0], 0, guarded=guarded)._below(ID)
@@ -203,12 +205,12 @@ def tree_of(rules: Iterable[MaskRule], *, guarded: bool = True) -> MaskRoot:
     return MaskRoot(given, at, action, guarded=guarded)
 
 
-def _node(rules: tuple[MaskRule, ...], at: Iterable[_At], action: int, *, guarded: bool) -> MaskNode:
+def _node(rules: tuple[MaskRule, ...], at: Iterable[_Reached], action: int, *, guarded: bool) -> MaskNode:
     closed, reached = _closed(rules, at)
     return MaskNode(rules, closed, max(action, reached), guarded=guarded)
 
 
-def _closed(rules: tuple[MaskRule, ...], at: Iterable[_At]) -> tuple[frozenset[_At], int]:
+def _closed(rules: tuple[MaskRule, ...], at: Iterable[_Reached]) -> tuple[frozenset[_Reached], int]:
     """The places in paths that are reached, since ``**`` may stand for nothing, and the action of paths that end."""
     pending, seen, action = list(at), set(), 0
     while pending:

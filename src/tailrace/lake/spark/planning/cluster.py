@@ -142,7 +142,7 @@ class ClusterDeployment(Deployment):
             raise
 
     @property
-    def _clients(self) -> Sequence[MongoClient[Any]]:
+    def clients(self) -> Sequence[MongoClient[Any]]:
         return [shard.oplog.connection.client for shard in self._shards.values()]
 
     def _asked_version(self) -> str:

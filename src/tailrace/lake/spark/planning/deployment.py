@@ -269,14 +269,9 @@ class Deployment(ABC):
         return sorted({one.namespace for scope in scopes for one in places.collections(scope, selection)})
 
     @property
-    def clients(self) -> Sequence[MongoClient[Any]]:
-        """Those of the replica sets that hold the documents."""
-        return self._clients
-
-    @property
     @abstractmethod
-    def _clients(self) -> Sequence[MongoClient[Any]]:
-        """Those of the servers whose version counts."""
+    def clients(self) -> Sequence[MongoClient[Any]]:
+        """Those of the replica sets that hold the documents. Their version counts."""
 
     @abstractmethod
     def _asked_version(self) -> str:
@@ -286,7 +281,7 @@ class Deployment(ABC):
         """The events of a micro-batch are those of the version that the servers have when it is planned, which is after
         its last entry was written: its end says which. They are asked again where PyMongo hears of another process, and
         as often as a stream asks for the feature compatibility version."""
-        present = frozenset(map(present_member, self._clients))
+        present = frozenset(map(present_member, self.clients))
         now = time.monotonic()
         if present == self._asked_of and now - self._asked_at_s < ASK_AGAIN_S:
             return

@@ -61,7 +61,7 @@ class ReplicaSetDeployment(Deployment):
         return connection.retrying(read)
 
     @property
-    def _clients(self) -> Sequence[MongoClient[Any]]:
+    def clients(self) -> Sequence[MongoClient[Any]]:
         return [self._oplog.connection.client]
 
     def _asked_version(self) -> str:

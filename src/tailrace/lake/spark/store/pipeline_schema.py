@@ -16,16 +16,16 @@ from tailrace.lake.store.partitioning import COLLECTION, DAY, HOUR
 from tailrace.lake.store.quarantine import ON_ERRORS
 from tailrace.lake.tables.schema import POLICIES
 
-Schema = dict[str, Any]
+JsonSchema = dict[str, Any]
 
 _VARIABLE: Final = r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"
-_FLAG: Final[Schema] = {"type": "boolean"}
-_TEXT: Final[Schema] = {"type": "string", "minLength": 1}
-_MAPPING: Final[Schema] = {"type": "object"}
-_STAGES: Final[Schema] = {"type": "array", "items": _MAPPING}
+_FLAG: Final[JsonSchema] = {"type": "boolean"}
+_TEXT: Final[JsonSchema] = {"type": "string", "minLength": 1}
+_MAPPING: Final[JsonSchema] = {"type": "object"}
+_STAGES: Final[JsonSchema] = {"type": "array", "items": _MAPPING}
 
 
-def pipeline_schema() -> Schema:
+def pipeline_schema() -> JsonSchema:
     """The schema, as JSON Schema of 2020-12."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -56,56 +56,56 @@ def pipeline_schema() -> Schema:
     }
 
 
-def _section(keys: dict[str, Schema], *, required: tuple[str, ...] = ()) -> Schema:
+def _section(keys: dict[str, JsonSchema], *, required: tuple[str, ...] = ()) -> JsonSchema:
     """An object with these keys and no others. A section without a required key may be left empty."""
     types = "object" if required else ["object", "null"]
     wanted = {"required": [*required]} if required else {}
     return {"type": types, "properties": keys, "additionalProperties": False, **wanted}
 
 
-def _or_empty(section: Schema) -> Schema:
+def _or_empty(section: JsonSchema) -> JsonSchema:
     return {"anyOf": [{"type": "null"}, {"type": "object", "maxProperties": 0}, section]}
 
 
-def _said(description: str, schema: Schema, **more: Any) -> Schema:
+def _said(description: str, schema: JsonSchema, **more: Any) -> JsonSchema:
     return {"description": description, **schema, **more}
 
 
-def _one_of(*values: str) -> Schema:
+def _one_of(*values: str) -> JsonSchema:
     return {"type": "string", "anyOf": [{"enum": [*values]}, {"pattern": f"^{_VARIABLE}$"}]}
 
 
-def _matching(pattern: str) -> Schema:
+def _matching(pattern: str) -> JsonSchema:
     return {"type": "string", "pattern": f"^(?:{pattern})$|{_VARIABLE}"}
 
 
-def _number(least: int) -> Schema:
+def _number(least: int) -> JsonSchema:
     return {"type": "integer", "minimum": least}
 
 
-def _bytes() -> Schema:
+def _bytes() -> JsonSchema:
     return {"anyOf": [_number(1), _matching(r"0*[1-9][0-9]{0,17}\s*[kmgtKMGT]?[bB]?")]}
 
 
-def _time(*units: str) -> Schema:
+def _time(*units: str) -> JsonSchema:
     return _matching(rf"[0-9]+(?:\.[0-9]+)? *(?:{'|'.join(f'{one}s?' for one in units)})")
 
 
-def _kept_for() -> Schema:
+def _kept_for() -> JsonSchema:
     return _matching(r"[0-9]{1,6} *(?:minute|hour|day)s?")
 
 
-def _duration() -> Schema:
+def _duration() -> JsonSchema:
     return _matching(r"[0-9]{1,9}(?:\.[0-9]{1,9})? *(?:[smhd]|(?:second|minute|hour|day)s?)")
 
 
-def _names(description: str, items: Schema | None = None) -> Schema:
+def _names(description: str, items: JsonSchema | None = None) -> JsonSchema:
     """One name, or a list of names."""
     one = items or _TEXT
     return _said(description, {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]})
 
 
-def _source() -> dict[str, Schema]:
+def _source() -> dict[str, JsonSchema]:
     position = {"anyOf": [_TEXT, _MAPPING, _number(0)]}
     counted = {"anyOf": [_number(1), _matching("[0-9]+")]}
     images = "exact, exactWhenAvailable: computed here, in the directory that images names."
@@ -142,7 +142,7 @@ def _source() -> dict[str, Schema]:
     }
 
 
-def _lake() -> dict[str, Schema]:
+def _lake() -> dict[str, JsonSchema]:
     column = _one_of(*COLUMNS)
     return {
         "path": _said("The lake's directory, which is made if it is missing.", _TEXT),
@@ -158,7 +158,7 @@ def _lake() -> dict[str, Schema]:
     }
 
 
-def _trigger() -> dict[str, Schema]:
+def _trigger() -> dict[str, JsonSchema]:
     every = _time("millisecond", "second", "minute", "hour")
     return {
         "every": _said(
@@ -168,7 +168,7 @@ def _trigger() -> dict[str, Schema]:
     }
 
 
-def _archive() -> dict[str, Schema]:
+def _archive() -> dict[str, JsonSchema]:
     return {
         "path": _said("The archive's directory.", _TEXT),
         "keep": _said("How long entries are kept; all, if it is missing.", _kept_for()),
@@ -177,7 +177,7 @@ def _archive() -> dict[str, Schema]:
     }
 
 
-def _limits() -> dict[str, Schema]:
+def _limits() -> dict[str, JsonSchema]:
     return {
         "maxEventsPerTrigger": _said(
             "Events of one micro-batch at most.", {"anyOf": [_number(1), _matching("[0-9]+")]}
@@ -186,7 +186,7 @@ def _limits() -> dict[str, Schema]:
     }
 
 
-def _compaction() -> dict[str, Schema]:
+def _compaction() -> dict[str, JsonSchema]:
     return {
         "every": _said("Look for files to merge after this many commits; 0: never.", _number(0)),
         "targetBytes": _said("How large merged files become.", _bytes()),
@@ -195,7 +195,7 @@ def _compaction() -> dict[str, Schema]:
     }
 
 
-def _tables() -> dict[str, Schema]:
+def _tables() -> dict[str, JsonSchema]:
     policy = _said("What becomes of a value that does not fit its column.", {"enum": [*POLICIES]})
     rule = {
         "columns": _said("Fields and their types, such as total: decimal(18,2).", {"type": ["object", "null"]}),
@@ -223,7 +223,7 @@ def _tables() -> dict[str, Schema]:
     }
 
 
-def _masks() -> dict[str, Schema]:
+def _masks() -> dict[str, JsonSchema]:
     action = {"enum": [*ACTIONS]}
     paths = {"type": "object", "minProperties": 1, "additionalProperties": action}
     place = {
@@ -240,7 +240,7 @@ def _masks() -> dict[str, Schema]:
     }
 
 
-def _spark() -> dict[str, Schema]:
+def _spark() -> dict[str, JsonSchema]:
     return {
         "cores": _said("Processors; all, if it is missing.", _number(1)),
         "memory": _said("Memory of the JVM.", _TEXT, default="1g"),
