@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import bson
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pymongo import MongoClient
 from pymongo.errors import WriteError
@@ -155,7 +156,10 @@ def found_in(folders: list[Path], numbers: list[int]) -> list[str]:
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
     yield "its bytes", path.read_bytes()
     if path.suffix == ".parquet":
-        table = pq.ParquetFile(path).read()
+        try:
+            table = pq.ParquetFile(path).read()
+        except pa.ArrowInvalid:  # a kill has left a part of a file, which nobody can read
+            return
         for name, column in zip(table.column_names, table.columns, strict=True):
             for chunk in column.chunks:
                 yield name, b"\0".join(buffer.to_pybytes() for buffer in chunk.buffers() if buffer is not None)

@@ -163,7 +163,7 @@ def test_no_masked_byte_is_on_the_disk_after_kills(replica_set: ReplicaSet, tmp_
         worker.start()
         try:
             for _ in range(4):
-                process = tailrace("run", str(path), "--progress", "json", **there)
+                process = tailrace("run", str(path), "--progress", "json", own_group=True, **there)
                 assert process.stdout is not None
                 assert process.stdout.readline()
                 time.sleep(chosen.random() * 6)
