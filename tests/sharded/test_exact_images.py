@@ -213,7 +213,7 @@ def test_servers_without_images(
             assert event["fullDocumentBeforeChange"].raw == before, event
         if event["operationType"] != "delete":
             left[key] = stored(event["fullDocument"].raw)
-    assert len(events) > amount(60, 100)
+    assert len(events) > amount(20, 100)
     found = cluster.router.find(f"{workload.database}.orders")
     assert sorted(map(bson.encode, found)) == sorted(left.values())
 
