@@ -118,25 +118,6 @@ def test_whoever_waits_no_longer_holds_up_nobody() -> None:
     assert asyncio.run(work())
 
 
-def test_a_step_does_more_than_one_only_while_no_other_tenant_waits() -> None:
-    async def work() -> None:
-        turns = LoopTurns(asyncio.get_running_loop())
-        turns.call("greedy", lambda: None)
-        assert turns.more("greedy", STEPS) == STEPS - 1, "a pass has so many"
-        assert turns.more("greedy", 1) == 0
-        granted: list[int] = []
-        turns.call("greedy", lambda: granted.append(turns.more("greedy", 5)))
-        await asyncio.sleep(0)
-        assert granted == [5]
-        turns.later("greedy", lambda: None)
-        assert turns.more("greedy", 5) == 5, "its own are no other's"
-        turns.later("modest", lambda: None)
-        assert turns.more("greedy", 5) == 0
-        assert turns.more("modest", 5) == 0, "greedy waits"
-
-    asyncio.run(work())
-
-
 class Pipelined:
     """A connection that asks for everything at once."""
 

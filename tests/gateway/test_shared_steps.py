@@ -16,7 +16,7 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
 from tailrace.embedded import Mongod
-from tailrace.watch.gateway import cursor_work, engine, quick
+from tailrace.watch.gateway import engine, quick
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
 from tests.differential.wire import Wire
 from tests.gateway.connected import Connected
@@ -282,17 +282,6 @@ def test_what_is_left_of_a_reply_comes_before_what_others_have_made(room: Room) 
     cut(room)
 
 
-def test_who_waits_alone_after_a_cut_reply_is_called_again(room: Room) -> None:
-    """Such a getMore waits apart from those that ask the same, with which its stream waited before."""
-    pair = room.pair(3)
-    warmed(room, [pair], batchSize=2)
-    round_of(room, [pair], lambda: room.insert(3), batchSize=2)
-    pair.ask(batchSize=2)
-    pair.compared()
-    for _ in range(3):
-        round_of(room, [pair], room.insert, batchSize=2)
-
-
 def test_transactions_and_large_batches_are_each_stream_s_own(room: Room) -> None:
     pair = room.pair(3)
     warmed(room, [pair])
@@ -388,7 +377,7 @@ FAULTS: dict[str, tuple[Callable[[Room], None], list[tuple[Any, str, Any]]]] = {
     "streams with other stages share": (everything, [(engine, "asked_by", _anybody)]),
     "a stream does not do what it was given": (
         everything,
-        [(engine, "settle", _never), (cursor_work, "settle", _never)],
+        [(engine, "settle", _never), (quick, "settle", _never)],
     ),
     "a stream is not told that it was killed": (killed, [(quick.QuickGetMore, "begin", lambda self: None)]),
 }

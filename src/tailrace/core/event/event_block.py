@@ -268,13 +268,8 @@ class _OneEvent(EventBlock):
         return [self._bson]
 
     def token(self, index: int) -> bytes:
-        if index != 0:
-            return super().token(index)
-        if self._event.replaced_by is None:
-            return self._event.token_bson
-        element = raw_bson.find(self._bson, b"_id")  # the stages of the user's may have left it as it was
-        is_there = element is not None and element.type == raw_bson.OBJECT
-        return self._bson[element.value_start : element.end] if element is not None and is_there else b""
+        is_own = index == 0 and self._event.replaced_by is None
+        return self._event.token_bson if is_own else super().token(index)
 
 
 def noted_places(blocks: Sequence[EventBlock]) -> list[Offsets] | None:

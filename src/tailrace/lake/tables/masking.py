@@ -48,7 +48,8 @@ def masked_equally(masks: Masks | None, namespace: str, other: str) -> bool:
 
 def begin_masked(root: TablePlace, state: TableState, masks: Masks | None) -> None:
     """Note the masks of tables that are begun. Raises UsageError if they were begun with others."""
-    if state.position() is None and state.copy_begun() is None:
+    is_new = state.position() is None and state.copy_begun() is None
+    if is_new and (masks is not None or state.masks()):
         with state.writing() as transaction:
             transaction.set_masks({} if masks is None else masks.witness)
     check_masks(root, state.masks(), masks)

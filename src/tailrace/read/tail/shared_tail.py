@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -241,21 +241,6 @@ class SharedTail:
                 place.note_given()
         return self._batch(taken, place.key)
 
-    def take_whole(self, places: Sequence[TailPlace], segment: Segment) -> list[bool]:
-        """What ``poll`` would do for each of these, where all that has come for it is this segment, and all of it is
-        new to it; the caller knows already what it holds for them. Whether each has taken it."""
-        taken = []
-        with self._lock:
-            for place in places:
-                pending = place.pending
-                is_it = len(pending) == 1 and pending[0] is segment and place.position <= segment.after
-                taken.append(is_it)
-                if is_it:
-                    place.pending = []
-                    place.position = segment.high_water
-                    place.note_given()
-        return taken
-
     def wait(
         self, place: TailPlace, seconds: float, *, limit_s: float | None = None, hears: bool = False
     ) -> OplogBatch | None:
@@ -420,13 +405,9 @@ class SharedTail:
         return self._reader is reader and is_used and not self._closed
 
     def _told(self, places: list[TailPlace]) -> list[Callable[[], None]]:
-        """Wake the threads that wait, and give what is to be called: each once, also if it is of several places."""
-        ready: dict[Callable[[], None], None] = {}
         for place in places:
             place.wake()
-            if place.on_ready is not None:
-                ready[place.on_ready] = None
-        return list(ready)
+        return [place.on_ready for place in places if place.on_ready is not None]
 
     # -- what others see --------------------------------------------------------------------------------------------
 

@@ -153,8 +153,7 @@ class SharedWindow:
                 break
         segments, place.pending = place.pending[:count], place.pending[count:]
         after = place.position
-        # Not how far was read since: streams that take the same entries a little later are to get the same batch.
-        reached = segments[-1].high_water if segments else self.high_water
+        reached = segments[-1].high_water if place.pending else self.high_water
         place.position = max(after, reached)
         return Taken(segments, after, place.position)
 

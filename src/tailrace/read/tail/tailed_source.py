@@ -35,11 +35,6 @@ class TailedSource(MongodSource):
         self._on_ready: Callable[[], None] | None = None
 
     @property
-    def place(self) -> TailPlace | None:
-        """Where the stream stands in the window; ``None`` while it does not read."""
-        return self._place
-
-    @property
     def is_joined(self) -> bool:
         """Whether the stream reads from the window."""
         return self._place is not None and self._place.joined

@@ -25,7 +25,6 @@ from tailrace.read.source.uri import ConnectionString
 from tailrace.read.tail.shard_tails import ShardTails
 from tailrace.read.tail.shared_tail import WINDOW_BYTES, ReaderMaker, SharedTail, TailStatistics
 from tailrace.watch.client import kernel_loader
-from tailrace.watch.gateway.alike import WaitingAlike
 from tailrace.watch.gateway.attendant import LoopAttendant
 from tailrace.watch.gateway.cluster_reading import ClusterReading
 from tailrace.watch.gateway.command import target_of
@@ -130,7 +129,6 @@ class Engine:
         }
         self._shared = SharedTail(client, filters=True, make_reader=make_reader, **tails)
         self._shard_tails = ShardTails(**tails)
-        self.waiting_alike = partial(WaitingAlike, self.turns, self._waker, self._shared)
         self._rights_watch = RightsWatch(self._shared)
         self._ahead_room = AheadRoom()
         self._cluster: Cluster | None = None

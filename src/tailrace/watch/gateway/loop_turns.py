@@ -61,23 +61,10 @@ class LoopTurns:
         else:
             self._append(tenant, work)
 
-    def later(self, tenant: Hashable, work: Callable[[], object]) -> None:
-        """Call ``work`` when it is this tenant's turn, and not at once."""
-        self._append(tenant, work)
-
-    def more(self, tenant: Hashable, wanted: int) -> int:
-        """How many of so many further steps may be done in a step of this tenant: none while another one waits."""
-        is_alone = not self._queue or (len(self._queue) == 1 and self._queue[0][2] == tenant)
-        count = min(wanted, self._left) if is_alone else 0
-        if count > 0:
-            self._left -= count
-            self._had[tenant] = max(self._had.get(tenant, 0.0), self._now) + count * _STEP_S
-        return max(count, 0)
-
-    def charge(self, tenant: Hashable, seconds: float, steps: int = 1) -> None:
-        """Steps that were counted have taken so long."""
-        if seconds > steps * _STEP_S:
-            self._had[tenant] = max(self._had.get(tenant, 0.0), self._now) + seconds - steps * _STEP_S
+    def charge(self, tenant: Hashable, seconds: float) -> None:
+        """A step that was counted has taken so long."""
+        if seconds > _STEP_S:
+            self._had[tenant] = max(self._had.get(tenant, 0.0), self._now) + seconds - _STEP_S
 
     def _append(self, tenant: Hashable, work: Callable[[], object]) -> None:
         waiting = self._waiting.get(tenant)

@@ -38,7 +38,6 @@ from tailrace.core.stream.stream import Need
 from tailrace.errors import InternalError, TailraceError
 from tailrace.read.source.drive import answer_request
 from tailrace.read.source.filter_choice import FilterChoice, is_local
-from tailrace.read.tail.segment import TailPlace
 from tailrace.read.tail.shared_tail import SharedTail
 from tailrace.read.tail.tailed_source import TailedSource
 from tailrace.watch.client import kernel_loader
@@ -194,16 +193,6 @@ class Reading(ABC):
         return None
 
     @property
-    def place(self) -> TailPlace | None:
-        """Where a stream stands that needs no task to read; ``None``: it needs one."""
-        return None
-
-    def woken_by(self, called: Callable[[], None] | None) -> None:
-        """Have ``called`` called in any thread, in place of ``on_came`` in a turn, when something has come for a stream
-        that has a ``place``. ``None``: ``on_came`` again. A task that reads for it changes that itself."""
-        assert called is None, "the stream has no place"
-
-    @property
     def needs_task(self) -> bool:
         """Whether ``at_hand`` would give ``None``, as far as is known."""
         return True
@@ -325,8 +314,6 @@ class OplogReading(Reading):
         self._ending_read: Future[None] | None = None
         self._source = TailedSource(client, shared, scope)
         self._source.on_ready(self._wake)
-        #: In place of ``_wake``.
-        self._woken_by: Callable[[], None] | None = None
         self._scope = scope
         self._batches: Generator[OplogBatch, None, None] | None = None
         #: The filter that ``_batches`` reads with, and the entries of its last batch until it is known what they gave.
@@ -339,7 +326,6 @@ class OplogReading(Reading):
         self._ahead_room.asks(self)
 
     async def answer(self, action: Action) -> Any:
-        self.woken_by(None)
         self._is_asked = True
         try:
             return await super().answer(action)
@@ -392,15 +378,6 @@ class OplogReading(Reading):
             return None
         is_more = bool(batch.raw) and (self._source.has_more or not self._source.is_joined)
         return OplogRead(batch, not is_more, now_ms())
-
-    @property
-    def place(self) -> TailPlace | None:
-        return None if self.needs_task else self._source.place
-
-    def woken_by(self, called: Callable[[], None] | None) -> None:
-        if called is not self._woken_by:
-            self._woken_by = called
-            self._source.on_ready(called or self._wake)
 
     @property
     def needs_task(self) -> bool:

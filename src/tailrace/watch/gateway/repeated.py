@@ -24,8 +24,6 @@ _HEADER: Final = struct.Struct("<iiii")
 _PLAIN: Final = struct.pack("<iIB", OP_MSG, 0, 0)
 _BEFORE_DOCUMENT: Final = HEADER_SIZE + 5
 _HASH_BYTES: Final = 20
-#: Where what follows a message's length and number begins.
-_RESPONSE_AT: Final = 8
 _NO_TIME: Final = ClusterTime(0)
 
 
@@ -78,7 +76,7 @@ class LastGetMore:
     ``size``  of its message in bytes; 0 while there is none
     """
 
-    __slots__ = ("_command", "_facts", "_last", "_parts", "_time_at", "size")
+    __slots__ = ("_command", "_facts", "_parts", "_time_at", "size")
 
     def __init__(self) -> None:
         self.size = 0
@@ -87,15 +85,13 @@ class LastGetMore:
         #: What has to be equal: where it begins in the message, where it ends, and its bytes.
         self._parts: list[tuple[int, int, bytes]] = []
         self._time_at = 0
-        #: The last one that has repeated it, from what differs on, and its time.
-        self._last: tuple[bytes, ClusterTime] = b"", _NO_TIME
 
     def remember(self, command: ClientCommand, facts: GetMoreFacts) -> None:
         """Note an ordinary getMore: one that was not compressed, and whose fields are as they should be."""
         if facts is self._facts:
             return
         document = command.document
-        self.size, self._command, self._last = 0, None, (b"", _NO_TIME)
+        self.size, self._command = 0, None
         size = _BEFORE_DOCUMENT + len(document)
         if command.compressor is not None or command.message.flags or facts.error is not None or size > HEAD_BYTES:
             return
@@ -125,9 +121,6 @@ class LastGetMore:
     def time_of(self, message: bytes) -> ClusterTime | None:
         """The cluster time that a message has which repeats the last one, 0 if it has none; ``None`` if it does not
         repeat it."""
-        last, time = self._last
-        if last and message[_RESPONSE_AT:] == last and message[:4] == self.size.to_bytes(4, "little"):
-            return time
         if self._command is None or len(message) != self.size or message[12:21] != _PLAIN:
             return None
         if message[:4] != self.size.to_bytes(4, "little"):
@@ -136,9 +129,7 @@ class LastGetMore:
             if message[begin:end] != part:
                 return None
         at = self._time_at
-        time = ClusterTime.from_bytes_le(message[at : at + 8]) if at else _NO_TIME
-        self._last = message[_RESPONSE_AT:], time
-        return time
+        return ClusterTime.from_bytes_le(message[at : at + 8]) if at else _NO_TIME
 
     def repeated(self, message: bytes) -> KnownGetMore | None:
         """The command of a message that repeats the last one; ``None`` if it does not."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -61,21 +61,15 @@ class SharedStep:
     def size(self) -> int:
         return len(self.batch.raw) + len(self.head) + len(self.tail)
 
-    @property
-    def reply_bytes(self) -> int:
-        return len(self.head) + 8 + len(self.tail)
-
     def reply(self, cursor_id: int) -> bytes:
         return self.head + raw_bson.encode_int64(cursor_id) + self.tail
 
 
 @dataclass(eq=False, slots=True)
 class AskedAlike:
-    """The streams that ask the same, how many they are, and their getMores that wait together
-    (``WaitingAlike``)."""
+    """The streams that ask the same, and how many they are."""
 
     streams: int = 0
-    waiting: dict[Hashable, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -123,19 +117,17 @@ class SharedSteps:
             return None
         return self._steps.get((sharing.alike, sharing.form, batch.raw, batch.high_water, batch_size))
 
-    def add(
-        self, sharing: Sharing, batch: OplogBatch, batch_size: int | None, cursor_id: int, reply: bytes
-    ) -> SharedStep | None:
+    def add(self, sharing: Sharing, batch: OplogBatch, batch_size: int | None, cursor_id: int, reply: bytes) -> None:
         """Note what a stream has made of a batch: its only one for this reply, for which nothing was looked up, and
-        after which nothing stood. What others may be given of it."""
+        after which nothing stood."""
         if sharing.form is None or sharing.alike.streams < 2 or len(batch.raw) > _BATCH_BYTES_MAX:
-            return None
+            return
         if len(reply) > _REPLY_BYTES_MAX or self.held > _BYTES_MAX or _COMMAND_ENTRY in batch.raw:
-            return None
+            return
         facts = facts_of_reply(reply)
         at = len(reply) - _AFTER_CURSOR - len(facts.namespace.encode()) - 9 - 8
         if reply[at - len(_ID) : at + 8] != _ID + raw_bson.encode_int64(cursor_id):
-            return None
+            return
         step = SharedStep(batch, batch_size, reply[:at], reply[at + 8 :], facts, reached(reply))
         key = sharing.alike, sharing.form, batch.raw, batch.high_water, batch_size
         if key not in self._steps:
@@ -145,7 +137,6 @@ class SharedSteps:
             oldest = self._steps.pop(next(iter(self._steps)))
             oldest.is_kept = False
             self._released(oldest)
-        return self._steps.get(key)
 
     def give(self, sharing: Sharing, step: SharedStep) -> None:
         """A stream is given a step: it has to do it itself, and no earlier one any more."""
