@@ -274,7 +274,8 @@ def test_what_several_processes_cannot_do_is_refused(arguments: list[str], text:
 
 
 def test_what_is_wrong_at_the_start_is_told_as_by_one_process() -> None:
-    uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=2000"  # a busy machine may not have tried it in less; after 3 s more is told
+    # A busy machine may not have tried it in less than a second; after three, more is told.
+    uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=2000"
     one, two = (
         commands.run("gateway", "--upstream", uri, "--listen", "127.0.0.1:0", "--processes", count)
         for count in ("1", "2")
