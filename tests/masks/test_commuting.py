@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,6 +16,7 @@ from tailrace.core.masking.rules import MaskRules
 from tailrace.core.masking.values import MaskKey
 from tailrace.core.oplog.stored_document import apply_operation
 from tests.masks.random_updates import SECRET, PlainMasks, applied, change, fields, rules
+from tests.masks.workload import found_in, marked_number
 
 RANDOM = st.randoms(use_true_random=False)
 KEY = MaskKey(SECRET)
@@ -67,3 +69,12 @@ def event_of(description: dict[str, Any]) -> dict[str, Any]:
         "documentKey": {"_id": 1},
         "updateDescription": description,
     }
+
+
+def test_a_marked_number_is_found_in_bson_and_in_text(tmp_path: Path) -> None:
+    number = marked_number(Random(1))
+    for name, content in (("bson", bson.encode({"a": number})), ("text", str(number).encode())):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "file").write_bytes(content)
+        assert found_in([folder]) != [], name

@@ -1,5 +1,5 @@
 """Writes of all operators, with a value of its own in every masked field: text that begins with ``MARK``, or a number
-of ``numbers``. Nothing else of the documents holds either."""
+whose first bytes and digits are those of ``_NUMBERS``. Nothing else of the documents holds either."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def rules(database: str) -> dict[str, dict[str, str]]:
     return {pattern.format(db=database): paths for pattern, paths in RULES.items()}
 
 
+#: What the marked numbers have in common, and how it looks in BSON and in text.
+_NUMBERS: Final = 0x5A3CC3A51E << 24
+_FORMS: Final = ((_NUMBERS >> 24).to_bytes(5, "little"), str(_NUMBERS)[:10].encode())
+
+
+def marked_number(rng: random.Random) -> bson.Int64:
+    return bson.Int64(_NUMBERS | rng.getrandbits(24))
+
+
 class MarkedWrites:
     """Writes to two collections of ``database``."""
 
@@ -43,15 +52,13 @@ class MarkedWrites:
         self._database = client[database]
         self._rng = random.Random(seed)
         self._texts = 0
-        self.numbers: list[int] = []
 
     def _text(self) -> str:
         self._texts += 1
         return f"{MARK}-{self._texts}-{self._rng.getrandbits(48):x}"
 
     def _number(self) -> bson.Int64:
-        self.numbers.append(self._rng.getrandbits(62) | 1 << 61)
-        return bson.Int64(self.numbers[-1])
+        return marked_number(self._rng)
 
     def _item(self) -> dict[str, Any]:
         return {"sku": self._rng.randrange(9), "secret": self._secret(), "gone": [self._text()], "n": 1}
@@ -141,9 +148,9 @@ class MarkedWrites:
         ]
 
 
-def found_in(folders: list[Path], numbers: list[int]) -> list[str]:
+def found_in(folders: list[Path]) -> list[str]:
     """Files below ``folders`` that hold a marker or a number, and which: their bytes, and the values of Parquet."""
-    wanted = [MARK.encode(), *(form for one in numbers for form in (str(one).encode(), one.to_bytes(8, "little")))]
+    wanted = [MARK.encode(), *_FORMS]
     said = []
     for folder in folders:
         for path in sorted(folder.rglob("*")):
