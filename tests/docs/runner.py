@@ -211,6 +211,7 @@ class PageRunner:
         check_extras(script)
         # What builds or installs is only looked at: make by --dry-run. tests/docs/test_install.py installs.
         functions = f'make() {{ command make --dry-run -C {shlex.quote(str(ROOT))} "$@" >/dev/null; }}; pip() {{ :; }}'
+        functions += "; dbt() { :; }"  # tests/tables/test_dbt.py runs it
         output = self._directory / ".output"
         # Not its own terminal but its own process group, so that an interrupt reaches all of a pipe.
         with output.open("w") as sink:

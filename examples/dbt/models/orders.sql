@@ -1,5 +1,5 @@
--- The last thing that was said of each key. An update is two rows, before and after; a table that was rewritten has both a
--- delete and an insert of a key in one version.
+-- The last change of each key. An update is two rows, before and after; a table that was rewritten has both a delete and
+-- an insert of a key in one version.
 with last as (
     select *
     from {{ ref('order_changes') }}
