@@ -30,7 +30,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench site site-serve lock dist test-dependencies clean
+.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench site site-serve lock dist images test-dependencies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -163,6 +163,9 @@ dist: ## build what is published, and try it as its users will: wheel, sources, 
 	"$$python" -m venv --clear $(VENV)-dist
 	$(VENV)-dist/bin/python -m pip install --quiet --require-hashes --requirement release/requirements.lock
 	$(VENV)-dist/bin/python release/dist.py $(ARGS)
+
+images: $(INSTALLED) ## build the images of deploy/container and use them, read-only and as an unknown user: needs buildah and root; ARGS="--base base.tar --wheel dist/x.whl"
+	$(BIN)/python release/image.py $(ARGS)
 
 # VERSIONS=newest takes what there is today. The tests that touch other people's parts; the rest is the same everywhere.
 VERSIONS ?= lowest

@@ -1,6 +1,6 @@
 """How fast is a program from its first second, on a machine that has never run it?
 
-    python bench/cold_start.py [--rounds 5] [--events 20000] [--python fresh/bin/python]
+    python bench/cold_start.py [--rounds 5] [--events 20000] [--python fresh/bin/python] [--services]
 
 A mongod is started and filled with inserts of about 500 bytes. Each reading is a process of its own whose home cannot
 be written and whose caches are empty, as in a container; ``--python`` names the environment that is tried, by default
@@ -11,6 +11,10 @@ of ``--events``; and native over ours for each. Numbers of events and their chec
 Beside dictionaries stands what ``bson.decode`` takes for these events alone, in the same process, and native over that:
 whoever gives dictionaries cannot be faster, however the events come to be.
 
+With ``--services`` the same raw documents come from a Spark worker (a slice of the oplog, read as Spark's workers do,
+with the extra ``spark``) and through a gateway that has just been started. numba cannot be imported there, so nothing
+is compiled. Their own loading comes first: in a worker it is the import, for a gateway the time until it answers.
+
 Bars: all events 3 times as fast as native, the first event no later than 1.2 times native, ``import tailrace`` under
 50 ms. Exit status 1 where bytes differ or a bar is missed.
 """
@@ -20,11 +24,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +75,36 @@ decoding = time.monotonic() - began
 print(json.dumps({"import": imported * 1e3, "first": one * 1e3, "all": all_ * 1e3, "checksum": checksum,
     "decoding": decoding * 1e3}))
 """
+_WORKER = """
+import json, sys, time, zlib
+sys.modules["numba"] = None
+uri, first, events = json.loads(sys.argv[1])
+began = time.monotonic()
+from tailrace.core.kernel.native import library
+from tailrace.lake.spark.query.options import parse
+from tailrace.lake.spark.reading.slice_reader import read_slice
+from tailrace.lake.spark.source.batch_reader import TailraceBatchReader
+imported = time.monotonic() - began
+assert library() is not None
+start = f"{first[0]},{first[1]}"
+options = parse({"uri": uri, "database": "bench", "collection": "entries", "startAtOperationTime": start,
+    "partitions": "1", "columns": "event"})
+slices = TailraceBatchReader(options).partitions()
+batches, one = [], 0.0
+began = time.monotonic()
+for part in slices:
+    for batch in read_slice(options, part):
+        one = one or time.monotonic() - began
+        batches.append(batch)
+all_ = time.monotonic() - began
+checksum = 0
+got = [event for batch in batches for event in batch.column("event").to_pylist()]
+assert len(got) == events, len(got)
+for event in got:
+    checksum = zlib.crc32(event, checksum)
+print(json.dumps({"import": imported * 1e3, "first": one * 1e3, "all": all_ * 1e3, "checksum": checksum,
+    "decoding": 0.0}))
+"""
 CASES: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "raw documents": ([], False),
     "dictionaries": ([], True),
@@ -87,6 +123,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--events", type=int, default=20_000)
     parser.add_argument("--python", default=sys.executable, help="of the environment to try")
+    parser.add_argument("--services", action="store_true", help="a Spark worker and a gateway too")
     args = parser.parse_args()
     import pymongo  # noqa: PLC0415
 
@@ -115,20 +152,64 @@ def main() -> int:
                     task = [replica_set.uri, side, first, args.events, pipeline, decoded]
                     runs[side].append(read(args.python, task))
             met &= tell(name, runs)
+        if args.services:
+            task = [replica_set.uri, "native", first, args.events, [], False]
+            for service in (worker, gateway):
+                runs = {"native": [], "ours": []}
+                for _ in range(args.rounds):
+                    runs["native"].append(read(args.python, task))
+                    runs["ours"].append(service(args.python, task))
+                tell(service.__name__, runs)
     return 0 if met else 1
 
 
-def read(python: str, task: list[Any]) -> dict[str, float]:
+def read(python: str, task: list[Any], program: str = _CHILD) -> dict[str, float]:
     """What a new process measures, on a machine without a cache of anything."""
     with tempfile.TemporaryDirectory() as home:
-        nothing = Path(home) / "none"
-        environment = {"PATH": os.environ["PATH"], "HOME": str(nothing), "XDG_CACHE_HOME": str(nothing / "cache")}
         begun = time.monotonic()
         done = subprocess.run(
-            [python, "-c", _CHILD, json.dumps(task)], stdout=subprocess.PIPE, check=True, env=environment, cwd=home
+            [python, "-c", program, json.dumps(task)],
+            stdout=subprocess.PIPE,
+            check=True,
+            env=without_caches(home),
+            cwd=home,
         )
         found: dict[str, float] = json.loads(done.stdout)
         return {**found, "process": (time.monotonic() - begun) * 1e3}
+
+
+def without_caches(home: str) -> dict[str, str]:
+    nothing = Path(home) / "none"
+    return {"PATH": os.environ["PATH"], "HOME": str(nothing), "XDG_CACHE_HOME": str(nothing / "cache")}
+
+
+def worker(python: str, task: list[Any]) -> dict[str, float]:
+    """A new process that reads as a Spark worker does."""
+    uri, _, first, events, *_ = task
+    return read(python, [uri, first, events], _WORKER)
+
+
+def gateway(python: str, task: list[Any]) -> dict[str, float]:
+    """A new gateway, and a native stream through it."""
+    import pymongo  # noqa: PLC0415
+
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    start = "import sys; sys.modules['numba'] = None; from tailrace.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    with tempfile.TemporaryDirectory() as home:
+        begun = time.monotonic()
+        words = ["gateway", task[0], "--listen", place]
+        process = subprocess.Popen([python, "-c", start, *words], env=without_caches(home), stderr=subprocess.DEVNULL)
+        try:
+            uri = f"mongodb://{place}/?directConnection=true"
+            with pymongo.MongoClient[dict[str, Any]](uri) as client:
+                client.admin.command("ping")
+            answers = time.monotonic() - begun
+            return {**read(python, [uri, *task[1:]]), "import": answers * 1e3}
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def tell(name: str, runs: dict[str, list[dict[str, float]]]) -> bool:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,21 @@ def test_the_text_of_a_release_is_its_own_part(changelog: Any) -> None:
 def test_this_project_s_changelog_begins_with_its_version() -> None:
     module = script("changelog")
     assert module.newest((ROOT / "CHANGELOG.md").read_text())["version"] == module.project_version()
+
+
+def test_an_image_with_a_wheel_that_is_there_differs_in_one_stage(tmp_path: Path) -> None:
+    """What ``make images`` tries is what the Dockerfile builds, but for where the wheel comes from."""
+    wheel = tmp_path / "tailrace.whl"
+    wheel.write_bytes(b"wheel")
+    context, file = script("image").context_with(wheel, tmp_path / "context")
+    ours, theirs = (
+        re.split(r"(?m)^(?=FROM )", path.read_text()) for path in (ROOT / "deploy/container/Dockerfile", file)
+    )
+    other = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
+    assert [pair[0].splitlines()[0] for pair in other] == ["FROM ${PYTHON} AS wheel"]
+    assert "COPY wheels /wheels" in other[0][1]
+    assert (context / "wheels" / "tailrace.whl").read_bytes() == b"wheel"
+    assert (context / "deploy/container/gateway.lock").is_file()
 
 
 def test_what_was_installed_gives_what_the_servers_gave() -> None:
