@@ -84,6 +84,10 @@ class OnSource:
         """See ``Chosen``."""
         return self._settings.selection.databases
 
+    def may_cover(self, database: str) -> bool:
+        """Whether some collection of a database may be chosen."""
+        return self._settings.selection.may_cover(database) and database != self._settings.state_db
+
 
 class OnTarget:
     """What of the target a sync is answerable for: the names that the source's collections have there."""
@@ -193,7 +197,7 @@ class CatalogDifference:
 
 def read_catalog(deployment: MongoClient[Any] | Cluster, selection: Chosen) -> DeploymentCatalog:
     """The catalogue as it is now, of the chosen collections and views. What changes while it is read may be in it or
-    not: ``catalog_at_rest`` is for whoever needs it of one time. The server's own collections, those that it makes for
+    not: ``at_rest`` is for whoever needs it of one time. The server's own collections, those that it makes for
     time series and for its work in hand, and databases that no driver can name are left out."""
     if isinstance(deployment, Cluster):
         return _of_cluster(deployment, selection)
@@ -202,23 +206,6 @@ def read_catalog(deployment: MongoClient[Any] | Cluster, selection: Chosen) -> D
     names = readable(database_names(connection) if selection.databases is None else selection.databases, str)
     found = (one for name in names for one in _listed(connection, name, selection, {}))
     return DeploymentCatalog(version_of(deployment), {one.namespace: one for one in found})
-
-
-def catalog_at_rest(
-    deployment: MongoClient[Any] | Cluster, selection: Chosen, *, tries: int = 50
-) -> tuple[DeploymentCatalog, ClusterTime]:
-    """A time, and the catalogue exactly as it was then: no definition changed between that time and the end of
-    reading. Raises SourceError where definitions change during each of the attempts."""
-    places = places_of(deployment, RETRY_SECONDS)
-    for _ in range(tries):
-        begun = places.now()
-        catalog = read_catalog(deployment, selection)
-        if not definitions_changed(deployment, begun, places.now()):
-            return catalog, begun
-    raise SourceError(
-        f"collections, views or indexes of the source changed during each of {tries} attempts to read them",
-        hint="Begin when nobody creates, renames or drops collections or indexes all the time",
-    )
 
 
 def _of_cluster(cluster: Cluster, selection: Chosen) -> DeploymentCatalog:

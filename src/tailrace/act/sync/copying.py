@@ -28,6 +28,7 @@ from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 
 from tailrace.act.sync import indexes
+from tailrace.act.sync.at_rest import catalog_at_rest
 from tailrace.act.sync.capped import CappedCopy
 from tailrace.act.sync.catalog import (
     CLUSTERED,
@@ -35,7 +36,6 @@ from tailrace.act.sync.catalog import (
     DeploymentCatalog,
     OnSource,
     OnTarget,
-    catalog_at_rest,
     name_of,
     read_catalog,
     version_of,
