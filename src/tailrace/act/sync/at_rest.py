@@ -42,11 +42,11 @@ def catalog_at_rest(
 ) -> tuple[DeploymentCatalog, ClusterTime]:
     """A time, and the catalogue exactly as it was then: no definition changed between that time and the end of
     reading, and no collection was in the making. Raises SourceError where definitions change during each of the
-    attempts, or where something is in the making for ``patience_s`` seconds."""
+    attempts, or where something is in the making for ``patience_s`` seconds; what ``wait`` raises comes through."""
     places, waited = places_of(deployment, RETRY_SECONDS), 0.0
     while tries:
         begun = places.now()
-        making = next(_in_the_making(deployment, selection), None)
+        making = next(in_the_making(deployment, selection), None)
         if making is not None:
             if waited >= patience_s:
                 raise SourceError(making, hint=_HINT)
@@ -72,8 +72,8 @@ _HINT: Final = (
 )
 
 
-def _in_the_making(deployment: MongoClient[Any] | Cluster, selection: OnSource) -> Iterator[str]:
-    """Sentences on collections that may become others of the sync."""
+def in_the_making(deployment: MongoClient[Any] | Cluster, selection: OnSource) -> Iterator[str]:
+    """What keeps a copy from beginning now: a sentence for each collection that may become another one of the sync."""
     if isinstance(deployment, Cluster):
         yield from _on_shards(deployment, selection)
         return

@@ -10,6 +10,8 @@ collection and of index) and is told in docs/design/sync.md. Two catalogues are 
   ``expireAfterSeconds`` is a whole number, and ``min`` and ``max`` of a 2d index are doubles, whatever they were given
   as. 4.4 keeps them.
 * 7.0 does not know ``recordPreImages`` any more.
+
+``temp`` is left out too: what is temporary on the source is an ordinary collection on the target.
 """
 
 from __future__ import annotations
@@ -439,7 +441,7 @@ def _options_differ(
     mine: CatalogCollection, theirs: CatalogCollection, of: tuple[int, int], to: tuple[int, int], *, is_held: bool
 ) -> Iterator[CatalogDifference]:
     wanted = edited(options_for(mine, to), [b"expireAfterSeconds"] if is_held else [])
-    if wanted != theirs.options:
+    if wanted != edited(theirs.options, [b"temp"]):
         yield CatalogDifference(mine.namespace, "options", shown(mine.options), shown(theirs.options))
     if (mine.id_index is None) != (theirs.id_index is None) or (
         mine.id_index is not None and theirs.id_index is not None and not _alike(mine.id_index, theirs.id_index, of, to)
@@ -487,8 +489,10 @@ def _as_held(spec: bytes, held: bytes | None) -> bytes | None:
 
 
 def options_for(collection: CatalogCollection, version: tuple[int, int]) -> bytes:
-    """The options of a source's collection as a target of a version lists them."""
-    return edited(collection.options, [b"recordPreImages"]) if version >= (7, 0) else collection.options
+    """The options of a source's collection as a target of a version lists them. One that is temporary is not so on the
+    target, where a primary that is elected would drop it, whatever the source does."""
+    unknown = [b"recordPreImages"] if version >= (7, 0) else []
+    return edited(collection.options, [b"temp", *unknown])
 
 
 def _alike(mine: bytes, theirs: bytes, of: tuple[int, int], to: tuple[int, int]) -> bool:

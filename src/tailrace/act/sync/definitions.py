@@ -97,16 +97,14 @@ class TargetDefinitions:
         assert made is not None
         database, _, name = made.target.partition(".")
         notes: list[Note] = []
-        without = [b"create"]
+        without = [b"create", b"temp"]  # a primary that is elected on the target would drop what is temporary
         if (limit := indexes.clustered_limit(body)) is not None:
             without.append(b"expireAfterSeconds")
             notes.append(self._indexes.note(made.uuid, limit, there=True))
         if self._commands.version >= (7, 0):
             without.append(b"recordPreImages")
         command = raw_bson.encode_document(string_of(b"create", name), edited(body, without)[4:-1])
-        self._commands.operate(
-            database, made.target_uuid, command, f"create {made.target}", plain=edited(command, [b"temp"])
-        )
+        self._commands.operate(database, made.target_uuid, command, f"create {made.target}")
         return [self._note(made), *notes]
 
     def _drop(self, collection: SyncedCollection, at: ClusterTime) -> Note:
