@@ -81,7 +81,7 @@ class SyncCopyProgress:
     seconds_left: float | None = None
 
 
-class _StoppedError(Exception):
+class _CopyEndedError(Exception):
     """The copy is to end before it has begun."""
 
 
@@ -128,7 +128,7 @@ class Copy:
         if not document.extra.get("prepared"):
             try:
                 self._prepare(document)
-            except _StoppedError:
+            except _CopyEndedError:
                 return False
         ranges = self._ranges()
         self._counts = _Counts.of(ranges)
@@ -198,7 +198,7 @@ class Copy:
     def _pause(self, seconds: float) -> None:
         time.sleep(seconds)
         if self._stopped.is_set():
-            raise _StoppedError
+            raise _CopyEndedError
 
     def _sharded(
         self, one: CatalogCollection, namespace: str, uuid: bytes, keys: Mapping[bytes, Mapping[str, Any]]
