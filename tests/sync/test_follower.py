@@ -132,6 +132,24 @@ def test_while_the_targets_primary_steps_down_again_and_again(start_replica_set:
     equal(source, target, settings)
 
 
+def test_what_is_being_filled_outlives_an_election(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:
+    """A server drops temporary collections when it becomes primary. The target did so with what the source was still
+    filling, and what came later began without it. Elections of the campaigns had met no long ``$out``."""
+    source, target, settings = pair
+    with MongoClient[Any](source.uri) as client:
+        operation = {"op": "c", "ns": "shop.$cmd", "o": {"create": "tmp.agg_out.1f", "temp": True}}
+        client.admin.command({"applyOps": [operation]})
+        client.shop["tmp.agg_out.1f"].insert_one({"_id": 1})
+        with following(source.uri, target.uri, settings) as follower:
+            follower.run_until(now(source.uri))
+        target.restart(0)
+        client.shop["tmp.agg_out.1f"].insert_one({"_id": 2})
+        client.shop["tmp.agg_out.1f"].rename("orders")
+        with following(source.uri, target.uri, settings) as follower:
+            follower.run_until(now(source.uri))
+    equal(source, target, settings)
+
+
 def test_lanes_give_the_same_as_one(start_replica_set: Start) -> None:
     source, target = start_replica_set(), start_replica_set()
     settings = SyncSettings(name="lanes", lanes=3)
@@ -213,6 +231,28 @@ def test_unique_values_that_no_driver_can_read(pair: tuple[ReplicaSet, ReplicaSe
             client.shop.orders.update_one({"_id": key}, {"$set": {"d": late[value]}})
         follower.run_until(now(source.uri))
         equal(source, target, settings)
+
+
+def test_an_id_that_a_collation_takes_for_a_later_one(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:
+    """The copy has "a", which the source got after "A" was gone: the index of ``_id`` did not take "A", and the sync
+    ended. Workloads had changed no letter of an ``_id`` to its other case."""
+    source, target, settings = pair
+    with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
+        shop = client.shop
+        orders = shop.create_collection("orders", collation={"locale": "en", "strength": 2})
+        with following(source.uri, target.uri, settings) as follower:
+            follower.run_until(now(source.uri))
+        there.shop.orders.insert_many([{"_id": "a", "n": 2}, {"_id": "b"}])  # as a copy would
+        orders.insert_many([{"_id": "A"}, {"_id": "b"}])
+        shop.create_collection("between")
+        orders.delete_one({"_id": "A"})
+        orders.insert_one({"_id": "a", "n": 1})
+        orders.update_one({"_id": "a"}, {"$inc": {"n": 1}})
+        hold = now(source.uri)
+        there[settings.state_db].syncs.update_one({}, {"$set": {"hold": hold.to_timestamp()}})
+        with following(source.uri, target.uri, settings) as follower:
+            follower.run_until(hold)
+    equal(source, target, settings)
 
 
 def test_values_of_a_unique_index_go_around(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:

@@ -81,6 +81,15 @@ def test_a_target_that_holds_more(ends: tuple[MongoClient[Any], MongoClient[Any]
     assert not make_plan(source, target, SyncSettings(selection=Selection.of(["shop.orders"]))).refusals
 
 
+def test_what_is_being_filled_is_told(ends: tuple[MongoClient[Any], MongoClient[Any]]) -> None:
+    source, target = ends
+    source.shop["tmp.agg_out.1f"].insert_one({})
+    plan = make_plan(source, target, SETTINGS)
+    assert plan.refusals == []
+    told = "shop.tmp.agg_out.1f is still being made into another collection: the copy waits for its end"
+    assert any(one.startswith(told) for one in plan.warnings)
+
+
 def test_a_sync_that_is_there_already_goes_on(ends: tuple[MongoClient[Any], MongoClient[Any]]) -> None:
     source, target = ends
     source.shop.orders.insert_one({})

@@ -10,6 +10,8 @@ collection and of index) and is told in docs/design/sync.md. Two catalogues are 
   ``expireAfterSeconds`` is a whole number, and ``min`` and ``max`` of a 2d index are doubles, whatever they were given
   as. 4.4 keeps them.
 * 7.0 does not know ``recordPreImages`` any more.
+
+``temp`` is left out too: what is temporary on the source is an ordinary collection on the target.
 """
 
 from __future__ import annotations
@@ -83,6 +85,10 @@ class OnSource:
     def databases(self) -> tuple[str, ...] | None:
         """See ``Chosen``."""
         return self._settings.selection.databases
+
+    def may_cover(self, database: str) -> bool:
+        """Whether some collection of a database may be chosen."""
+        return self._settings.selection.may_cover(database) and database != self._settings.state_db
 
 
 class OnTarget:
@@ -193,7 +199,7 @@ class CatalogDifference:
 
 def read_catalog(deployment: MongoClient[Any] | Cluster, selection: Chosen) -> DeploymentCatalog:
     """The catalogue as it is now, of the chosen collections and views. What changes while it is read may be in it or
-    not: ``catalog_at_rest`` is for whoever needs it of one time. The server's own collections, those that it makes for
+    not: ``at_rest`` is for whoever needs it of one time. The server's own collections, those that it makes for
     time series and for its work in hand, and databases that no driver can name are left out."""
     if isinstance(deployment, Cluster):
         return _of_cluster(deployment, selection)
@@ -202,23 +208,6 @@ def read_catalog(deployment: MongoClient[Any] | Cluster, selection: Chosen) -> D
     names = readable(database_names(connection) if selection.databases is None else selection.databases, str)
     found = (one for name in names for one in _listed(connection, name, selection, {}))
     return DeploymentCatalog(version_of(deployment), {one.namespace: one for one in found})
-
-
-def catalog_at_rest(
-    deployment: MongoClient[Any] | Cluster, selection: Chosen, *, tries: int = 50
-) -> tuple[DeploymentCatalog, ClusterTime]:
-    """A time, and the catalogue exactly as it was then: no definition changed between that time and the end of
-    reading. Raises SourceError where definitions change during each of the attempts."""
-    places = places_of(deployment, RETRY_SECONDS)
-    for _ in range(tries):
-        begun = places.now()
-        catalog = read_catalog(deployment, selection)
-        if not definitions_changed(deployment, begun, places.now()):
-            return catalog, begun
-    raise SourceError(
-        f"collections, views or indexes of the source changed during each of {tries} attempts to read them",
-        hint="Begin when nobody creates, renames or drops collections or indexes all the time",
-    )
 
 
 def _of_cluster(cluster: Cluster, selection: Chosen) -> DeploymentCatalog:
@@ -452,7 +441,7 @@ def _options_differ(
     mine: CatalogCollection, theirs: CatalogCollection, of: tuple[int, int], to: tuple[int, int], *, is_held: bool
 ) -> Iterator[CatalogDifference]:
     wanted = edited(options_for(mine, to), [b"expireAfterSeconds"] if is_held else [])
-    if wanted != theirs.options:
+    if wanted != edited(theirs.options, [b"temp"]):
         yield CatalogDifference(mine.namespace, "options", shown(mine.options), shown(theirs.options))
     if (mine.id_index is None) != (theirs.id_index is None) or (
         mine.id_index is not None and theirs.id_index is not None and not _alike(mine.id_index, theirs.id_index, of, to)
@@ -500,8 +489,10 @@ def _as_held(spec: bytes, held: bytes | None) -> bytes | None:
 
 
 def options_for(collection: CatalogCollection, version: tuple[int, int]) -> bytes:
-    """The options of a source's collection as a target of a version lists them."""
-    return edited(collection.options, [b"recordPreImages"]) if version >= (7, 0) else collection.options
+    """The options of a source's collection as a target of a version lists them. One that is temporary is not so on the
+    target, where a primary that is elected would drop it, whatever the source does."""
+    unknown = [b"recordPreImages"] if version >= (7, 0) else []
+    return edited(collection.options, [b"temp", *unknown])
 
 
 def _alike(mine: bytes, theirs: bytes, of: tuple[int, int], to: tuple[int, int]) -> bool:

@@ -28,6 +28,7 @@ from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 
 from tailrace.act.sync import indexes
+from tailrace.act.sync.at_rest import catalog_at_rest
 from tailrace.act.sync.capped import CappedCopy
 from tailrace.act.sync.catalog import (
     CLUSTERED,
@@ -35,7 +36,6 @@ from tailrace.act.sync.catalog import (
     DeploymentCatalog,
     OnSource,
     OnTarget,
-    catalog_at_rest,
     name_of,
     read_catalog,
     version_of,
@@ -81,6 +81,10 @@ class SyncCopyProgress:
     seconds_left: float | None = None
 
 
+class _CopyEndedError(Exception):
+    """The copy is to end before it has begun."""
+
+
 class Copy:
     """The copy of one sync, from its beginning or from where another process left it.
 
@@ -122,7 +126,10 @@ class Copy:
         if document.phase != "copy":
             return True
         if not document.extra.get("prepared"):
-            self._prepare(document)
+            try:
+                self._prepare(document)
+            except _CopyEndedError:
+                return False
         ranges = self._ranges()
         self._counts = _Counts.of(ranges)
         if not self._all([one for one in ranges if not one.done], on_progress):
@@ -159,7 +166,7 @@ class Copy:
         for namespace in reversed(document.extra.get("making", ())):
             indexes.drop(self._target, namespace, ownership=self._ownership)
         keys = source_keys(self._source) if self._state.cluster is not None else {}
-        catalog, begun = catalog_at_rest(self._source, OnSource(self._settings))
+        catalog, begun = catalog_at_rest(self._source, OnSource(self._settings), wait=self._pause)
         wanted = self._under_new_names(catalog)
         self._check_free(wanted)
         making = sorted(wanted, key=lambda one: one.kind != "collection")  # views after what they show
@@ -187,6 +194,11 @@ class Copy:
         at = begun.to_timestamp()
         sets = {"prepared": True, "making": [], "time": at, "hold": at}
         self._ownership.run(note, sets=sets, what="note what is to be copied")
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+        if self._stopped.is_set():
+            raise _CopyEndedError
 
     def _sharded(
         self, one: CatalogCollection, namespace: str, uuid: bytes, keys: Mapping[bytes, Mapping[str, Any]]

@@ -26,6 +26,7 @@ from tailrace.act.sync.plain_views import drop_views, listed_view, write_view
 from tailrace.act.sync.state import SyncedCollection, SyncState
 from tailrace.act.sync.target import sink_error
 from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SinkError, UsageError
@@ -80,7 +81,7 @@ class TargetDefinitions:
             return self._rename(definition)
         if name == b"drop":
             assert definition.before is not None
-            return [self._drop(definition.before)]
+            return [self._drop(definition.before, definition.time)]
         if name in (b"createIndexes", b"commitIndexBuild"):
             return self._indexes.build(definition, consistent=consistent)
         if name in _DROPS:
@@ -96,32 +97,30 @@ class TargetDefinitions:
         assert made is not None
         database, _, name = made.target.partition(".")
         notes: list[Note] = []
-        without = [b"create"]
+        without = [b"create", b"temp"]  # a primary that is elected on the target would drop what is temporary
         if (limit := indexes.clustered_limit(body)) is not None:
             without.append(b"expireAfterSeconds")
             notes.append(self._indexes.note(made.uuid, limit, there=True))
         if self._commands.version >= (7, 0):
             without.append(b"recordPreImages")
         command = raw_bson.encode_document(string_of(b"create", name), edited(body, without)[4:-1])
-        self._commands.operate(
-            database, made.target_uuid, command, f"create {made.target}", plain=edited(command, [b"temp"])
-        )
+        self._commands.operate(database, made.target_uuid, command, f"create {made.target}")
         return [self._note(made), *notes]
 
-    def _drop(self, collection: SyncedCollection) -> Note:
+    def _drop(self, collection: SyncedCollection, at: ClusterTime) -> Note:
         database, _, name = collection.target.partition(".")
         command = raw_bson.encode_document(string_of(b"drop", name))
         self._commands.operate(database, collection.target_uuid, command, f"drop {collection.target}")
         state, uuid = self._state, collection.uuid
-        return lambda session: state.forget_collection(uuid, session)
+        return lambda session: state.forget_collection(uuid, at, session)
 
     def _rename(self, definition: Definition) -> list[Note]:
         before, after = definition.before, definition.after
-        notes = [self._drop(one) for one in definition.gone]
+        notes = [self._drop(one, definition.time) for one in definition.gone]
         if before is None:
             return notes
         if after is None:
-            return [*notes, self._drop(before)]
+            return [*notes, self._drop(before, definition.time)]
         if before.target != after.target:
             database, new = before.target.partition(".")[0], after.target.partition(".")[0]
             if database != new:

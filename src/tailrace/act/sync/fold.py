@@ -149,8 +149,8 @@ class _LocatedEntry(NamedTuple):
 class SyncFold:
     """Turns windows into steps. ``collections``: those on the target, by UUID on the source.
 
-    ``hold``        up to it, what was copied may be newer than the entries
     ``most``        a segment ends after about so many changes, or so many ``bytes_most``; may be set at any time
+    ``gone``        as of ``FoldedCatalog``
     ``size_of``     about how large a collection's documents are: a small change of a large document is a large write
     """
 
@@ -158,12 +158,12 @@ class SyncFold:
         self,
         settings: SyncSettings,
         collections: Mapping[bytes, SyncedCollection],
-        hold: ClusterTime,
         most: int,
         *,
+        gone: set[bytes] | None = None,
         size_of: Callable[[SyncedCollection], int] = lambda _: 0,
     ) -> None:
-        self._catalog = FoldedCatalog(settings, collections, hold)
+        self._catalog = FoldedCatalog(settings, collections, gone)
         self.most = most
         self.bytes_most = 16 << 20
         self._size_of = size_of

@@ -1,7 +1,10 @@
 """The collections of a sync while entries are read: which there are, under which names, and what a command changes.
 
 Collections are known by UUID. The shards of a cluster tell of one definition each for itself, in any order, so each
-rule here holds when it is told again.
+rule here holds when it is told again; what one of them has dropped may still be changed on another.
+
+The copy begins with all collections of one time, and none was in the making then (``at_rest``). So whatever entries
+name is on the target, was created or dropped by an entry, or came from outside the selection.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from tailrace.core.oplog.entry import OplogEntry
 from tailrace.core.oplog.entry_kinds import FOLLOWED_COMMANDS, command_name, refusal
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SourceError, UsageError
+from tailrace.read.source.listing import is_utf8
 
 #: The server's own collections that turn into a user's, or are a part of one.
 _PARTS: Final = re.compile(
@@ -41,6 +45,8 @@ _SHARDING: Final = frozenset(
     )
 )
 _HINT: Final = "Or leave the collection out of the sync"
+_BOTH_NAMES: Final = "Begin the sync again with a selection that holds both names"
+_BEGIN_AGAIN: Final = "Begin the sync again when no collection is being made into another one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +70,27 @@ class Definition:
 class FoldedCatalog:
     """``collections``: those on the target, by UUID on the source, as of the entries that were read.
 
-    ``hold``  up to it, what was copied may be newer than the entries
+    ``gone``  of a cluster, the UUIDs of those that one shard has dropped, which others may still change; new ones are
+              added. ``None``: a replica set, which changes nothing after its drop, and may make it anew with that UUID
     """
 
     def __init__(
-        self, settings: SyncSettings, collections: Mapping[bytes, SyncedCollection], hold: ClusterTime
+        self, settings: SyncSettings, collections: Mapping[bytes, SyncedCollection], gone: set[bytes] | None = None
     ) -> None:
         self._settings = settings
         self.collections = dict(collections)
-        self._hold = hold
         self._chosen: dict[bytes, bool] = {}
-        self._gone: set[bytes] = set()
+        self._gone = gone
 
     def check_missing(self, uuid: bytes, namespace: bytes, time: int) -> None:
-        """A change of a collection that is not on the target: it was gone when the others were listed."""
-        if uuid in self._gone or time <= self._hold:
+        """A change of a collection that is not on the target: it was dropped, so that its changes do not matter.
+        Raises SourceError otherwise."""
+        if self._is_gone(uuid):
             return
+        name = _text(namespace)
         raise SourceError(
-            f"{in_a_line(_text(namespace))} was changed at {ClusterTime(time)}, and nothing has told of its creation",
-            hint="It came from outside the selection. Begin the sync again with a selection that holds both names",
+            f"{in_a_line(name)} was changed at {ClusterTime(time)}, and nothing has told of its creation",
+            hint=_BEGIN_AGAIN if is_in_the_making(name) else f"It came from outside the selection. {_BOTH_NAMES}",
         )
 
     def wants(self, namespace: bytes) -> bool:
@@ -92,7 +100,10 @@ class FoldedCatalog:
         return answer
 
     def has(self, namespace: str) -> bool:
-        """Whether a collection is followed: one that is selected, or that may become one."""
+        """Whether a collection is followed: one that is selected, or that may become one. The copy leaves out what has
+        a name that no driver can read, so that is left out here too."""
+        if not is_utf8(namespace):
+            return False
         database, _, name = namespace.partition(".")
         if _BUCKETS in namespace:
             return self._settings.has(f"{database}.{name.removeprefix(_BUCKETS[1:])}")
@@ -152,7 +163,7 @@ class FoldedCatalog:
                 after = self.collections[uuid] = replace(found, filled="")
                 yield Definition(entry.cluster_time, b"spread", uuid, entry, found, after)
             return
-        if not self.has(name) or uuid in self._gone:
+        if not self.has(name) or self._is_gone(uuid):
             return
         capped = entry.command_fields().get(b"capped")
         is_capped = capped is not None and entry.o is not None and entry.o[capped.value_start] == 1
@@ -173,13 +184,21 @@ class FoldedCatalog:
         return next((one for one in self.collections.values() if one.namespace == namespace and not one.pending), None)
 
     def _drop(self, entry: OplogEntry, uuid: bytes, name: bytes) -> Iterator[Definition]:
-        self._gone.add(uuid)
-        found = self.collections.pop(uuid, None)
+        found = self._lose(uuid)
         if found is None:
             return
         yield Definition(entry.cluster_time, name, uuid, entry, found, None)
         if not found.pending:
             yield from self._arrive(entry, found.namespace)
+
+    def _lose(self, uuid: bytes) -> SyncedCollection | None:
+        """A collection is dropped, or leaves the selection."""
+        if self._gone is not None:
+            self._gone.add(uuid)
+        return self.collections.pop(uuid, None)
+
+    def _is_gone(self, uuid: bytes) -> bool:
+        return self._gone is not None and uuid in self._gone
 
     def _arrive(self, entry: OplogEntry, namespace: str) -> Iterator[Definition]:
         """A collection that was waiting for its name has it now."""
@@ -194,13 +213,10 @@ class FoldedCatalog:
         body = entry.o
         assert body is not None
         fields = entry.command_fields()
-        gone: list[SyncedCollection] = []
         dropped = fields.get(b"dropTarget")
-        if dropped is not None and dropped.type == raw_bson.BINARY:
-            other = raw_bson.value(body, dropped)[5:21]
-            self._gone.add(other)
-            if (lost := self.collections.pop(other, None)) is not None:
-                gone.append(lost)
+        is_dropped = dropped is not None and dropped.type == raw_bson.BINARY
+        lost = self._lose(raw_bson.value(body, dropped)[5:21]) if dropped is not None and is_dropped else None
+        gone = () if lost is None else (lost,)
         name = _named(entry, b"to")
         found = self.collections.get(uuid)
         after = None
@@ -211,29 +227,31 @@ class FoldedCatalog:
                 after = self._beside(after)
             self.collections[uuid] = after
         elif found is not None:
-            self._gone.add(uuid)
-            del self.collections[uuid]
-        elif self.has(name) and uuid not in self._gone:
+            self._lose(uuid)
+        elif self.has(name):
             self._refuse_stranger(entry, name)
         if found is not None or gone:
-            yield Definition(entry.cluster_time, b"renameCollection", uuid, entry, found, after, tuple(gone))
+            yield Definition(entry.cluster_time, b"renameCollection", uuid, entry, found, after, gone)
         if found is not None and not found.pending:
             yield from self._arrive(entry, found.namespace)
 
     def _refuse_stranger(self, entry: OplogEntry, name: str) -> None:
-        """A collection that the sync does not have gets a name that is synced. It was gone when the others were listed,
-        or nobody has looked at it so far."""
+        """A collection that the sync does not have gets a name that is synced: one from outside, whether it was in the
+        sync before or not."""
         before = _named(entry, b"renameCollection")
-        if entry.cluster_time <= self._hold and self.has(before):
-            return
         raise UsageError(
             f"{in_a_line(before)}, which is not synced, was renamed to {in_a_line(name)}, which is, at "
             f"{entry.cluster_time}: what it held before is not on the target",
-            hint="Begin the sync again with a selection that holds both names",
+            hint=_BEGIN_AGAIN if is_in_the_making(before) else _BOTH_NAMES,
         )
 
     def _target_of(self, namespace: str) -> str:
         return target_of(self._settings, namespace)
+
+
+def is_in_the_making(namespace: str) -> bool:
+    """Whether a collection of the server's own turns into another one when it is filled."""
+    return _PARTS.match(namespace) is not None and not namespace.endswith(VIEWS.decode())
 
 
 def target_of(settings: SyncSettings, namespace: str) -> str:

@@ -104,6 +104,7 @@ class Follower:
             raise UsageError(f"there is no sync {self._state.name!r} on the target")
         #: As of the segment that is written; what comes after it is read meanwhile.
         self.collections: Mapping[bytes, SyncedCollection] = self._state.collections()
+        self._gone = self._state.gone() if isinstance(self._oplogs.deployment, Cluster) else None
         self.time, self.hold, self.phase = document.time, document.hold, document.phase
         self._batch, self._witness = document.batch, document.witness
         self._barrier = document.barrier is not None
@@ -174,7 +175,7 @@ class Follower:
     def _write(self, window: OplogWindow) -> None:
         if time.monotonic() - self._keys_read > _KEYS_S:
             self._keys, self._keys_read = _keys(self._state, self._definitions), time.monotonic()
-        fold = SyncFold(self._settings, self.collections, self.hold, self._most, size_of=self._sizes)
+        fold = SyncFold(self._settings, self.collections, self._most, gone=self._gone, size_of=self._sizes)
         notes: list[Note] = []
         with _StepsAhead(fold, window) as ahead:
             for step in ahead:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
+from tailrace.act.sync.at_rest import in_the_making
 from tailrace.act.sync.catalog import (
     CatalogCollection,
     DeploymentCatalog,
@@ -264,6 +265,7 @@ class _Examination(_Parties):
             self.refusals += self._refused(collection)
         if not goes_on:
             self._guarded(partial(self._shard_keys, catalog))
+            self._guarded(self._in_the_making)
         self._guarded(partial(self._names, catalog, goes_on=goes_on))
         names = [one.namespace for one in catalog.collections.values() if one.kind == "collection"]
         self._guarded(partial(self._readable, names))
@@ -326,6 +328,11 @@ class _Examination(_Parties):
         except TailraceError as error:
             self.refusals.append(str(error))
             return None
+
+    def _in_the_making(self) -> None:
+        found = next(in_the_making(self.source, OnSource(self.settings)), None)
+        if found is not None:
+            self.warnings.append(f"{found}: the copy waits for its end, and a minute at most")
 
     def _refused(self, one: CatalogCollection) -> Iterator[str]:
         """Why a collection cannot be synced."""

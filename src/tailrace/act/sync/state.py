@@ -32,6 +32,8 @@ _FORMAT: Final = 1
 #: So many positions are kept with the target's times, for who compares both ends.
 COMMITS_KEPT: Final = 200
 _NAMESPACE_EXISTS: Final = 48
+#: Seconds of the source for which it is known that a collection was dropped. Shards drop one a moment apart.
+_GONE_S: Final = 3600
 
 
 class Committed(NamedTuple):
@@ -121,6 +123,7 @@ class SyncState:
         self._collections: Collection[Any] = there["collections"]
         self._copies: Collection[Any] = there["copies"]
         self._indexes: Collection[Any] = there["indexes"]
+        self._gone: Collection[Any] = there["gone"]
         self.ranges: Collection[Any] = there["ranges"]
 
     @property
@@ -150,6 +153,11 @@ class SyncState:
         """What is noted of indexes that are not yet on the target as they are on the source."""
         with answering("read the indexes of the sync"):
             return list(self._indexes.find(self._of_this))
+
+    def gone(self) -> set[bytes]:
+        """The UUIDs, on the source, of collections that were dropped lately: other shards may still change them."""
+        with answering("read the dropped collections of the sync"):
+            return {bytes(one["_id"]["uuid"]) for one in self._gone.find(self._of_this)}
 
     @property
     def _of_this(self) -> dict[str, Any]:
@@ -198,13 +206,14 @@ class SyncState:
         """Remove the state of this sync. Of others nothing changes."""
         with answering("remove the state of the sync"):
             self.syncs.delete_one({"_id": self.name})
-            for one in (self.lanes, self.fences, self._collections, self._copies, self._indexes, self.ranges):
+            kept = (self.lanes, self.fences, self._collections, self._copies, self._indexes, self.ranges, self._gone)
+            for one in kept:
                 one.delete_many(self._of_this)
 
     def _create_collections(self) -> None:
         """Transactions of 4.4 make no collections in parallel."""
         with answering("make the database of the sync"):
-            for name in ("syncs", "lanes", "fences", "collections", "copies", "indexes", "ranges"):
+            for name in ("syncs", "lanes", "fences", "collections", "copies", "indexes", "ranges", "gone"):
                 try:
                     self._there.create_collection(name)
                 except CollectionInvalid:
@@ -230,8 +239,11 @@ class SyncState:
         }
         self._collections.replace_one({"_id": document["_id"]}, document, upsert=True, session=session)
 
-    def forget_collection(self, uuid: bytes, session: ClientSession) -> None:
-        """The collection is gone, or no longer synced."""
+    def forget_collection(self, uuid: bytes, at: ClusterTime, session: ClientSession) -> None:
+        """The collection is gone since ``at``, or no longer synced."""
+        self._gone.replace_one({"_id": self._id(uuid)}, {"at": at.to_timestamp()}, upsert=True, session=session)
+        old = ClusterTime.of(max(0, at.seconds - _GONE_S), 0).to_timestamp()
+        self._gone.delete_many({**self._of_this, "at": {"$lt": old}}, session=session)
         self._collections.delete_one({"_id": self._id(uuid)}, session=session)
         self._copies.delete_one({"_id": self._id(uuid)}, session=session)
         self.ranges.delete_many({**self._of_this, "_id.uuid": Binary(uuid, 4)}, session=session)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.errors import BSONError
 from pymongo import WriteConcern
-from pymongo.errors import OperationFailure, PyMongoError, WTimeoutError
+from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError, WTimeoutError
 
 from tailrace.errors import SinkError
 from tailrace.read.source.failure import is_transient
@@ -25,6 +25,8 @@ _UNAUTHORIZED: Final = 13
 #: A name with a dollar where none may be (an ``_id`` that ``applyOps`` has made), binary data not of its kind, and a
 #: document of a capped collection with the name ``$v``, which 5.0 takes for an update's version.
 _NOT_STORABLE: Final = (52, 378, 4772600, 4772602)
+_NO_ROOM: Final = 14031
+_GOES_ON: Final = "Then start the sync again: it goes on where it was, and nothing is lost"
 _RETRYABLE: Final = "RetryableWriteError"
 _NO_TRANSACTION: Final = 251
 
@@ -48,6 +50,10 @@ def sink_error(what: str, error: PyMongoError | BSONError) -> SinkError:
         )
     elif code in _NOT_STORABLE:
         hint = "A server takes such a document from no client. Change it on the source, or leave its collection out"
+    elif code == _NO_ROOM:
+        hint = f"Make room on the target's disk. {_GOES_ON}"
+    elif isinstance(error, ConnectionFailure):
+        hint = f"Its log says why it does not answer: a server whose disk is full ends. Let it run again. {_GOES_ON}"
     return SinkError(f"the target cannot {what}: {said}", code=code, hint=hint)
 
 

@@ -12,6 +12,10 @@ If the server refuses that (11000), the transaction is done again and takes all 
 out before it puts any in: what remains is a part of a state that the source had, so nothing can be in the way. If it
 refuses deltas, the transaction is done again with whole documents.
 
+While the copy may be newer than the changes, one thing can be in the way all the same: a document that was copied
+later, with an ``_id`` that is another's by the collation of its collection ("a" and "A"). The source did not have it at
+the time of the changes, so a later change inserts it, and it is taken out.
+
 Of a collection that is sharded on the target every document is read, since a statement has to name its shard key.
 """
 
@@ -207,15 +211,21 @@ class _Table:
         #: Whether anything was written by deltas.
         self.has_deltas = False
         self.written = 0
+        self._keys_written: frozenset[bytes] = frozenset()
+        #: By their elements, documents whose ``_id`` the collection's collation takes for that of one that is written.
+        self._equals: dict[bytes, None] = {}
 
     def write(self, documents: Sequence[DocumentChanges], *, anew: bool) -> None:
         waiting: list[bytes] = []  # what is inserted after everything else
+        self._keys_written = frozenset(one.key for one in documents) if anew and self._tolerant else frozenset()
         for part in self._parts(documents):
             todo = _Writes([], [], [])
             works = self._works([one for one in part if not self._by_deltas(one, todo)])
             apply_all([work for _, work in works])
             for one, work in works:
                 self._sort(one, work, todo, anew=anew)
+            todo.deleted.extend(map(_query, self._equals))
+            self._equals.clear()
             self._delete(todo.deleted)
             self._update(todo.updates)
             self.written += sum(map(len, todo.inserted)) + sum(map(len, todo.updates))
@@ -331,6 +341,8 @@ class _Table:
                         hint="The source has two of them on two shards: give each another _id, or leave the collection "
                         f"out. To begin anew, {ANEW}",
                     )
+                if self._keys_written and key not in self._keys_written:
+                    self._equals[element] = None
         return found
 
     def _delete(self, queries: Sequence[bytes]) -> None:

@@ -1,7 +1,8 @@
 """A live oplog, and an archive that goes on where it no longer reaches back.
 
 As long as the oplog reaches, the archive is not looked at. Whoever records it publishes what was read now and then, so
-an archive that ends before the oplog begins is waited for, as long as it grows.
+an archive that ends before the oplog begins is waited for, as long as it grows. One that begins too late, because its
+oldest files were removed, is not: what is gone does not come back.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final
 from pymongo import MongoClient
 
 from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.history import history_lost, reaches_back
 from tailrace.core.plan.request import OplogBatch
 from tailrace.errors import ChangeStreamHistoryLost, OtherHistoryError, UsageError
 from tailrace.read.archive.hybrid import HybridSource
@@ -97,6 +99,7 @@ class ArchivedOplog(MongodSource):
                     return
                 except ChangeStreamHistoryLost as error:
                     lost = error
+                self._refuse_trimmed(archived.archive(), position)
                 newest = max(position, archived.archive().newest())
                 if newest > reached:
                     reached, end = newest, time.monotonic() + PATIENCE_S
@@ -105,6 +108,14 @@ class ArchivedOplog(MongodSource):
             _log.debug("the archive %s does not reach the oplog yet: %s", self._folder, lost)
             if self._stopped.wait(_LOOK_S):
                 return
+
+    def _refuse_trimmed(self, archive: ArchiveSource, position: ClusterTime) -> None:
+        begins, complete = archive.oldest()
+        if not reaches_back(position, begins, complete):
+            raise history_lost(
+                f"The oplog of {self.name} begins at {super().oldest()[0]} and the archive {self._folder} at {begins}: "
+                f"neither has what comes after {position}. Begin again, and let the archive keep more"
+            )
 
     def _check(self, after: ClusterTime, entry: bytes) -> None:
         """The archive must have the entry that was read before, if it has any of that time."""

@@ -1,0 +1,114 @@
+"""The catalogue of a source as it was at one time, so that all later entries of the oplogs go on from it.
+
+A collection that is being made under a name of the server's own turns into a user's later: ``$out``, a rename to
+another database, ``convertToCapped`` and resharding fill one and rename it at their end. The same holds for a database
+that is getting another primary shard: its collections are copied there before they count. The entry of the creation
+comes before the catalogue's time then, and what was filled in so far is in no list and in no later entry. So nothing
+begins in the middle of such work: it is waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from pymongo import MongoClient
+
+from tailrace.act.sync.catalog import DeploymentCatalog, OnSource, definitions_changed, read_catalog
+from tailrace.act.sync.folded_catalog import is_in_the_making
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.printable import in_a_line
+from tailrace.errors import SourceError
+from tailrace.read.snapshot.reader import places_of
+from tailrace.read.source.connection import RETRY_SECONDS, Connection
+from tailrace.read.source.listing import INTERNAL_DATABASES, database_names, list_collections, readable
+from tailrace.read.source.topology import Cluster
+
+#: For so long work that turns one collection into another may go on.
+_PATIENCE_S: Final = 60.0
+_PAUSE_S: Final = 0.5
+_log = logging.getLogger("tailrace.sync")
+
+
+def catalog_at_rest(
+    deployment: MongoClient[Any] | Cluster,
+    selection: OnSource,
+    *,
+    tries: int = 50,
+    patience_s: float = _PATIENCE_S,
+    wait: Callable[[float], object] = time.sleep,
+) -> tuple[DeploymentCatalog, ClusterTime]:
+    """A time, and the catalogue exactly as it was then: no definition changed between that time and the end of
+    reading, and no collection was in the making. Raises SourceError where definitions change during each of the
+    attempts, or where something is in the making for ``patience_s`` seconds; what ``wait`` raises comes through."""
+    places, waited = places_of(deployment, RETRY_SECONDS), 0.0
+    while tries:
+        begun = places.now()
+        making = next(in_the_making(deployment, selection), None)
+        if making is not None:
+            if waited >= patience_s:
+                raise SourceError(making, hint=_HINT)
+            if not waited:
+                _log.warning("%s: waiting for its end", making)
+            wait(_PAUSE_S)
+            waited += _PAUSE_S
+            continue
+        catalog = read_catalog(deployment, selection)
+        if not definitions_changed(deployment, begun, places.now()):
+            return catalog, begun
+        tries -= 1
+    raise SourceError(
+        "collections, views or indexes of the source changed during each attempt to read them",
+        hint="Begin when nobody creates, renames or drops collections or indexes all the time",
+    )
+
+
+_HINT: Final = (
+    "A sync cannot begin in the middle of $out, mapReduce, convertToCapped, a rename to another database, a resharding "
+    "or a change of a database's primary shard. Begin it when that is done; drop what an attempt that was given up has "
+    "left behind"
+)
+
+
+def in_the_making(deployment: MongoClient[Any] | Cluster, selection: OnSource) -> Iterator[str]:
+    """What keeps a copy from beginning now: a sentence for each collection that may become another one of the sync."""
+    if isinstance(deployment, Cluster):
+        yield from _on_shards(deployment, selection)
+        return
+    connection = Connection(deployment, retry_seconds=RETRY_SECONDS)
+    connection.wait_for_hello()
+    names = database_names(connection) if selection.databases is None else selection.databases
+    for namespace in _listed(connection, names, selection):
+        if is_in_the_making(namespace):
+            yield f"{in_a_line(namespace)} is still being made into another collection"
+
+
+def _on_shards(cluster: Cluster, selection: OnSource) -> Iterator[str]:
+    config = Connection(cluster.config_client(), retry_seconds=RETRY_SECONDS)
+    databases, collections = (cluster.config_collection(name) for name in ("databases", "collections"))
+    primaries = config.retrying(lambda: {str(one["_id"]): str(one["primary"]) for one in databases.find()})
+    sharded = config.retrying(
+        lambda: {str(one["_id"]) for one in collections.find({"dropped": {"$ne": True}}, {"_id": 1})}
+    )
+    wanted = primaries.keys() if selection.databases is None else primaries.keys() & set(selection.databases)
+    for shard in cluster.shards():
+        connection = Connection(cluster.client(shard.name), retry_seconds=RETRY_SECONDS)
+        connection.wait_for_hello()
+        for namespace in _listed(connection, sorted(wanted - INTERNAL_DATABASES), selection):
+            database = namespace.partition(".")[0]
+            if is_in_the_making(namespace):
+                yield f"{in_a_line(namespace)} on {shard.name} is still being made into another collection"
+            elif primaries[database] != shard.name and namespace not in sharded and selection.has(namespace):
+                yield (
+                    f"{in_a_line(namespace)}, which is not sharded, is on {shard.name}, while the primary shard of its "
+                    f"database is {primaries[database]}"
+                )
+
+
+def _listed(connection: Connection, databases: Iterable[str], selection: OnSource) -> Iterator[str]:
+    for database in readable(databases, str, tells=False):
+        if selection.may_cover(database):
+            for one in list_collections(connection, database, {"type": "collection"}):
+                yield one.namespace

@@ -1,0 +1,101 @@
+"""A copy does not begin while a collection is being made into another one: what is in it already would be missing.
+
+A sync that began in the middle of a resharding ended with "nothing has told of its creation", or had lost the
+collection. Tests had begun their syncs before the resharding, and the campaign met it with one seed in many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from tailrace.act.sync.at_rest import catalog_at_rest
+from tailrace.act.sync.catalog import OnSource
+from tailrace.act.sync.settings import SyncSettings
+from tailrace.core.oplog.selection import Selection
+from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.errors import SourceError
+from tailrace.read.source.topology import Cluster
+
+pytestmark = pytest.mark.mongod
+
+
+def chosen(*patterns: str) -> OnSource:
+    return OnSource(SyncSettings(selection=Selection(patterns)))
+
+
+def never(_: float) -> None:
+    raise AssertionError("it waited")
+
+
+@pytest.fixture
+def client(replica_set: ReplicaSet) -> Iterator[MongoClient[Any]]:
+    with MongoClient[Any](replica_set.uri) as connected:
+        yield connected
+        connected.drop_database("resting")
+
+
+@pytest.mark.parametrize("name", ["tmp.agg_out.1f", "tmp.mr.orders_1", "tmpA1b2C.renameCollection"])
+def test_what_is_being_filled_is_waited_for(client: MongoClient[Any], name: str) -> None:
+    client.resting[name].insert_one({"_id": 1})
+    waits = list[float]()
+
+    def filled(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            client.resting[name].rename("orders")
+
+    found, time = catalog_at_rest(client, chosen("resting.orders"), wait=filled)
+    assert (list(found.collections), len(waits)) == (["resting.orders"], 3)
+    [renamed] = client.local["oplog.rs"].find({"o.to": "resting.orders"}, sort=[("ts", -1)], limit=1)
+    assert time.to_timestamp() >= renamed["ts"]
+
+
+def test_what_is_never_done_is_refused_with_its_name(client: MongoClient[Any]) -> None:
+    client.resting["tmp.agg_out.left"].insert_one({"_id": 1})
+    with pytest.raises(SourceError, match=r"resting\.tmp\.agg_out\.left is still being made") as refused:
+        catalog_at_rest(client, chosen("resting.*"), wait=lambda _: None, patience_s=2)
+    assert "drop what an attempt that was given up has left behind" in str(refused.value.hint)
+    assert catalog_at_rest(client, chosen("another.*"), wait=never)[0].collections == {}
+
+
+@contextmanager
+def opened(running: ShardedCluster) -> Iterator[Cluster]:
+    with MongoClient[Any](running.uri) as client:
+        cluster = Cluster.discover(client, running.uri, {})
+        assert cluster is not None
+        with closing(cluster):
+            yield cluster
+
+
+def test_a_database_that_is_on_its_way_to_another_shard_is_waited_for(sharded_cluster: ShardedCluster) -> None:
+    """The other shard has its collections already, with other UUIDs, and nothing of them comes by the oplog."""
+    router = sharded_cluster.router
+    router.create_database("going", "shard0")
+    router.insert_one("going.orders", {"_id": 1})
+    router.shard_collection("going.spread", {"_id": 1})
+    router.split("going.spread", {"_id": 5})
+    router.move_chunk("going.spread", {"_id": 7}, to="shard1")
+    waits = list[float]()
+    try:
+        with (
+            opened(sharded_cluster) as cluster,
+            MongoClient[Any](sharded_cluster.shards["shard1"].uri) as other,
+        ):
+            assert set(catalog_at_rest(cluster, chosen("going.*"), wait=never)[0].collections) == {
+                "going.orders",
+                "going.spread",
+            }
+            other.going.orders.insert_one({"_id": 1})
+            with pytest.raises(SourceError, match=r"going\.orders, which is not sharded, is on shard1, while") as no:
+                catalog_at_rest(cluster, chosen("going.*"), wait=waits.append, patience_s=1)
+            assert "primary shard" in str(no.value.hint)
+            assert len(waits) == 2
+            catalog_at_rest(cluster, chosen("going.spread"), wait=never)
+            other.going.orders.drop()
+    finally:
+        router.drop_database("going")
