@@ -210,7 +210,7 @@ endef
 # --no-build-isolation: what builds the source packages is locked too.
 $(INSTALLED): requirements.lock requirements-build.lock pyproject.toml
 	@$(find_python)
-	echo "Setting up $(VENV) with $$("$$python" --version)"
+	echo "Setting up $(VENV) with $$("$$python" --version): a minute or two"
 	"$$python" -m venv --clear $(VENV)
 	$(PIP) install --quiet --require-hashes --requirement requirements-build.lock
 	$(PIP) install --quiet --no-build-isolation --require-hashes --requirement requirements.lock

@@ -16,6 +16,14 @@ CHOICE = os.environ.get("TAILRACE_KERNEL", "")
 #: The machine that the library is for, if it is not this one.
 MACHINE = os.environ.get("TAILRACE_KERNEL_FOR") or os.uname().machine
 FILE = "libkernel.so.1"
+#: The page of the repository that a release is made from: its workflow knows, and no file here names a host.
+HOME = os.environ.get("TAILRACE_PROJECT_URL", "")
+URLS = {
+    "Source": HOME,
+    "Documentation": f"{HOME}/blob/main/docs/index.md",
+    "Changes": f"{HOME}/blob/main/CHANGELOG.md",
+    "Issues": f"{HOME}/issues",
+}
 
 
 class BuildKernel(build_ext):
@@ -58,4 +66,5 @@ class Wheel(bdist_wheel):
 setup(
     ext_modules=[Extension("tailrace.core.kernel.libkernel", sources=[], optional=True)],
     cmdclass={"build_ext": BuildKernel, "bdist_wheel": Wheel},
+    project_urls=URLS if HOME else {},
 )

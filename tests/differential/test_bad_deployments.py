@@ -105,7 +105,10 @@ def test_an_unreachable_host_is_named_without_the_password() -> None:
 def test_another_name_of_the_replica_set_is_told_as_that(replica_set: ReplicaSet) -> None:
     """ "Cannot reach any server" was what came: the driver forgets servers of another set, so none was left to name."""
     uri = replica_set.uri.replace("replicaSet=rs0", "replicaSet=other") + "&serverSelectionTimeoutMS=5000"
-    assert_one_sentence(tailrace("watch", uri), "no server of the connection URI belongs to a replica set named other")
+    done = tailrace("watch", uri)
+    told, _, done.stderr = done.stderr.partition(b"\n")
+    assert told == b"tailrace: no server that answered belongs to a replica set named other.", "said before the wait"
+    assert_one_sentence(done, "no server of the connection URI belongs to a replica set named other")
 
 
 def test_a_host_that_takes_connections_and_says_nothing_is_given_up() -> None:
@@ -172,6 +175,66 @@ def test_doctor_says_when_this_user_may_not_read_the_images_that_are_kept(guarde
         finding = json.loads(tailrace("doctor", "--format", "json", uri_of(guarded, user, PASSWORD)).stdout)[-1]
         assert (finding["check"], finding["status"]) == ("pre- and post-images", status)
         assert ("createRole" in finding["advice"]) is (user != ROOT)
+
+
+def test_doctor_says_what_this_user_may_not_do_beside_reading_the_oplog(guarded: Mongod) -> None:
+    """It said ok, and archives, copies and look-ups failed later."""
+    with MongodSource(uri_of(guarded, ROOT, PASSWORD)).client as root:
+        root.shop.there.insert_one({})
+        root.secret.there.insert_one({})
+    found = {}
+    for user in (ROOT, "shopper", "reader"):
+        printed = tailrace("doctor", "--format", "json", uri_of(guarded, user, PASSWORD)).stdout
+        found[user] = {finding["check"]: finding for finding in json.loads(printed)}
+    copies = {user: (each["look-ups and copies"]["status"], each["look-ups and copies"]["found"]) for user, each in
+              found.items()}  # fmt: skip
+    assert copies[ROOT] == ("ok", "this user may read every database")
+    others = "it is not shown the others, so copies of the whole deployment are refused"
+    assert copies["shopper"] == ("ok", f"this user may read shop; {others}")
+    assert copies["reader"] == ("warn", "this user may read no database")
+    ids = {user: each["replica set id"]["status"] for user, each in found.items()}
+    assert ids == {ROOT: "ok", "shopper": "warn", "reader": "warn"}
+
+
+def test_doctor_names_the_databases_that_may_not_be_read(guarded: Mongod) -> None:
+    """The user of the quick start sees all of them, and may read one."""
+    add_user(guarded, "newcomer", PASSWORD, [{"role": "clusterMonitor", "db": "admin"}, {"role": "read", "db": "shop"}])
+    with MongodSource(uri_of(guarded, ROOT, PASSWORD)).client as root:
+        root.shop.there.insert_one({})
+        root.secret.there.insert_one({})
+    printed = tailrace("doctor", "--format", "json", uri_of(guarded, "newcomer", PASSWORD)).stdout
+    found = {finding["check"]: finding for finding in json.loads(printed)}
+    assert found["look-ups and copies"]["status"] == "ok"
+    assert re.match(r"this user may read shop. This user may not read .*secret", found["look-ups and copies"]["found"])
+    assert "role read on each database" in found["look-ups and copies"]["advice"]
+    assert found["replica set id"]["status"] == "ok"
+    assert found["pre- and post-images"]["status"] == "warn"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["leases"], "cannot list the leases in tailrace.leases: not authorized on tailrace to execute find"),
+        (
+            ["dead-letters"],
+            "dead letters in tailrace.deadLetters .* to execute find .* needs find on tailrace.deadLetters",
+        ),
+        (
+            ["listen", "os:getcwd", "--database", "shop", "--resource", "r"],
+            "cannot read the lease .* needs find, insert and update on the collection of leases",
+        ),
+    ],
+)
+def test_a_right_that_a_listener_misses_is_told_without_the_server_s_dump(
+    guarded: Mongod, arguments: list[str], says: str
+) -> None:
+    """The whole command and the whole reply were printed, 1,261 characters; dead letters ended as a bug of ours."""
+    uri = uri_of(guarded, "shopper", PASSWORD)
+    done = tailrace(*arguments, *(["--uri", uri] if arguments[0] == "listen" else [uri]))
+    last = done.stderr.decode().splitlines()[-1]
+    assert (done.returncode, "bug" in last) == (1, False)
+    assert re.search(says, last), last
+    assert len(last) < 250
 
 
 def test_a_short_time_limit_of_the_client_does_not_break_the_wait_for_events(

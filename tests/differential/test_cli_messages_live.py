@@ -39,12 +39,15 @@ def test_a_pattern_that_no_collection_matches_is_named(replica_set: ReplicaSet, 
     assert done.returncode == 0
     assert f"No collection matches {NAME}.ordres: there is no table yet" in done.stderr
     assert "equal" not in done.stderr
+    assert done.stderr.startswith(f"tailrace: writing tables of {NAME}.ordres into {none}\n"), "it was silent at first"
     done = commands.run_text("tables", "verify", replica_set.uri, none)
     assert (done.returncode, done.stdout) == (0, "There are no tables: no collection matches\n")
 
 
 def test_a_collection_that_does_not_exist_is_told_beside_the_stream(replica_set: ReplicaSet, orders: Any) -> None:
-    for name, meant in ((f"{NAME}.ordres", f". Did you mean {NAME}.orders?"), ("nobody_s", ".")):
+    near = {f"{NAME}.ordres": f"{NAME}.orders", f"{NAME}_": NAME, "nobody_s": None}
+    for name, suggested in near.items():
+        meant = "." if suggested is None else f". Did you mean {suggested}?"
         done = commands.run_text("watch", replica_set.uri, name, "--until", "now")
         kind = "collection" if "." in name else "database"
         assert (done.returncode, done.stdout) == (0, "")

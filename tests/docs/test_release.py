@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -152,6 +153,21 @@ def test_the_workflows_run_what_the_makefile_has() -> None:
         for run in runs:
             for name in re.findall(r"(?:python|--file) (\S+/\S+)", run):
                 assert (ROOT / name).is_file()
+
+
+@pytest.mark.parametrize("home", ["", "https://code.example/tailrace"])
+def test_a_release_names_the_repository_that_its_workflow_ran_in(home: str) -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    (made,) = [step for step in workflow["jobs"]["build"]["steps"] if step.get("run") == "make dist"]
+    assert list(made["env"]) == ["TAILRACE_PROJECT_URL"]
+    code = "from distutils.core import run_setup; print(run_setup('setup.py', stop_after='init').metadata.project_urls)"
+    environment = {**os.environ, "TAILRACE_PROJECT_URL": home}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import setuptools; {code}"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.count(home or "https://") == (4 if home else 0), done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_python_of_the_matrix_is_tried_and_named() -> None:

@@ -79,6 +79,9 @@ def test_who_may_not_see_operations_may_not_see_streams(
         with pytest.raises(OperationFailure) as unseen:
             alice.admin.command("tailraceStreams")
         assert unseen.value.code == 13
+        unseen_by = command(f"mongodb://alice:pw@{gateway.address}/?{options}")
+        assert (unseen_by.returncode, "read on admin" in unseen_by.stderr) == (1, False), "that shows password hashes"
+        assert "actions: ['inprog']" in unseen_by.stderr
         found = json.loads(command(f"mongodb://bob:pw@{gateway.address}/?{options}", "--format", "json").stdout)
         assert [(one["ns"], one["users"]) for one in found["streams"]] == [("shop.c", ["alice@admin"])]
     nobody = command(f"mongodb://{gateway.address}/?{options}")

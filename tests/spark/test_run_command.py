@@ -18,6 +18,7 @@ import pytest
 from tailrace.cli.main import main
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
+from tailrace.errors import UsageError
 from tailrace.read.archive.verification import verify as verify_archive
 from tests.console.serving import ServedConsole, panel
 from tests.spark.commands import PATIENCE_S, finished, tailrace
@@ -155,3 +156,20 @@ def test_what_is_wrong_is_told_in_one_sentence_without_starting_spark(
         assert "Traceback" not in err
         assert "verysecret" not in err
         assert started == []
+
+
+@pytest.mark.mongod
+def test_the_seconds_that_spark_takes_to_start_are_told_of(
+    replica_set: ReplicaSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing was said for half a minute."""
+
+    def no_java(*_: object, **__: object) -> None:
+        raise UsageError("there is no Java")
+
+    monkeypatch.setattr("tailrace.lake.spark.runtime.session.local_session", no_java)
+    monkeypatch.setenv("TEST_URI", replica_set.uri)
+    assert main(["run", str(pipeline_file(tmp_path, "nothing"))]) == 1
+    begun, ended = capsys.readouterr().err.splitlines()
+    assert begun == f"tailrace: starting Spark, to write {tmp_path / 'lake'}"
+    assert ended == "tailrace: there is no Java."

@@ -233,6 +233,15 @@ def test_a_drivers_background_failure_is_no_traceback_on_the_terminal() -> None:
     assert done.stderr == "tailrace: rs0: waiting\n"
 
 
+def test_an_archive_s_directory_alone_lacks_the_uri(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the directory was missing was said, which was all that there was."""
+    monkeypatch.delenv("TAILRACE_URI", raising=False)
+    assert main(["archive", "kept"]) == 1
+    assert capfd.readouterr().err.startswith("tailrace: the connection URI is missing: kept is not one. ")
+
+
 @pytest.mark.parametrize("command", ["watch", "doctor"])
 @pytest.mark.parametrize(("word", "is_namespace"), [("shop.orders", True), ("shop", True), ("localhost:27017", False)])
 def test_a_namespace_where_the_uri_was_left_out_is_told(

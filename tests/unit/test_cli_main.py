@@ -18,6 +18,7 @@ import pytest
 from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
+from pymongo.errors import OperationFailure
 
 from tailrace.cli import main as main_module
 from tailrace.cli.main import COMMANDS, main
@@ -150,6 +151,11 @@ def test_an_end_that_is_no_number_and_no_time_is_a_usage_error(text: str) -> Non
 )
 def test_times_are_timestamps_or_dates(text: str, time: ClusterTime) -> None:
     assert read_time(text) == time
+
+
+def test_a_cluster_time_is_shown_as_a_date_and_as_the_command_line_takes_it() -> None:
+    assert ClusterTime.of(1795811772, 1).for_people() == "2026-11-27 20:36:12 UTC (1795811772,1)"
+    assert ClusterTime.of(1795811772, 0xFFFFFFFF).for_people() == "2026-11-27 20:36:12 UTC"
 
 
 def test_the_end_is_now_a_time_or_a_number_of_events() -> None:
@@ -324,6 +330,30 @@ def test_sigterm_ends_a_command_as_an_interrupt_does(monkeypatch: pytest.MonkeyP
     finally:
         signal.signal(signal.SIGTERM, before)
     assert closed == [True]
+
+
+def test_what_a_driver_complains_of_is_no_bug_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error of the server that no command had expected came with a traceback."""
+    text = 'not authorized on shop to execute command { insert: "orders", documents: [ { pin: 1 } ] }'
+
+    def refused(args: argparse.Namespace) -> int:
+        raise OperationFailure(text, 13, {"ok": 0.0, "errmsg": text, "code": 13})
+
+    monkeypatch.setattr("tailrace.cli.watch.run", refused)
+    assert main(["watch", "mongodb://h"]) == 1
+    assert capsys.readouterr().err == "tailrace: not authorized on shop to execute insert.\n"
+
+
+def test_the_gateway_looks_for_the_package_of_statistics_before_it_listens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert main(["gateway", "--upstream", "mongodb://127.0.0.1:1", "--metrics", "127.0.0.1:0"]) == 1
+    assert capsys.readouterr().err == (
+        "tailrace: this command needs the package prometheus_client. Install it: pip install 'tailrace[gateway]'.\n"
+    )
 
 
 def test_a_package_of_others_that_is_missing_is_named(

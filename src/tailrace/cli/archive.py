@@ -17,7 +17,7 @@ from tailrace.cli.stream_arguments import address_of, parse_duration
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.user_text import byte_count
 from tailrace.errors import SourceError, UsageError
-from tailrace.read.source.uri import find_uri
+from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
     from tailrace.read.archive.recorder import Recorder
@@ -86,6 +86,11 @@ def run(args: argparse.Namespace) -> int:
         if args.directory is None:
             raise UsageError(f"tailrace archive {args.uri} needs the archive's directory")
         return _report(Path(args.directory), reads_all=args.uri == "verify")
+    if args.directory is None and args.uri is not None and not is_uri_argument(args.uri):
+        raise UsageError(
+            f"the connection URI is missing: {args.uri} is not one",
+            hint=f"tailrace archive URI DIR, or without URI where {URI_VARIABLE} is set",
+        )
     if args.directory is None or args.directory in _WORDS:
         raise UsageError("the archive's directory is missing", hint=f"tailrace archive {args.directory or 'URI'} DIR")
     return _record(args)
@@ -161,7 +166,7 @@ def _print_progress(written: dict[str, ArchiveProgress], begun: float) -> None:
     size = sum(one.bytes for one in written.values())
     seconds = max(0.001, time.monotonic() - begun)
     reached = [one.until for one in written.values() if one.until]
-    behind = f", on disk up to {_moment(min(reached))}" if reached else ""
+    behind = f", on disk up to {min(reached).for_people()}" if reached else ""
     expired = sum(one.expired for one in written.values())
     gone = f", {expired} expired segments deleted" if expired else ""
     tell(f"tailrace: {entries:,} entries and {_bytes(size)} archived, {size / seconds / 1e6:.1f} MB/s{behind}{gone}")
@@ -198,12 +203,8 @@ def _print_report(report: OplogReport) -> None:
         f"{report.name}: {report.entries:,} entries{images} in {report.segments:,} segments, "
         f"{_bytes(report.bytes)} on disk for {_bytes(report.raw_bytes)}"
     )
-    say(f"  from {_moment(ClusterTime(report.after + 1))}")
-    say(f"  to   {_moment(report.until)}")
-
-
-def _moment(time_: ClusterTime) -> str:
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(time_.seconds))} UTC ({time_.seconds},{time_.increment})"
+    say(f"  from {ClusterTime(report.after + 1).for_people()}")
+    say(f"  to   {report.until.for_people()}")
 
 
 def _bytes(count: int) -> str:

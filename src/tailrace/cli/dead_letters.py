@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.cli.handler_argument import LETTERS, load_handler, store_namespace
 from tailrace.cli.output import say
-from tailrace.errors import TailraceError, UsageError
+from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ replay and discard want --change, or --all.
 
 The exit status is 0 when the action is done, and 1 when it is not, or when replay has kept a letter."""
 _ACTIONS: Final = ("list", "show", "replay", "discard")
+_UNAUTHORIZED: Final = 13
 _OURS: Final = ("letters", "resource", "change", "all", "anyway")
 
 
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace, words: list[str]) -> int:
     _check(args, action)
     where = args.letters or LETTERS
     database, collection = store_namespace(where)
-    with connect(find_uri(uri)) as client:
+    with connect(find_uri(uri)) as client, _needing_rights(where):
         letters = DeadLetters(client[database][collection])
         if handler is not None:
             return _replay(letters, handler, args, client)
@@ -106,6 +107,25 @@ def run(args: argparse.Namespace, words: list[str]) -> int:
     else:
         say(f"no dead letters in {where}")
     return 0
+
+
+@contextmanager
+def _needing_rights(where: str) -> Iterator[None]:
+    """Says which rights on the collection of dead letters a user lacks. Raises SinkError."""
+    from pymongo.errors import OperationFailure  # noqa: PLC0415  as in run()
+
+    from tailrace.read.source.failure import short_reason  # noqa: PLC0415
+
+    try:
+        yield
+    except OperationFailure as error:
+        if error.code != _UNAUTHORIZED:
+            raise
+        raise SinkError(
+            f"the dead letters in {where} cannot be used: {short_reason(error)}",
+            code=error.code,
+            hint=f"The user needs find on {where}, and remove to replay or discard them",
+        ) from None
 
 
 def _check(args: argparse.Namespace, action: str) -> None:

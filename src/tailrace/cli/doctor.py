@@ -8,12 +8,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import asdict, replace
+from typing import Any, Final
 
-from bson.codec_options import CodecOptions
 from pymongo.errors import OperationFailure, PyMongoError
 
+from tailrace.cli.doctor_rights import ANY_NAME, look_ups, replica_set_id
+from tailrace.cli.finding import Finding
 from tailrace.cli.output import say
 from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -34,22 +35,12 @@ _CANNOT_ASK: Final = (
 )
 _MAJORITY_LAG_SECONDS_MAX: Final = 30
 _NAMED_MAX: Final = 5
+_UNAUTHORIZED: Final = 13
 _IMAGES_BEFORE_6: Final = (
     "They came with MongoDB 6.0; fullDocumentBeforeChange works for collections with recordPreImages, which log them"
 )
-_ANY_NAME: Final[CodecOptions[dict[str, Any]]] = CodecOptions(unicode_decode_error_handler="surrogateescape")
 _MARKS: Final = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 _COLOURS: Final = {"ok": "32", "warn": "33", "fail": "31"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One check: its result, what was found, and what to do about it."""
-
-    check: str
-    status: Literal["ok", "warn", "fail"]
-    found: str
-    advice: str = ""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -127,6 +118,8 @@ def examine(source: MongodSource) -> Iterator[Finding]:
         ("version", _version),
         ("oplog window", _window),
         ("majority reads", _majority),
+        ("look-ups and copies", look_ups),
+        ("replica set id", replica_set_id),
         ("pre- and post-images", _images),
     ):
         yield _look(check, look, source)
@@ -253,13 +246,18 @@ def _images(source: MongodSource) -> Finding:
             + (f"; kept for {', '.join(names)}" if names else ""),
             "No driver can send such a name; what is stored there cannot be read, and everything else can",
         )
+    complaint = _complaint_about_reading_images(source)
+    if not names and complaint is not None:
+        advice = (
+            f"Only `tailrace archive` needs it now (or --no-pre-images): no collection keeps any. {complaint.advice}"
+        )
+        return replace(complaint, advice=advice)
     if not names:
         return Finding(
             "pre- and post-images",
             "ok",
             "no collection that this user sees keeps them (needed for fullDocumentBeforeChange and exact fullDocument)",
         )
-    complaint = _complaint_about_reading_images(source)
     if complaint is not None:
         return complaint
     shown = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else "")
@@ -280,7 +278,7 @@ def _collections_with_images(client: Any) -> tuple[list[str], list[str]]:
     """The collections that keep images, and the databases whose names are not UTF-8. Such names are text here all the
     same: each byte that is none is a surrogate, and is shown as a number."""
     enabled = {"options.changeStreamPreAndPostImages.enabled": True}
-    listed = client.admin.command("listDatabases", nameOnly=True, codec_options=_ANY_NAME)
+    listed = client.admin.command("listDatabases", nameOnly=True, codec_options=ANY_NAME)
     names, unreadable = [], []
     for database in (one["name"] for one in listed["databases"]):
         if database in ("admin", "config", "local"):
@@ -288,8 +286,12 @@ def _collections_with_images(client: Any) -> tuple[list[str], list[str]]:
         if not _is_utf8(database):
             unreadable.append(database)
             continue
-        found = client.get_database(database, codec_options=_ANY_NAME).list_collections(filter=enabled)
-        names += [f"{database}.{collection['name']}" for collection in found]
+        try:
+            found = client.get_database(database, codec_options=ANY_NAME).list_collections(filter=enabled)
+            names += [f"{database}.{collection['name']}" for collection in found]
+        except OperationFailure as error:
+            if error.code != _UNAUTHORIZED:
+                raise  # one that this user may not look at is none that it sees
     return names, unreadable
 
 

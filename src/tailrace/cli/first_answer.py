@@ -40,6 +40,15 @@ class FirstAnswer(monitoring.ServerHeartbeatListener, monitoring.TopologyListene
             self._seen[event.topology_id] = event.new_description
             if event.new_description.has_readable_server():
                 self.closed(event)
+            elif event.previous_description.server_descriptions() and not event.new_description.server_descriptions():
+                self._tell_of_none_left(event)
+
+    def _tell_of_none_left(self, event: Any) -> None:
+        """PyMongo forgets a server of another replica set, and waits for one that it has been told of."""
+        wanted = event.new_description.replica_set_name
+        if self.is_told and wanted not in self._told:
+            self._told.add(wanted)
+            tell(f"tailrace: no server that answered belongs to a replica set named {in_a_line(str(wanted))}.")
 
     def closed(self, event: Any) -> None:
         """Nothing more is told of a deployment that has answered, or that nobody looks for."""

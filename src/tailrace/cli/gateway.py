@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from tailrace.base.service_manager import notifying
@@ -170,6 +171,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.metrics is not None:
         address_of(args.metrics, "--metrics")  # checked first: nobody connects if it is wrong
+        import_module("prometheus_client")  # nor if it is missing
     check_console(args)
     if args.log != "warnings":
         log_to_standard_error(args.log)

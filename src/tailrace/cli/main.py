@@ -90,6 +90,7 @@ _EXTRAS_OF: Final = {
     ("sync", "pyarrow"): "archive",
     ("watch", "lmdb"): "images",
     ("lake", "pyarrow"): "tables",
+    ("demo", "pyarrow"): "spark,tables,embedded",
     ("tables", "pyarrow"): "tables",
     ("tables", "numpy"): "tables",
     ("gateway", "prometheus_client"): "gateway",
@@ -245,10 +246,23 @@ def _carried_out(args: argparse.Namespace) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")
     except Exception as error:
-        if type(error).__name__ != "InvalidName":  # PyMongo's, which is not loaded for it
+        sentence = _sentence_of_driver(error)
+        if sentence is None:
             raise
-        return _fail(f"no driver can read a database or collection of that name: {error}")
+        return _fail(sentence)
     return status
+
+
+def _sentence_of_driver(error: Exception) -> str | None:
+    """What a server or PyMongo complains of; ``None`` for any other error. PyMongo is not loaded for it."""
+    if type(error).__name__ == "InvalidName":
+        return f"no driver can read a database or collection of that name: {error}"
+    failure = sys.modules.get("pymongo.errors")
+    if failure is None or not isinstance(error, failure.OperationFailure | failure.ConnectionFailure):
+        return None
+    from tailrace.read.source.failure import short_reason  # noqa: PLC0415  so that --help does not load it
+
+    return short_reason(error)
 
 
 @contextmanager

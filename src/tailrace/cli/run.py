@@ -178,6 +178,8 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
         tabling(settings.source["uri"], settings.tables, stop, once=settings.available_now) as tables,
         _sampled(settings, args, log) as comparison,
     ):
+        if args.progress == "line":
+            tell(f"tailrace: starting Spark, to write {settings.lake}")  # which takes seconds, and says nothing
         spark = local_session(
             "tailrace run", cores=settings.cores, memory=settings.memory, fast_start=True, config=settings.spark_config
         )

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _DESCRIPTION: Final = """\
 List the change streams that a gateway serves or is opening: namespace, user, age, events sent, whether each
 waits for more, or how long its stages have been computing; and the processes that compute. The URI is the gateway's.
-If the deployment has users, this needs the action inprog, which the role clusterMonitor grants."""
+If the deployment has users, this needs the action inprog on the cluster (the role clusterMonitor grants it too, with
+the right to read the oplog)."""
 _COMMAND_NOT_FOUND: Final = 59
 _COLUMNS: Final[dict[str, Literal["left", "right"]]] = {
     "stream": "left",

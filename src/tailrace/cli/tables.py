@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,6 +58,8 @@ _URI_STANDS = {
 }
 #: So many documents that differ are named for each table.
 _NAMED_MAX = 20
+#: How often a person is told how far a copy has come.
+_COPY_TOLD_S = 5.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -211,6 +214,7 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
     with open_client(found) as client:
         if Cluster.discover(client, found, {}) is None:
             warn_of_one_shard(client)
+    tell(f"tailrace: writing tables of {', '.join(words[1:])} into {words[0]}")
     from tailrace.lake.tables.writer import TablesWriter  # noqa: PLC0415  it may have to be compiled: after the first errors
 
     with (
@@ -218,6 +222,7 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
         TablesWriter(found, settings) as writer,
         _served(writer, args.metrics, comparison),
         _console(args, found, writer, settings.root),
+        _told_of_copy(lambda: writer.progress),
     ):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: writer.stop())
@@ -227,6 +232,27 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
             writer.run(told)
         tell(_told(writer.progress, writer.unmatched, writer.resyncing))
     return 0
+
+
+@contextmanager
+def _told_of_copy(progress: Callable[[], TablesProgress]) -> Iterator[None]:
+    """Tell how many documents have been copied, every few seconds, for as long as the tables equal nothing yet."""
+    ended = threading.Event()
+
+    def tell_on() -> None:
+        before = 0
+        while not ended.wait(_COPY_TOLD_S) and (now := progress()).time is None:
+            if now.copied != before:
+                before = now.copied
+                tell(f"{now.copied:,} documents copied")
+
+    teller = threading.Thread(target=tell_on, name="tailrace-copy", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
 
 
 def _compared_scope(settings: TableSettings) -> Scope:

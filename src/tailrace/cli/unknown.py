@@ -12,7 +12,7 @@ from tailrace.core.oplog.namespace import Scope
 from tailrace.core.user_text import nearest
 from tailrace.errors import TailraceError
 from tailrace.read.source.connection import Connection
-from tailrace.read.source.listing import list_collections
+from tailrace.read.source.listing import database_names, list_collections
 
 
 def tell_unknown(client: MongoClient[Any], scope: Scope) -> None:
@@ -23,12 +23,14 @@ def tell_unknown(client: MongoClient[Any], scope: Scope) -> None:
     try:
         if client.admin.command("hello", read_preference=client.read_preference).get("configsvr"):
             return
-        found = [one.namespace for one in list_collections(Connection(client), scope.database, {})]
+        connection = Connection(client)
+        found = [one.namespace for one in list_collections(connection, scope.database, {})]
+        others = database_names(connection) if scope.collection is None and not found else []
     except (PyMongoError, TailraceError):
         return
     name = str(scope)
     if name in found or (scope.collection is None and found):
         return
-    meant = nearest(name, found, cutoff=0.6)
+    meant = nearest(name, found or others, cutoff=0.6)
     kind = "database" if scope.collection is None else "collection"
     tell(f"tailrace: no {kind} {name} exists at the moment" + (f". Did you mean {meant}?" if meant else ""))

@@ -30,7 +30,7 @@ from tailrace.act.consumer.rules.unrun import refuse_unrun
 from tailrace.core.event.resume_token import ResumeToken
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, TailraceError, UsageError
-from tailrace.read.source.failure import is_transient
+from tailrace.read.source.failure import is_transient, short_reason
 from tailrace.read.source.uri import redact_uri
 
 Then = Literal["skip", "stop"]
@@ -90,7 +90,7 @@ class DeadLetters:
         try:
             self._write(change, error or SkippedByOperator("an operator left it out, with tailrace leases skip"), 0)
         except PyMongoError as failure:
-            message = f"cannot write the dead letter to {self._collection.full_name}: {failure}"
+            message = f"cannot write the dead letter to {self._collection.full_name}: {short_reason(failure)}"
             if is_transient(failure) or failure.timeout:
                 raise LeaseStoreUnavailable(message) from failure
             code = failure.code if isinstance(failure, OperationFailure) else None

@@ -37,7 +37,7 @@ from tailrace.act.consumer.rules import lease as rules
 from tailrace.act.consumer.rules.errors import LeaseDocumentError, LeaseStoreUnavailable
 from tailrace.act.consumer.rules.lease import Lease
 from tailrace.errors import SinkError, TailraceError, UsageError
-from tailrace.read.source.failure import is_transient
+from tailrace.read.source.failure import is_transient, short_reason
 
 _MAJORITY: Final = WriteConcern("majority")
 #: A call that has no answer after this time counts as unanswered.
@@ -345,7 +345,7 @@ class MongoLeaseStore:
         except BSONError as error:
             raise UsageError(f"cannot {what}: {error}") from None
         except PyMongoError as error:
-            raise _store_error(f"cannot {what} in {self._plain.full_name}: {error}", error) from error
+            raise _store_error(f"cannot {what} in {self._plain.full_name}: {short_reason(error)}", error) from error
 
     def _read(self, document: Mapping[str, Any]) -> Lease:
         """The lease that a document holds. Raises LeaseDocumentError where it is not one that this store writes."""
@@ -372,7 +372,7 @@ def _judge_commit(error: PyMongoError, tries: int, what: str) -> None:
     if not error.has_error_label(_UNKNOWN):
         raise error
     if not tries:
-        raise LeaseStoreUnavailable(f"cannot {what}: {error}") from error
+        raise LeaseStoreUnavailable(f"cannot {what}: {short_reason(error)}") from error
 
 
 def _wrong_field(document: Mapping[str, Any]) -> str | None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Final
+
 from bson.timestamp import Timestamp
+
+#: Of the last cluster time of a second, which stands for the whole second.
+_LAST: Final = 0xFFFFFFFF
 
 
 class ClusterTime(int):
@@ -44,6 +50,11 @@ class ClusterTime(int):
     def to_bytes_le(self) -> bytes:
         """The 8 bytes of a BSON timestamp value."""
         return int(self).to_bytes(8, "little")
+
+    def for_people(self) -> str:
+        """Date and time, and ``seconds,increment`` as the command line takes it: without it for a whole second."""
+        text = f"{datetime.fromtimestamp(self.seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return text if self.increment == _LAST else f"{text} ({self.seconds},{self.increment})"
 
     def __str__(self) -> str:
         return f"Timestamp({self.seconds}, {self.increment})"

@@ -121,8 +121,8 @@ class Gap:
 
     def __str__(self) -> str:
         return (
-            f"events after {_moment(self.after)} (token {self.after_token}) and before {_moment(self.until)} are "
-            f"missing: the oplog had lost them, and this was accepted on {self.accepted_at:%Y-%m-%d at %H:%M} UTC"
+            f"events after {self.after.for_people()} (token {self.after_token}) and before {self.until.for_people()} "
+            f"are missing: the oplog had lost them, and this was accepted on {self.accepted_at:%Y-%m-%d at %H:%M} UTC"
         )
 
 
@@ -236,10 +236,6 @@ class Commit:
     @property
     def last_cluster_time(self) -> ClusterTime:
         return cluster_time_of(self.last_token)
-
-
-def _moment(time: ClusterTime) -> str:
-    return f"{datetime.fromtimestamp(time.seconds, UTC):%Y-%m-%d %H:%M:%S} UTC ({time.seconds},{time.increment})"
 
 
 def check_ascending(files: tuple[StagedFile, ...]) -> None:

@@ -27,7 +27,7 @@ from tailrace.errors import OtherHistoryError, SinkError, UsageError
 from tailrace.lake.store import delta, places
 from tailrace.lake.store.object_place import reason
 from tailrace.lake.store.place import TablePlace
-from tailrace.lake.tables import delta_commit, versions
+from tailrace.lake.tables import versions
 from tailrace.lake.tables.delta_commit import Stated, columns_of
 from tailrace.lake.tables.fold import Fold, FoldOfOne, StateMismatchError
 from tailrace.lake.tables.holding import state_folder
@@ -109,14 +109,13 @@ def as_of(
     found, following = versions.around(folder, time)
     if found is None:
         raise UsageError(
-            f"the table of {namespace} does not reach back to {delta_commit.time_text(time)}: {_first(folder)}",
+            f"the table of {namespace} does not reach back to {time.for_people()}: {_first(folder)}",
             hint="Ask for a later time; tables.retention says how long old versions are kept",
         )
     last = max(found.time, reached or ZERO)
     if following is None and time > last:
         raise UsageError(
-            f"the table of {namespace} reaches only to {delta_commit.time_text(last)}, but "
-            f"{delta_commit.time_text(time)} was asked for",
+            f"the table of {namespace} reaches only to {last.for_people()}, but {time.for_people()} was asked for",
             hint=None if reached is not None else "The collection is not followed: no rule of the tables selects it",
         )
     check_log(folder, found if following is None else following, known.mark)
@@ -134,7 +133,7 @@ def as_of(
 
 def _first(folder: TablePlace) -> str:
     oldest = versions.oldest_whole(folder)
-    return "it has no versions" if oldest is None else f"its oldest version is of {delta_commit.time_text(oldest.time)}"
+    return "it has no versions" if oldest is None else f"its oldest version is of {oldest.time.for_people()}"
 
 
 class _Known(NamedTuple):
@@ -172,7 +171,7 @@ def _rows(table: DeltaTable, wanted: Stated) -> pa.Table:
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise SinkError(
             f"version {wanted.version} of the table, which is that of "
-            f"{delta_commit.time_text(wanted.time)}, cannot be read: {reason(error)}",
+            f"{wanted.time.for_people()}, cannot be read: {reason(error)}",
             hint="Replaced files are kept for tables.retention, or until `tailrace tables expire` removes them",
         ) from error
 
@@ -198,8 +197,8 @@ def _members(
         return members, lambda: None
     if uri is None:
         raise UsageError(
-            f"{delta_commit.time_text(time)} lies inside a micro-batch of {namespace}: between "
-            f"{delta_commit.time_text(following.after)} and {delta_commit.time_text(following.time)}",
+            f"{time.for_people()} lies inside a micro-batch of {namespace}: between "
+            f"{following.after.for_people()} and {following.time.for_people()}",
             hint="Give an archive, or the URI of the deployment, with the oplog entries since the version before",
         )
     client = open_client(uri)
@@ -336,9 +335,9 @@ class _Replay:
         except StateMismatchError as error:
             raise SinkError(
                 f"version {found.version} of the table does not hold what was changed before "
-                f"{delta_commit.time_text(self._time)}: {error.message}",
+                f"{self._time.for_people()}: {error.message}",
                 hint="A document that was in quarantine is not in the versions of its table. Ask for "
-                f"{delta_commit.time_text(found.time)}, or {delta_commit.time_text(self._following.time)} or later",
+                f"{found.time.for_people()}, or {self._following.time.for_people()} or later",
             ) from error
         # Not every change is of the document with that key: see DELETE_OF.
         changed = sorted(overlay.changed.get(_NUMBER, ()))
@@ -363,8 +362,8 @@ class _Replay:
         if uuid not in fold.collections:
             raise UsageError(
                 f"another collection was renamed to {self._namespace} just before "
-                f"{delta_commit.time_text(self._time)}: what it held is not in the oplog",
-                hint=f"Ask for {delta_commit.time_text(self._following.time)} or later",
+                f"{self._time.for_people()}: what it held is not in the oplog",
+                hint=f"Ask for {self._following.time.for_people()} or later",
             )
         _, overlay, changes = self._applied(fold, _rows(self._table, self._found).slice(0, 0), self._found)
         return self._of(self._found, changes, overlay.documents(fold.collections[uuid].number))

@@ -61,6 +61,11 @@ _RIGHTS: Final[dict[tuple[str, str | None], tuple[str, str]]] = {
         "where the config server is (shardingState)",
         "Grant it the role clusterMonitor on each shard, or name the config server in the connection URI",
     ),
+    ("admin", "tailraceStreams"): (
+        "the streams that others have open",
+        "The action inprog on the cluster suffices, and shows no document: db.adminCommand({createRole: 'seeStreams', "
+        "roles: [], privileges: [{resource: {cluster: true}, actions: ['inprog']}]}), and grant that role",
+    ),
     ("admin", "getShardMap"): (
         "where the config server is (getShardMap)",
         "Grant it the role clusterMonitor, or name the config server in the connection URI",
@@ -228,6 +233,14 @@ def reason_of(error: Exception) -> str:
         if known in text:
             return words
     return _first_clause(error)
+
+
+def short_reason(error: PyMongoError) -> str:
+    """What the server or the driver says, in few words: a server that refuses a command repeats all of it, and PyMongo
+    appends the whole reply. No secret of the connection string is in it."""
+    text = _first_clause(error)
+    refused = _REFUSED.match(text)
+    return text if refused is None else f"not authorized on {refused['database']} to execute {refused['command']}"
 
 
 def _first_clause(error: Exception) -> str:
