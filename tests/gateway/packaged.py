@@ -78,6 +78,24 @@ def pip(*wanted: str) -> Path:
     return cached_directory(f"pip/{name}", fill, usable=lambda found: any(found.glob("*.dist-info")))
 
 
+@functools.cache
+def environment(*wanted: str) -> Path:
+    """The directory with the Python of an environment that holds the packages and what they depend on, and nothing of
+    ours. Other programs there do not run: it was made in another place."""
+
+    def fill(directory: Path) -> None:
+        made = [[sys.executable, "-m", "venv", str(directory)]]
+        command = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input"]
+        made.append([*command, "--disable-pip-version-check", "--retries", "1", "--only-binary", ":all:", *wanted])
+        for one in made:
+            done = subprocess.run(one, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
+            if done.returncode:
+                raise Unavailable(f"pip could not install {', '.join(wanted)}: {done.stderr.strip()[-300:]}")
+
+    name = "-".join(one.replace("==", "-") for one in wanted)
+    return cached_directory(f"environments/{name}", fill, usable=lambda found: (found / "bin").is_dir()) / "bin"
+
+
 # -- Debezium ---------------------------------------------------------------------------------------------------------
 
 
