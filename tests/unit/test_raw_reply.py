@@ -45,7 +45,7 @@ def test_a_reply_without_a_batch_is_decoded(reply: dict[str, object]) -> None:
 
 
 def test_a_large_reply_loads_the_compiled_code_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first events came after a walk in Python over two thousand entries. Nothing waits until numba has compiled."""
+    """Its first events came after a walk in Python over two thousand entries. Nothing waits for numba to compile."""
     monkeypatch.delitem(sys.modules, reply.__name__)
     assert raw_reply._compiled(raw_reply._LOADED_BYTES_MIN - 1) is None
     with monkeypatch.context() as without:
