@@ -16,13 +16,13 @@ _INTRODUCTION = """\
 What a change stream's pipeline may contain in Tailrace, and since which server version MongoDB has it. This page is
 generated from the code: `python -m tailrace.core.expression.reference > docs/reference/expressions.md`.
 
-A stream speaks the language of its server's version, or of the one that you name (`server_version`): before the version
-in the table, an operator, a stage or a variable is answered as that server answers it, such as `Unrecognized expression
-'$firstN'` (168) on 4.4. The meaning is that of mongod 6.0.27, and from 7.0 on that of 7.0.28: the same bytes come out,
-and the same error codes. `tests/differential` compares both on random stages and documents (`make fuzz-expressions
-SEED=n N=n`, `ARGS="--server-version 7.0.28"`), and recorded answers of 4.4.2, 5.0.4, 6.0.27 and 7.0.28 are compared
-everywhere. What a later version than 7.0 may have added is refused by name, since it was not measured. The copy at the
-start of a stream (`start="snapshot"`) and `lake erase` speak the language of 6.0.
+A stream speaks the language of its server's version, or of the one that you name (`server_version`). Under a version
+before the one in the table, an operator, a stage or a variable is answered as that server answers it, such as
+`Unrecognized expression '$firstN'` (168) on 4.4. The meaning is that of mongod 6.0.27, and from 7.0 on that of 7.0.28:
+the same bytes come out, and the same error codes. `tests/differential` compares both on random stages and documents
+(`make fuzz-expressions SEED=n N=n`, `ARGS="--server-version 7.0.28"`), and recorded answers of 4.4.2, 5.0.4, 6.0.27 and
+7.0.28 are compared everywhere. What a later version than 7.0 may have added is refused by name, since it was not
+measured. The copy at the start of a stream (`start="snapshot"`) and `lake erase` speak the language of 6.0.
 
 What cannot be evaluated exactly is refused by name, with the server's code if the server refuses it too, and with 115
 (CommandNotSupported) if it does not; `engine="server"` gives it. It is refused when the stream is opened or, if only a
@@ -81,7 +81,7 @@ _KNOWN = """\
 * Before 6.0, `$add` of a wrong type is 16554 and we say 14; on 4.4 so are `$multiply` (16555), `$subtract` (16556,
   16613) and `$divide` (16609; by zero 16608, and we say 2).
 * Before 6.0, `$add` and `$subtract` write different trailing zeros of decimals, `$mod` by a decimal zero is 16610, and
-  `$toDate` refuses timestamps; 4.4 also differs in `$subtract` of a long that overflows, in codes of `$multiply` and
+  `$toDate` refuses timestamps. 4.4 also differs in `$subtract` of a long that overflows, in codes of `$multiply` and
   `$substr`, and in `$meta`. 7.0 does not look at the options of `$regexFind`, `$regexFindAll` and `$regexMatch` where
   the pattern is null. `tests/golden/test_operators.py` counts these.
 * A mongod for Windows has another C library: the last digit of its logarithms, powers, exponentials and trigonometry,

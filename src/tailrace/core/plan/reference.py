@@ -83,11 +83,11 @@ made. The options of later servers that no stream here has (`supportedEvents`, `
 
 ## What differs
 
-The columns up to 7.0.28 are measured. The last two columns say what the later ones are taken from, and how sure that is:
-*source* is the server's published source, *tracker* its public issue tracker (which names the first release), *manual*
-its manual, *drivers' tests* the versions that the drivers' published tests name, and *captures* events that users have
-shown, rebuilt in `tests/golden/captures.py`. Medium means that nothing that was found mentions a change, or that the
-source, read at single points of its history, does not say which release brought it.
+The columns up to 7.0.28 are measured. The last two columns say what the later ones are taken from, and how sure that
+is: *source* is the server's published source, *tracker* its public issue tracker (which names the first release),
+*manual* its manual, *drivers' tests* the versions that the drivers' published tests name, and *captures* events that
+users have shown, rebuilt in `tests/golden/captures.py`. Medium means that nothing that was found mentions a change, or
+that the source, read at single points of its history, does not say which release brought it.
 """
 
 
