@@ -33,11 +33,11 @@ tailrace replay dump/ --server-version 5.0
 ```
 
 `replay` takes the version that the dump's `prelude.json` names (a current `mongodump` writes it), or the header of what
-`mongodump --archive` wrote. Without one, an `applyOps` that holds operations alone, of no session, proves 7.0, and one
-with `multiOpType: 1` proves 8.0; otherwise 6.0 is assumed. Standard error says which version was taken and why. Where
-the dump names a version that an entry disproves, nothing is replayed until you name one. With `engine="server"` the
-server decides, and giving a version is an error.
-Versions before 4.4 are refused, and so is an option that the version lacks.
+`mongodump --archive` wrote. Without one, an `applyOps` that holds only operations and belongs to no session proves 7.0,
+and one with `multiOpType: 1` proves 8.0; otherwise 6.0 is assumed. Standard error says which version was taken and why.
+Where the dump names a version that an entry disproves, nothing is replayed until you name one. With `engine="server"`
+the server decides, and giving a version is an error. Versions before 4.4 are refused, and so is an option that the
+version lacks.
 
 If no version was named, a stream switches by itself when the member that it reads is
 [upgraded](../how-to/operations.md#upgrading-the-deployment), even to a patch release, if its events differ. An
@@ -51,13 +51,13 @@ follow it. 6.0 at 5.0 (`6.0-fcv5.0`) has `wallTime` in expanded events alone, an
 4.4 was measured too, and does not differ. Nothing is known about 8.0 and later, so streams ignore it there. Streams ask
 for it when they open and every 5 s ([what remains](differences.md)).
 
-An entry that only a later version writes (the two above) is never passed over: under an earlier profile it is an error
-that names the entry, where it holds something of the stream's. An entry of a kind that Tailrace does not know (an
-operation letter, a command, a form of a no-op) gives no event, as on the server, and is [counted and
-told](../how-to/operations.md). Tables and exact images refuse it where it may have changed what they hold: the error
-names the operation and its place, and says what to do.
+An entry that only a later version writes (the two forms of `applyOps` above) is never passed over. Under an earlier
+profile it is an error that names the entry, if it holds something in the stream's scope. An entry of a kind that
+Tailrace does not know (an operation letter, a command, a form of a no-op) gives no event, as on the server, and is
+[counted and reported](../how-to/operations.md). Tables and exact images refuse it where it may have changed what they
+hold: the error names the operation and its place, and says what to do.
 
-`tailrace doctor` says what is known of your server's version:
+`tailrace doctor` says what is known about your server's version:
 
 | | |
 |---|---|
@@ -71,22 +71,23 @@ server](../how-to/compare.md)). If a version is not measured, run it before you 
 A profile cannot bring back what a server did not write into its oplog: 4.4 writes updates in the form `$v: 1`, whose
 events have no `truncatedArrays`, whatever the profile.
 
-The language of pipelines is the version's too: [Expressions](expressions.md) says what came when, and what is
-different in 7.0. For the last rule of the table: 7.0.28 does not write such an entry itself (`applyOps` refuses it with
-4772600), so its code is known from crafted entries, and the words for one with neither `$v` nor `_id` are ours.
+The language of pipelines is the version's too: [Expressions](expressions.md) says what was added when, and what is
+different in 7.0. On update entries that end the stream with 6741200: 7.0.28 does not write such an entry itself
+(`applyOps` refuses it with 4772600), so its code is known from crafted entries, and the words for one with neither `$v`
+nor `_id` are ours.
 
-`endOfTransaction` events are made of the entries that the oplog has. The server makes more of them while it reads, for
-transactions that were not prepared, if a feature flag is on; no oplog tells whether it is, so those are not made. The
-options of later servers that no stream here has (`supportedEvents`, `showCommitTimestamp`, `version`,
+`endOfTransaction` events are made from the entries that the oplog has. The server makes more of them while it reads,
+for transactions that were not prepared, if a feature flag is on; no oplog shows whether it is on, so those are not
+made. The options of later servers that no stream here has (`supportedEvents`, `showCommitTimestamp`, `version`,
 `showEndOfTransaction`) are refused by name.
 
 ## What differs
 
-The columns up to 7.0.28 are measured. What the later ones are taken from, and how sure it is, is in the last two:
-*source* is the server's published source, *tracker* its public issue tracker (which names the first release), *manual*
-its manual, *drivers' tests* the versions that the drivers' published tests name, and *captures* events that users have
-shown, rebuilt in `tests/golden/captures.py`. Medium stands where nothing that was found tells of a change, and where
-the source, read at single points of its history, does not say with which release it came.
+The columns up to 7.0.28 are measured. The last two columns say what the later ones are taken from, and how sure that
+is: *source* is the server's published source, *tracker* its public issue tracker (which names the first release),
+*manual* its manual, *drivers' tests* the versions that the drivers' published tests name, and *captures* events that
+users have shown, rebuilt in `tests/golden/captures.py`. Medium means that nothing that was found mentions a change, or
+that the source, read at single points of its history, does not say which release brought it.
 """
 
 
