@@ -88,7 +88,8 @@ class MicroBatch:
 
     def rows(self) -> Iterator[Row]:
         """Every row, in the order of the stream, at the driver; at most two of its slices are in memory at a time.
-Raises SinkError if the rows do not ascend by token because the query has shuffled them.
+
+        Raises SinkError if the rows do not ascend by token because the query has shuffled them.
         """
         self._begun, self._taken, last = True, False, None
         for row in self.frame.toLocalIterator(prefetchPartitions=True):
