@@ -155,13 +155,13 @@ Raised = TypeVar("Raised", bound=TailraceError)
 
 
 def at_event(error: Raised, event: object) -> Raised:
-    """The error, with the one event that it is about."""
+    """The error, together with the one event that it is about."""
     error.event = event
     return error
 
 
 def on_shard(error: TailraceError, shard: str) -> TailraceError:
-    """The same error with the shard that it comes from in front of its message, in the server's words."""
+    """The same error, its message preceded by the shard that it comes from, in the server's words."""
     named = _rebuild(
         type(error), f"Error on remote shard {shard} :: caused by :: {error.message}", error.code, (), error.hint
     )
@@ -195,15 +195,15 @@ class ChangeStreamFatal(NonResumableError):
 
 
 class ChangeStreamHistoryLost(NonResumableError):
-    """286: the oplog no longer reaches back to the point that is asked for."""
+    """286: the oplog no longer reaches back to the requested point."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, code=286, hint=hint)
 
 
 class StreamInvalidated(TailraceError):
-    """The operator starts a new stream: what this one watched was dropped or renamed. Raised only where the caller
-    asked for it."""
+    """The operator starts a new stream: what this one watched was dropped or renamed. Raised only if the caller asked
+    for it."""
 
 
 class ServerError(TailraceError):
@@ -215,41 +215,41 @@ class SourceError(TailraceError):
 
 
 class OtherHistoryError(SourceError):
-    """What is to be continued was read from another deployment, or from a history that this one no longer has: it was
-    restored from an older backup, or a rollback took majority-committed entries away."""
+    """What should be continued was read from another deployment, or from a history that this deployment no longer has:
+    it was restored from an older backup, or a rollback removed majority-committed entries."""
 
 
 class OtherVersionError(SourceError):
-    """What is read is of another server version than the one whose events are made, as in a deployment that is being
-    upgraded. It has the label of what may be resumed: opened again, a stream makes the events of the version that it
-    then reads, unless its user named one."""
+    """What is read was written by another server version than the one whose events are made, as happens while a
+    deployment is upgraded. It carries the label that allows resuming: a stream that is opened again makes the events of
+    the version that it then reads, unless its user named one."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, labels=(RESUMABLE_LABEL,), hint=hint)
 
 
 class LaterEntryError(OtherVersionError):
-    """An entry that only a later server version writes was read for the events of an earlier one, which would lose it
-    or show it otherwise."""
+    """An entry that only a later server version writes was read to make the events of an earlier one, which would lose
+    it or show it differently."""
 
 
 class UnknownEntryError(SourceError):
     """An entry of a kind that this version of Tailrace does not know was read for a store of data (tables, exact
-    images), which would be wrong without what the entry did."""
+    images). Without the entry's effect the store would be wrong."""
 
 
 class SinkError(TailraceError):
-    """The place that events go to cannot be written, or should not be: it is full, damaged, not permitted, or belongs
-    to another stream."""
+    """The place that events go to cannot be written to, or should not be: it is full, damaged, not permitted, or
+    belongs to another stream."""
 
 
 class OplogFormatError(TailraceError):
     """An oplog entry breaks its format.
 
-    Nothing is skipped: whoever catches it decides, and everything before the position has been delivered.
+    Nothing is skipped: the code that catches the error decides, and everything before the position has been delivered.
 
     Attributes:
-        position: its cluster time or byte offset, as words
+        position: the entry's cluster time or byte offset, as text
     """
 
     default_code = 8

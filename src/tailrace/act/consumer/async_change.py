@@ -25,8 +25,8 @@ Target = Collection[Any] | AsyncCollection[Any]
 class AsyncFence:
     """A Fence whose writes are awaited. It takes PyMongo's asyncio collections, and plain ones.
 
-    The rules of fencing are ``Fence``'s: they run in a thread, and what they ask of an asyncio collection runs in the
-    event loop.
+    The rules of fencing are those of ``Fence``. They run in a thread, and their calls to an asyncio collection run in
+    the event loop.
     """
 
     def __init__(self, fence: Fence) -> None:
@@ -117,8 +117,9 @@ class AsyncChange(Change):
     async def transaction(  # type: ignore[override]
         self, client: AsyncMongoClient[Any]
     ) -> AsyncIterator[AsyncClientSession]:
-        """``async with change.transaction(client) as session:`` what is written with ``session`` and the commit of this
-        change's position, both or neither. ``client`` is the handler's own, of the deployment that holds the leases.
+        """``async with change.transaction(client) as session:`` either both what is written with ``session`` and the
+        commit of this change's position take effect, or neither. ``client`` is the handler's own, connected to the
+        deployment that holds the leases.
         """
         hands = self._hands
         begin = getattr(hands.store, "async_transaction", None)

@@ -32,8 +32,8 @@ class AsyncListener(ListenerBase):
     """A Listener whose handler is ``async def``, with the same parameters: ``await listener.run()``, or ``async with
     AsyncListener(...)``.
 
-    When the lease is lost, the handler's task is cancelled. ``on_error`` may be ``async def`` too. With
-    ``partitions`` that many handlers run at a time, in one event loop.
+    When the lease is lost, the handler's task is cancelled. ``on_error`` may be ``async def`` too. With ``partitions``,
+    that many handlers run at a time, in one event loop.
     """
 
     def __init__(self, watchable: Watched, handler: AsyncHandler, **options: Any) -> None:
@@ -45,7 +45,7 @@ class AsyncListener(ListenerBase):
         self._lane_tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
-        """Listen until ``stop()``. Raises what ends it; where the task is cancelled, the change in hand is left to the
+        """Listen until ``stop()``. Raises what ends it. If the task is cancelled, the change in hand is left to the
         next owner, and what was handled before is committed."""
         self._claim_run()
         self._loop = asyncio.get_running_loop()
@@ -109,8 +109,8 @@ class AsyncListener(ListenerBase):
         return self
 
     def stop(self) -> None:
-        """Ask it to end: the change in hand is finished and committed, the lease released. From any thread, and from a
-        signal's handler."""
+        """Ask it to end: the change in hand is finished and committed, and the lease is released. May be called from
+        any thread and from a signal handler."""
         super().stop()
         if self._loop is not None and self._woken is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._woken.set)

@@ -71,9 +71,9 @@ class Hands:
 
 
 class Change:
-    """A change event, the fencing token that it is handled under, and what writes safely.
+    """A change event, the fencing token that it is handled under, and the means to write safely.
 
-    Events are decoded when they are first looked at. A change is good for as long as its handler runs.
+    Events are decoded when they are first looked at. A change is valid for as long as its handler runs.
     """
 
     __slots__ = ("_again", "_committed", "_event", "_hands", "_position", "_raw")
@@ -105,20 +105,22 @@ class Change:
 
     @property
     def token(self) -> Mapping[str, Any]:
-        """The resume token. On a cluster, what several shards log at one time, such as a drop, may have one token."""
+        """The resume token. On a cluster, changes that several shards log at one time, such as a drop, may share a
+        token."""
         # The second: of a snapshot's event.
         return self._position.token or bson.decode(raw_bson.bytes_of(self._raw["_id"]))
 
     @property
     def message_id(self) -> str:
-        """Names this change and no other: the same whenever and by whomever it is handled. It is the token's ``_data``,
-        followed by ``-1``, ``-2``, ... where changes directly before this one have the same token."""
+        """Names this change and no other; it is the same whenever and by whichever process it is handled. It is the
+        token's ``_data``, followed by ``-1``, ``-2``, ... where changes directly before this one have the same
+        token."""
         data = str(self.token["_data"])
         return f"{data}-{self._again}" if self._again else data
 
     @property
     def cluster_time(self) -> ClusterTime:
-        """When it took place, by the cluster's clock."""
+        """When the change took place, by the cluster's clock."""
         return ResumeToken.parse(self.token).cluster_time
 
     @property
@@ -128,7 +130,7 @@ class Change:
 
     @property
     def operation_type(self) -> str:
-        """``insert``, ``update``, ``replace``, ``delete``, ``invalidate``, ...; empty where a pipeline took it away."""
+        """``insert``, ``update``, ``replace``, ``delete``, ``invalidate``, ...; empty where a pipeline removed it."""
         return str(self._raw.get("operationType", ""))
 
     @property
@@ -143,7 +145,8 @@ class Change:
 
     @property
     def namespace(self) -> str | None:
-        """``database.collection``, or the database alone where a whole one was dropped; ``None`` for an invalidate."""
+        """``database.collection``, or only the database where a whole database was dropped; ``None`` for an
+        invalidate."""
         namespace = self._raw.get("ns")
         if namespace is None:
             return None
@@ -151,12 +154,12 @@ class Change:
 
     @property
     def version(self) -> int:
-        """The fencing token: pass it to whatever has side effects, and let that refuse older ones."""
+        """The fencing token: pass it to every system that has side effects, and let that system refuse older tokens."""
         return self._hands.lease.version
 
     @property
     def resource(self) -> str:
-        """Whose lease ``version`` is of."""
+        """The resource whose lease has ``version``."""
         return self._hands.lease.resource
 
     @property
@@ -165,7 +168,7 @@ class Change:
         return self._hands.fence
 
     def check(self) -> None:
-        """Raises LeaseLost where the lease is known to be lost by now: worth asking before a step that takes long or
+        """Raises LeaseLost if the lease is known to be lost by now: worth a call before a step that takes long or
         cannot be undone."""
         self._hands.check()
 
@@ -181,12 +184,13 @@ class Change:
 
     @contextmanager
     def transaction(self) -> Iterator[ClientSession]:
-        """``with change.transaction() as session:`` what is written with ``session`` and the commit of this change's
-        position, both or neither: exactly once. Targets are collections of ``session.client``, which is the store's:
-        PyMongo takes a session only with the client that began it.
+        """``with change.transaction() as session:`` either both what is written with ``session`` and the commit of this
+        change's position take effect, or neither: exactly once. Targets are collections of ``session.client``, which is
+        the store's: PyMongo takes a session only with the client that began it.
 
-        While it runs nobody can take the lease; the server ends it after 60 s unless it is set otherwise. An error
-        inside aborts it, and goes to the error policy; a transient one runs the handler again.
+        While the transaction runs, nobody can take the lease; the server ends it after 60 s unless configured
+        otherwise. An error inside aborts it, and is passed to the error policy; a transient one makes the handler run
+        again.
         """
         hands = self._hands
         ownership = hands.ownership

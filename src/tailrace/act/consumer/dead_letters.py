@@ -1,4 +1,4 @@
-"""Where poison goes: changes that a handler cannot handle, kept with their position and the reason, to be replayed."""
+"""Dead letters: changes that a handler cannot handle, kept with their position and the reason, to be replayed."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class DeadLetters:
     """A listener's ``on_error``: a change whose handler fails ``tries`` times is written to a collection, with its
     token, its event and the reason. Then the listener goes on with the next change (``then="skip"``) or ends ("stop").
 
-    A broker or a database that is away is no fault of the change: the handler's error ends the listener then, with
+    An unreachable broker or database is no fault of the change: then the handler's error ends the listener, with
     nothing committed and nothing written here.
 
     Args:
-        collection: of PyMongo's; written with majority, once for each resource and change
+        collection: a PyMongo collection; written with majority, once for each resource and change
     """
 
     def __init__(self, collection: Collection[Any], *, tries: int = 5, then: Then = "skip") -> None:
@@ -67,7 +67,7 @@ class DeadLetters:
         self._then = then
 
     def __call__(self, change: Change, error: Exception, attempt: int) -> Decision:
-        """What the listener does about an error of its handler."""
+        """Decide what the listener does about an error of its handler."""
         if isinstance(error, PublisherAway):
             return "stop"
         if isinstance(error, PyMongoError) and is_transient(error):
@@ -85,8 +85,8 @@ class DeadLetters:
         return self._then
 
     def write_skipped(self, change: Change, error: TailraceError | None = None) -> None:
-        """Keep a change that an operator wants left out. ``error``: why the stream cannot give it, where that is so.
-        Raises LeaseStoreUnavailable where it is worth trying again."""
+        """Keep a change that an operator wants left out. ``error``: why the stream cannot deliver it, if that is so.
+        Raises LeaseStoreUnavailable if it is worth trying again."""
         try:
             self._write(change, error or SkippedByOperator("an operator left it out, with tailrace leases skip"), 0)
         except PyMongoError as failure:
@@ -117,7 +117,7 @@ class DeadLetters:
         self._collection.update_one(key, {"$set": letter}, upsert=True)
 
     def letters(self, resource: str | None = None, change: str | None = None) -> Iterator[DeadLetter]:
-        """The letters that are there, oldest change first.
+        """The letters in the collection, oldest change first.
 
         Args:
             resource: only those of this one, of all its lanes
@@ -136,7 +136,7 @@ class DeadLetters:
         return {str(found["_id"]["change"]) for found in self._collection.find(_chosen(resource, None), {"_id": 1})}
 
     def discard(self, resource: str | None = None, change: str | None = None) -> int:
-        """Remove letters that nobody wants to replay; how many. They are chosen as in ``letters``."""
+        """Remove letters that nobody wants to replay, and return how many. They are chosen as in ``letters``."""
         return self._collection.delete_many(_chosen(resource, change)).deleted_count
 
     def replay(
@@ -147,13 +147,13 @@ class DeadLetters:
         *,
         keeps: Callable[[DeadLetter], bool] = lambda letter: False,
     ) -> int:
-        """Hand each letter to ``handler``, oldest first, and remove it when the handler returns; how many. Raises what
-        the handler raises, and keeps that letter and those after it. The order holds among the letters only: changes
-        since then have been handled already. ``resource`` and ``change`` choose as in ``letters``.
+        """Hand each letter to ``handler``, oldest first, and remove it when the handler returns. Returns how many.
+        Raises what the handler raises, and keeps that letter and those after it. Only the letters are in order among
+        themselves: later changes have been handled already. ``resource`` and ``change`` choose as in ``letters``.
 
         Args:
-            keeps: asked before each: one for which it is true is left where it is. ``NewerChanges`` says whether its
-                document has changed since, for a handler that writes without a fence
+            keeps: called for each letter first: one for which it returns true is left where it is. ``NewerChanges``
+                says whether its document has changed since, for a handler that writes without a fence
         """
         count = 0
         for letter in self.letters(resource, change):
@@ -193,7 +193,7 @@ class DeadLetter:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], collection: Collection[Any] | None = None) -> DeadLetter:
-        """Read a document of the collection. Raises UsageError where it is none of ours."""
+        """Read a document of the collection. Raises UsageError if it is not a dead letter."""
         try:
             token = bson.decode(found["token"])
             return cls(
@@ -230,15 +230,16 @@ class DeadLetter:
     @property
     def fence(self) -> Fence:
         """Writes under the fencing token that the change was handled under: what was written for a later change stays,
-        and ``Fenced`` is raised. A listener goes on under a newer token when it has left a change out. (Letters of
-        Tailrace before that: what the same owner has written since is overwritten.)"""
+        and ``Fenced`` is raised. A listener continues under a newer token when it has left a change out. (With letters
+        of versions of Tailrace that did not do so, what the same owner has written since is overwritten.)"""
         generation = generation_token(self.version)  # 0 without lanes, whatever the resource's name looks like
         above = {self.resource.rpartition("/")[0]: generation} if generation else {}
         return Fence(self.resource, self.version, above=above)
 
     @contextmanager
     def transaction(self) -> Iterator[ClientSession]:
-        """As for a Change: what is written with the session, and the removal of this letter, both or neither."""
+        """As for a Change: either both what is written with the session and the removal of this letter take effect, or
+        neither."""
         if self.collection is None:
             raise UsageError("a dead letter that was read by itself cannot be removed in a transaction")
         with (
@@ -251,7 +252,7 @@ class DeadLetter:
 
     @property
     def event(self) -> Mapping[str, Any]:
-        """The event, decoded. Raises UsageError where it was too large to be kept."""
+        """The event, decoded. Raises UsageError if it was too large to be kept."""
         if not self.raw:
             raise UsageError(
                 f"the event {self.message_id} was too large to be kept", hint="Read it from the oplog by its token"

@@ -31,12 +31,13 @@ Update = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 class Fence:
     """Writes to MongoDB under one fencing token. A handler has it as ``change.fence``.
 
-    A write changes its target only where that carries no newer token of this resource, and stamps it. Where nothing was
-    changed because of a newer token, it raises Fenced; where nothing fits the filter, the result says so, as PyMongo's.
+    A write changes its target only if that carries no newer token of this resource, and stamps it. If nothing was
+    changed because of a newer token, it raises Fenced; if nothing matches the filter, the result says so, as PyMongo's
+    does.
 
     Args:
-        resource: whose lease ``version`` is of: the name of the token inside ``field``
-        above: tokens under further names, which shut out older ones too: the resource's whose lane this is of
+        resource: the resource whose lease has ``version``: the name of the token inside ``field``
+        above: tokens under further names, which shut out older ones too: for a lane, that of the whole resource
         check: called before each write; raises LeaseLost where the lease is known to be lost
     """
 
@@ -75,8 +76,8 @@ class Fence:
         return result
 
     def update_many(self, collection: Collection[Any], filter: Mapping[str, Any], update: Update) -> UpdateResult:
-        """PyMongo's ``update_many``, fenced: targets without a newer token are changed, and if there were others too,
-        Fenced is raised afterwards."""
+        """PyMongo's ``update_many``, fenced: targets without a newer token are changed; if there were also targets with
+        one, Fenced is raised afterwards."""
         self._check()
         result = collection.update_many(self._where(filter), self._stamped(update), session=self._session)
         self._refuse_newer(collection, filter)
@@ -123,8 +124,8 @@ class Fence:
         return self.replace_one(collection, {"_id": document["_id"]}, document, upsert=True)
 
     def delete_one(self, collection: Collection[Any], filter: Mapping[str, Any]) -> DeleteResult:
-        """PyMongo's ``delete_one``, fenced. What is deleted carries no token any more: an older owner's upsert can make
-        it again, so mark documents as deleted where that matters."""
+        """PyMongo's ``delete_one``, fenced. A deleted document carries no token any more: an older owner's upsert can
+        create it again, so mark documents as deleted where that matters."""
         result: DeleteResult = self._written(
             collection,
             filter,
@@ -227,7 +228,7 @@ class Fence:
 
 
 def escaped(resource: str) -> str:
-    """A resource's name as the name of a field: no dot, and no $ in front."""
+    """A resource's name as the name of a field: without dots, and without a leading $."""
     text = resource.replace("%", "%25").replace(".", "%2E").replace("\0", "%00")
     return f"%24{text[1:]}" if text.startswith("$") else text
 

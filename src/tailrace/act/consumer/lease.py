@@ -33,17 +33,17 @@ class LeaseCommit(NamedTuple):
 
 @runtime_checkable
 class LeaseStore(Protocol):
-    """One record a resource: who holds its lease, the fencing token, the committed position. Methods may be called from
-    several threads at a time.
+    """One record for each resource: who holds its lease, the fencing token, the committed position. Methods may be
+    called from several threads at a time.
 
-    Each call is one atomic step on the record, judged by the store's own clock, durable when it returns. What is not
-    known to be done is LeaseStoreUnavailable: the caller asks again. ``tailrace.testing.check_lease_store`` asks a
-    store whether it keeps these promises.
+    Each call is one atomic step on the record, judged by the store's own clock, durable when it returns. If it is not
+    known whether a step was done, it raises LeaseStoreUnavailable, and the caller asks again.
+    ``tailrace.testing.check_lease_store`` checks whether a store keeps these promises.
     """
 
     def acquire(self, resource: str, owner: str, seconds: float) -> Lease | None:
         """The lease for ``seconds``, with a version one above the one before; ``None`` while another owner holds it
-        unexpired. Under the id that holds it, it is acquired again."""
+        unexpired. The owner that holds it acquires it again."""
 
     def refresh(self, lease: Lease, seconds: float) -> Lease:
         """Hold it for ``seconds`` from now, version unchanged. Raises LeaseLost where owner and version are no longer
@@ -56,11 +56,12 @@ class LeaseStore(Protocol):
         later ones."""
 
     def release(self, lease: Lease) -> bool:
-        """Give it back if it is still held: others need not wait. Whether it was; the position and the version stay."""
+        """Give the lease back if it is still held, so that others need not wait. Returns whether it was held; the
+        position and the version stay."""
 
     def transaction(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> AbstractContextManager[Any]:
-        """``with ... as session``: what is written with ``session`` and the commit of ``position``, both or neither.
-        Raises as ``commit``, and UsageError where the store has no transactions."""
+        """``with ... as session``: either both what is written with ``session`` and the commit of ``position`` take
+        effect, or neither. Raises what ``commit`` raises, and UsageError if the store has no transactions."""
 
     def read(self, resource: str) -> Lease | None:
         """The record as it is; ``None`` where there is none."""
@@ -69,7 +70,7 @@ class LeaseStore(Protocol):
         """All records, by resource."""
 
     def revoke(self, resource: str) -> Lease | None:
-        """Take the lease from whoever holds it. The record as it was; ``None`` where there is none."""
+        """Take the lease from its owner. Returns the record as it was; ``None`` if there is none."""
 
     def now(self) -> datetime:
         """The store's clock, UTC."""
@@ -77,11 +78,13 @@ class LeaseStore(Protocol):
 
 @runtime_checkable
 class CommitsTogether(Protocol):
-    """What a store may also have: several commits in one request. The lanes of a process use it if the store has it."""
+    """What a store may also offer: several commits in one request. The lanes of a process use it if the store has
+    it."""
 
     def commit_together(self, commits: Sequence[LeaseCommit]) -> Sequence[TailraceError | None]:
-        """Do each commit separately, as ``commit`` does: for each ``None``, or what ``commit`` would have raised. No
-        two are of one resource. Raises LeaseStoreUnavailable if it is not known which of them were done."""
+        """Do each commit separately, as ``commit`` does. Returns for each ``None``, or what ``commit`` would have
+        raised. No two are for the same resource. Raises LeaseStoreUnavailable if it is not known which of them were
+        done."""
 
 
 @runtime_checkable
@@ -90,15 +93,15 @@ class OperatedLeaseStore(LeaseStore, Protocol):
     without it works too; its leases are never paused or reserved, and no change is left out."""
 
     def amend(self, before: Lease | None, after: Lease) -> bool:
-        """Write in one step what ``after`` has other than ``before``, if the record still has the owner and the
-        version of ``before``; with ``None``, if there is no record. Whether it was written."""
+        """Write in one step what differs between ``before`` and ``after``, if the record still has the owner and the
+        version of ``before``; with ``None``, if there is no record. Returns whether it was written."""
 
     def remove(self, record: Lease) -> bool:
-        """Remove the record if it still has this owner, this version and this end of the lease. Whether it was
+        """Remove the record if it still has this owner, this version and this end of the lease. Returns whether it was
         removed."""
 
     def commit_skip(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
-        """As ``commit``, and in the same step the change that was to be left out is no longer to be: it was."""
+        """As ``commit``, and in the same step the request to leave a change out is cleared: the change was left out."""
 
 
 def commits_together(store: LeaseStore) -> CommitsTogether | None:

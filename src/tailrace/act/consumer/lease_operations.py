@@ -32,7 +32,7 @@ _LANE: Final = re.compile(r"(.+)/(\d+)", re.DOTALL)
 
 
 class StillHeldError(UsageError):
-    """A listener has not given its lease back in time: its handler is at work on one change."""
+    """A listener has not given its lease back in time: its handler is still at work on one change."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Resource:
     """What one command is about.
 
     Attributes:
-        record: the lease of the name that was given
-        plan: where lanes share it; ``None`` for a listener without them, and for a lane by itself
+        record: the lease with the given name
+        plan: the lease in which lanes share the resource; ``None`` for a listener without lanes, and for a single lane
     """
 
     record: Lease
@@ -54,14 +54,14 @@ class Resource:
 
     @property
     def lanes(self) -> list[str]:
-        """The leases that positions are in: of the lanes, if there are any."""
+        """The leases that hold positions: those of the lanes, if there are any."""
         if self.plan is None:
             return [self.name]
         return [lane_resource(self.name, self.plan, lane) for lane in range(self.plan.lanes)]
 
     @property
     def names(self) -> list[str]:
-        """All leases, that of the plan first: while it is paused nobody changes the number of lanes."""
+        """All leases, that of the plan first: while that one is paused, nobody changes the number of lanes."""
         return self.lanes if self.plan is None else [self.name, *self.lanes]
 
 
@@ -70,7 +70,7 @@ class LeaseOperations:
     lane, ``orders/2`` or as it is in the store, means that lane alone. Raises UsageError where there is no such lease.
 
     Args:
-        where: the store, in messages
+        where: what messages call the store
         wait_seconds: how long it waits for a listener to give its lease back, by ``clock``"""
 
     def __init__(
@@ -107,11 +107,11 @@ class LeaseOperations:
     # Held still
 
     def pause(self, resource: str, *, now: bool = False) -> Resource:
-        """Nobody begins another change. Returns when everybody has given the lease back. Raises StillHeldError if that
-        takes too long: it stays paused, and is given back when the change in hand is finished.
+        """Nobody begins another change. Returns when every owner has given its lease back. Raises StillHeldError if
+        that takes too long: the resource stays paused, and the lease is given back when the change in hand is finished.
 
         Args:
-            now: the lease is taken from its owner at once: what it does with the change in hand is not committed"""
+            now: take the lease from its owner at once: what the owner does with the change in hand is not committed"""
 
         def pause(record: Lease, at: datetime) -> Lease:
             held_still = instructions.paused(record, at)
@@ -129,7 +129,7 @@ class LeaseOperations:
             self._wait(found.names)  # a process may have been about to change the number of lanes
 
     def resume(self, resource: str) -> bool:
-        """Anybody may take the lease again. Whether it was paused."""
+        """Anybody may take the lease again. Returns whether it was paused."""
         found = self.find(resource)
         lanes = [] if found.plan is None else self._lanes_of(found.name)
         before = [self._amend(name, lambda record, _: instructions.resumed(record)) for name in [*lanes, found.name]]
@@ -158,7 +158,8 @@ class LeaseOperations:
     # Given to somebody else
 
     def release(self, resource: str, to: str | None = None, seconds: float = 60.0) -> list[Lease]:
-        """Take the lease from whoever holds it; the records as they were. What the owner does from then on is refused.
+        """Take the lease from its owner, and return the records as they were. What the owner does from then on is
+        refused.
 
         Args:
             to: an owner's id, or its part before a hyphen, such as a host's name: others wait ``seconds`` for it"""
@@ -193,8 +194,8 @@ class LeaseOperations:
         oldest: ClusterTime | None = None,
         newest: ClusterTime | None = None,
     ) -> StreamPosition | None:
-        """Put the position at ``target``; the one before. Whoever is at work loses the lease: nothing of what it does
-        is committed. With lanes a new generation begins there.
+        """Put the position at ``target``, and return the previous one. A listener that is at work loses the lease:
+        nothing of what it does is committed. With lanes a new generation begins there.
 
         Args:
             oldest: where the oplog begins, if that is known: a place before it is refused
@@ -255,14 +256,14 @@ class LeaseOperations:
     def skip(
         self, resource: str, letters: str | None = None, *, all_lanes: bool = False, now: bool = False
     ) -> list[str]:
-        """The first change that the next owner comes to is not handled: it goes to the dead letters, and the position
-        moves past it. A listener that is at work gives its lease back first, so that it is the change that it could
-        not handle. The leases in question; ``pending`` says whether it is done.
+        """The first change that the next owner meets is not handled: it is written to the dead letters, and the
+        position moves past it. A listener that is at work gives its lease back first, so that the change left out is
+        the one that it could not handle. Returns the leases in question; ``pending`` says whether it is done.
 
         Args:
             letters: the collection of the dead letters, for a listener without an error policy that keeps them
             all_lanes: with lanes: the next change of each of them
-            now: as of ``pause``. Changes that were handled and not committed come again before"""
+            now: as for ``pause``. Changes that were handled but not committed are delivered again before it"""
         found = self.find(resource)
         if found.plan is not None and len(found.lanes) > 1 and not all_lanes:
             raise UsageError(
@@ -299,13 +300,13 @@ class LeaseOperations:
         _refuse_unskippable(self._store.read(name))
 
     def withdraw_skip(self, resource: str) -> bool:
-        """The next change is handled after all. Whether one was to be left out."""
+        """The next change is handled after all. Returns whether one was to be left out."""
         names = self._known(resource)
         before = [self._amend(name, lambda record, _: instructions.skipping(record, None)) for name in names]
         return any(record is not None and record.skip is not None for record in before)
 
     def pending(self, names: Sequence[str]) -> list[str]:
-        """Those whose next change is still to be left out. Raises UsageError where that will never be."""
+        """The leases whose next change is still to be left out. Raises UsageError if that will never happen."""
         records = [record for name in names if (record := self._store.read(name)) is not None]
         waiting = [record for record in records if record.skip is not None]
         for record in waiting:
@@ -315,8 +316,9 @@ class LeaseOperations:
     # Gone
 
     def delete(self, resource: str, *, force: bool = False) -> list[str]:
-        """Remove a resource for good, with its lanes: its position is lost, and fencing tokens begin anew. Refused
-        while somebody holds one of its leases, unless ``force``. The names that were removed."""
+        """Remove a resource for good, with its lanes: its position is lost, and fencing tokens start again from the
+        beginning. Refused while somebody holds one of its leases, unless ``force``. Returns the names that were
+        removed."""
         found = self.find(resource)
         self._refuse_lane(resource, found)
         if found.plan is None:

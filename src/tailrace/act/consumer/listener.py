@@ -17,33 +17,33 @@ class Listener(ListenerBase):
     """Calls ``handler`` with every change of ``watchable``, in order, in one process at a time.
 
     Args:
-        watchable: what to watch, of ``tailrace.connect()``: a client, a database or a collection
+        watchable: what to watch, from ``tailrace.connect()``: a client, a database or a collection
         handler: called with a ``Change``; when it returns, the change counts as handled. One that also has
             ``handle_batch`` (``rules.need.BatchHandler``) is given up to ``commit_every`` at a time
         resource: the lease's name: listeners with the same one take turns
         store: where leases and positions are kept (``MongoLeaseStore``)
-        partitions: lanes: so many changes are handled at a time, in order for each document, by hash of its ``_id``.
-            All listeners with the same resource share them; the last one to begin settles how many there are. Each lane
+        partitions: lanes: how many changes are handled at a time, in order for each document, by hash of its ``_id``.
+            All listeners with the same resource share them; the last one to start decides how many there are. Each lane
             has a lease, a position and a fencing token of its own
-        lane_key: with partitions, what is in order instead of a document: a path in the event, such as
-            ``"fullDocument.customer"``, or a function of the event (a dict) that gives a value. All lanes wait for a
-            change that has none. Without it: the handler's own ``lane_key`` if it has one, such as that of an
-            ``Outbox``. ``(new, old)`` where another function chose until now
+        lane_key: with partitions, the key whose changes stay in order, instead of the document: a path in the event,
+            such as ``"fullDocument.customer"``, or a function of the event (a dict) that returns a value. All lanes
+            wait for a change that has none. By default the handler's own ``lane_key`` if it has one, such as that of an
+            ``Outbox``. ``(new, old)`` if another function chose the lane until now
         commit_every: commit after so many changes. With n, up to n - 1 handled changes are handled again after a crash,
-            and the effects of each must bear it
+            and the effects of each must allow for that
         commit_interval: commit after so many seconds too
         start: where to begin without a position: "oldest" entry of the oplog, "now", or "snapshot"
-        on_history_lost: "fail" (the position stays), "gap" (go on at the oldest entry; the position keeps the gap on
-            record), "snapshot" (copy again; with partitions all lanes stop for it)
+        on_history_lost: "fail" (the position stays), "gap" (continue at the oldest entry; the position keeps a record
+            of the gap), "snapshot" (copy again; with partitions all lanes stop for it)
         on_invalidate: when what is watched is dropped or renamed: "fail", or "resume" and watch its name again
         on_error: "stop" when the handler raises; or a function of change, error and attempt (from 1) that returns
-            "retry", "skip" (it has written the change down elsewhere) or "stop"
-        retries: how often a change is tried again before ``on_error`` is asked; with a ``RetrySchedule`` also after how
-            long, whoever asks for it
-        handler_timeout: seconds after which a handler is taken to hang and the lease is given to others; ``None``: the
-            lease is kept however long it takes
+            "retry", "skip" (the function has kept the change elsewhere) or "stop"
+        retries: how often a change is tried again before ``on_error`` is asked; a ``RetrySchedule`` also says after how
+            long, for every retry
+        handler_timeout: seconds after which a handler is assumed to hang and the lease is left to others; ``None``: the
+            lease is kept however long the handler takes
         lease_seconds: how long after a crash others wait before they take over
-        owner: this listener's id; must be nobody else's
+        owner: this listener's id; no other listener may have the same
         fence_field: where targets of ``change.fence`` carry the fencing token
 
     Other keyword arguments are those of ``watch()``. A listener runs once: ``run()``, or ``start()`` and ``join()``."""
@@ -78,8 +78,8 @@ class Listener(ListenerBase):
         return self
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the end of a started listener, ``timeout`` seconds at most. Whether it has ended; raises what ended
-        it."""
+        """Wait for the end of a started listener, ``timeout`` seconds at most. Returns whether it has ended; raises
+        what ended it."""
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():

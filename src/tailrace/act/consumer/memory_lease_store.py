@@ -28,7 +28,7 @@ class MemoryLeaseStore:
     here too.
 
     Args:
-        clock: the store's clock, UTC; a test's own may be set and moved at will
+        clock: the store's clock, UTC; a test can pass its own, and set and move it at will
     """
 
     def __init__(self, clock: Callable[[], datetime] = _utc_now) -> None:
@@ -76,7 +76,7 @@ class MemoryLeaseStore:
             return True
 
     def transaction(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> AbstractContextManager[Any]:
-        """Raises UsageError: there is nothing here that a handler's writes could be one with."""
+        """Raises UsageError: there is no database here whose transaction a handler's writes could join."""
         raise UsageError(
             f"MemoryLeaseStore has no transactions: the change at {position} cannot be handled in one",
             hint="Use MongoLeaseStore, in the deployment that the handler writes to",

@@ -100,7 +100,7 @@ class MongoLeaseStore:
         return f"MongoLeaseStore({self._plain.full_name})"
 
     def acquire(self, resource: str, owner: str, seconds: float) -> Lease | None:
-        """See LeaseStore. Raises LeaseDocumentError where the document was edited into something else."""
+        """See LeaseStore. Raises LeaseDocumentError if somebody has edited the document into something else."""
         rules.check_arguments(resource, owner, seconds)
         try:
             with self._answering(f"acquire the lease on {resource!r}"):
@@ -195,8 +195,8 @@ class MongoLeaseStore:
     async def async_transaction(
         self, client: AsyncMongoClient[Any], lease: Lease, position: Mapping[str, Any], seconds: float
     ) -> AsyncIterator[AsyncClientSession]:
-        """``transaction`` for an asyncio handler, with a session of ``client``, which is of the deployment that holds
-        the leases."""
+        """``transaction`` for an asyncio handler, with a session of ``client``, which is connected to the deployment
+        that holds the leases."""
         what = f"commit to the lease on {lease.resource!r} in a transaction"
         leases = client[self._leases.database.name][self._leases.name]
         async with client.start_session() as session:
@@ -247,7 +247,7 @@ class MongoLeaseStore:
         return [self._read(document) for document in documents]
 
     def examine(self) -> list[tuple[str, Lease | LeaseDocumentError]]:
-        """As ``leases``, with an error in the place of each document that is not a lease."""
+        """As ``leases``, with an error in place of each document that is not a lease."""
         with self._answering("list the leases"):
             documents = list(self._leases.find({}, sort=[("_id", 1)]))
         return [(str(document["_id"]), self._examined(document)) for document in documents]

@@ -1,4 +1,4 @@
-"""Effects in MongoDB once for each change or message, where the positions are committed elsewhere."""
+"""Effects in MongoDB, once for each change or message, when the positions are committed elsewhere."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ class _Identified(Protocol):
 
 
 class SeenChanges:
-    """What was done in a MongoDB deployment of its own, which need not be the one that is watched or holds the leases.
+    """A record of the changes whose effects are in a MongoDB deployment, which need not be the one that is watched or
+    holds the leases.
 
     ``once(change, effect)`` runs ``effect(session)`` in a transaction of the target deployment that holds a mark for
-    the change too: both or neither. A change that is marked already changes nothing, whichever process comes with it,
-    and whatever was lost between the effect and the commit of its position. In place of a change or a dead letter it
-    takes a message's id (the header ``tailrace-id`` of Kafka, ``id`` of Redis, ``Nats-Msg-Id``).
+    the change too: both or neither. A change that is already marked has no effect, whichever process brings it, and
+    whatever was lost between the effect and the commit of its position. In place of a change or a dead letter it takes
+    a message's id (the header ``tailrace-id`` of Kafka, ``id`` of Redis, ``Nats-Msg-Id``).
 
     Args:
-        marks: a collection of the target deployment, of PyMongo's; several names may share it
-        name: whose effects these are: each purpose has its own
+        marks: a PyMongo collection of the target deployment; several names may share it
+        name: whose effects these are: use a name of its own for each purpose
         seconds: how long a mark is kept, by an index: longer than a listener may be stopped, and than a broker may hold
             a message back
 
@@ -57,9 +58,9 @@ class SeenChanges:
         self._lock = threading.Lock()
 
     def once(self, change: _Identified | str, effect: Callable[[ClientSession], Any]) -> bool:
-        """Carry out the effect of a change unless it was carried out before; whether it was carried out now. ``effect``
-        writes with the session that it is given, and may run again where another writer gets in its way. What it raises
-        ends the transaction and is raised."""
+        """Carry out the effect of a change unless it was carried out before. Returns whether it was carried out now.
+        ``effect`` writes with the session that it is given, and may run again if another writer gets in its way. What
+        it raises ends the transaction and is raised."""
         self._ensure_index()
         identity = change if isinstance(change, str) else change.message_id
         mark: dict[str, Any] = {"_id": {"name": self._name, "change": identity}}

@@ -53,10 +53,11 @@ class Sync:
         rename: new names: ``{"shop": "store", "shop.a": "store.b"}``
         name: tells syncs to one target apart
         state_db: the database on the target that keeps the state
-        lanes: transactions in parallel. With one, the source's transactions stay whole
-        documents_per_second: the copy's limit
-        archive: a directory in which the source's oplogs are recorded, for when they reach back no longer
-        lease_s: after so many seconds of silence another process may go on
+        lanes: how many transactions are applied in parallel. With one lane, the source's transactions stay whole
+        documents_per_second: how many documents are copied per second at most
+        archive: a directory in which the source's oplogs are recorded, for the time when they no longer reach back far
+            enough
+        lease_s: after this many seconds of silence another process may take over
         shard_keys: for a target that is a cluster, by which key a collection of the source is sharded there:
             ``{"shop.orders": {"region": 1, "_id": 1}}``; by default as on the source
     """
@@ -113,7 +114,7 @@ class Sync:
         self._ends = None
 
     def stop(self) -> None:
-        """End what is under way soon, from any thread: the position stays, and another run goes on there."""
+        """End what is under way soon, from any thread: the position stays, and another run continues there."""
         self._stopped.set()
 
     @property
@@ -132,8 +133,8 @@ class Sync:
     def run(
         self, told: Told | None = None, *, until: ClusterTime | None = None, to_present: bool = False
     ) -> SyncProgress:
-        """Copy, then follow, until ``stop``, or a cut-over; or up to a time of the source, or its present. Where
-        another process owns the sync, this one waits until it may go on. Raises TailraceError."""
+        """Copy, then follow, until ``stop`` or a cut-over; or up to a given time of the source, or up to its present.
+        If another process owns the sync, this one waits until it may take over. Raises TailraceError."""
         try:
             self._run(told, until, to_present)
         finally:
@@ -191,9 +192,9 @@ class Sync:
         resume: bool = False,
         on_progress: Callable[[Any], None] | None = None,
     ) -> Verification:
-        """Compare both ends byte for byte at one position, while writes go on. ``sample``: so many documents of each
-        collection. ``names``: these alone, by their names on the source. ``resume``: go on where a verification was
-        stopped."""
+        """Compare both ends byte for byte at one position, while writes go on. ``sample``: compare this many documents
+        of each collection. ``names``: compare only these collections, by their names on the source. ``resume``:
+        continue where a verification was stopped."""
         with self._followed():
             found = verify(
                 self.ends.deployment,
@@ -229,7 +230,7 @@ class Sync:
             thread.check()
 
     def pause(self) -> None:
-        """Let the owner write nothing until ``resume``, whatever is started anew meanwhile."""
+        """Let the owner write nothing until ``resume``, even if processes are restarted meanwhile."""
         self._document()
         self._note({"paused": True})
 
@@ -246,9 +247,9 @@ class Sync:
         told: Callable[[str], None] = lambda _: None,
     ) -> CutOver:
         """Let the target take the source's place: wait for the last write, prove that it is the last, compare, restore
-        what was held, and end the sync. ``block``: let a source from 6.0 refuse its users' writes; otherwise the caller
-        has stopped whoever writes. ``sample``: of each collection so many documents are compared; ``None``: all. Raises
-        TailraceError, and then the sync goes on as before."""
+        what was held, and end the sync. ``block``: let a source from 6.0 on refuse its users' writes; otherwise the
+        caller must have stopped all writers. ``sample``: how many documents of each collection are compared; ``None``:
+        all. Raises TailraceError, and then the sync continues as before."""
         document = self._document()
         if document.phase != standing.FOLLOW:
             raise UsageError(
@@ -259,8 +260,8 @@ class Sync:
 
     def reverse(self, *, unblock: bool = False) -> Sync:
         """After a cut-over: a sync from what was the target to what was the source, which begins where the cut-over was
-        and copies nothing. Raises UsageError where somebody has written to the former source since. ``unblock``: let it
-        take its users' writes again, which a user without the right to bypass that needs."""
+        and copies nothing. Raises UsageError if somebody has written to the former source since. ``unblock``: let it
+        accept its users' writes again; this is needed if the sync's user has no right to bypass the block."""
         time_, at = cut_over_of(self._document())
         refuse_foreign_writes(self.ends, self.settings, time_)
         there = list(self.ends.state.collections().values())
@@ -321,7 +322,7 @@ class Sync:
         return standing.is_owned(document, self.ends.state)
 
     def counted(self) -> SyncProgress:
-        """What was known at the last look, without asking anybody."""
+        """What was known at the last look, without a request to any server."""
         return standing.with_fields(self._seen, self._counted.fields())
 
     def _handed_over(self, kind: str, ownership_wait_s: float) -> SyncOwnership:

@@ -1,4 +1,4 @@
-"""The moment at which the target takes the source's place: no write comes to the source any more, and that is proven.
+"""The moment at which the target takes the source's place: no further write reaches the source, and that is proven.
 
 Nobody can be told apart from outside who still writes. So the proof is the source's own oplog: after a no-op of ours
 there is no entry of a synced collection. From 6.0 ``setUserWriteBlockMode`` refuses the writers before; on older
@@ -39,10 +39,10 @@ class CutOver:
 
     Attributes:
         time: the source's last moment: the target equals it
-        at: the target's time at which it became so: where ``reverse`` begins
+        at: the target's time at which it became equal: where ``reverse`` begins
         blocked: whether the source refuses writes now
         seconds: from the moment at which the source took no more writes to the one at which the target does
-        verified: documents that were compared at the end
+        verified: how many documents were compared at the end
     """
 
     time: ClusterTime

@@ -1,4 +1,4 @@
-"""What a sync would do, and what stands in its way: found out before anything is written.
+"""What a sync would do, and what prevents it: found out before anything is written.
 
 Each refusal is a sentence that says what to do. A warning does not stop a sync.
 """
@@ -55,10 +55,10 @@ class SyncPlan:
     """What would be done.
 
     Attributes:
-        refusals: sentences: none, and the sync may begin
+        refusals: sentences; the sync may begin only if there are none
         seconds: about how long the copy takes
         oplog_seconds: how far the oplog reaches back; ``None``: not known
-        goes_on: a sync of this name is there already, and goes on
+        goes_on: a sync of this name already exists, and would continue
     """
 
     source: str

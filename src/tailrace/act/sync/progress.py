@@ -1,4 +1,4 @@
-"""How far a sync is: in numbers that its owner counts, and for who asks the target from outside."""
+"""How far a sync has come: the numbers that its owner counts, and what others read from the target."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class SyncProgress:
 
     Attributes:
         phase: copy, follow, cutOver; new: nothing has begun
-        time: what the target is a copy of: it equals the source at it, once ``is_consistent``
-        documents: copied so far
-        of: about so many documents are to be copied
-        seconds_left: of the copy
-        changes: of documents, carried out since the process began
+        time: the target equals the source as it was at this time, once ``is_consistent``
+        documents: how many were copied so far
+        of: about how many documents must be copied
+        seconds_left: how long the copy will still take
+        changes: changes of documents that were carried out since the process began
         lag_s: by how much the target is behind the source
-        reach_s: for how long the oplog, or the archive, still has what comes next
+        reach_s: for how much longer the oplog, or the archive, will hold the next entry
         blocked_by: the definition that is being carried out
         verified: the last verification: its time, and what it found
     """

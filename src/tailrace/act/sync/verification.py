@@ -77,7 +77,7 @@ class Verification:
     Attributes:
         time: the last position that was compared; every range was compared at one no earlier than ``since``
         more: differing documents beyond those that are named
-        complete: whether all that was asked for was compared; false where it was stopped
+        complete: whether everything that was asked for was compared; false if the verification was stopped
     """
 
     since: ClusterTime

@@ -1,4 +1,4 @@
-"""Exactly once into a database with transactions: which batch is in it, in a table that is written with the batch.
+"""Exactly once into a database with transactions: a table that is written with each batch says which batch is in it.
 
 The table ``tailrace_applied`` has a row for each sink::
 
@@ -41,12 +41,12 @@ class _Applied(NamedTuple):
 
 
 class AppliedBatches:
-    """What the sink named ``sink`` has, by a row in the database of ``connection``.
+    """What the sink named ``sink`` has, according to a row in the database of ``connection``.
 
     Args:
         connection: of a driver that follows Python's DB-API (psycopg2, DuckDB, sqlite3), outside a transaction
         sink: letters, digits and ``_.:-``; two sinks of one database have two names
-        table: where the rows are; it is made if it is missing
+        table: the table that holds the rows; it is created if it is missing
 
     Raises UsageError for names that cannot be used and a connection that commits each statement by itself.
     """
@@ -66,15 +66,15 @@ class AppliedBatches:
 
     @contextmanager
     def transaction(self, batch: MicroBatch) -> Iterator[MicroBatch]:
-        """Apply ``batch`` in one transaction: gives what of it the sink does not have yet, and commits that and the row
-        of the sink together when the block ends. If the block raises, all is rolled back.
+        """Apply ``batch`` in one transaction: gives the part of it that the sink does not have yet, and commits that
+        together with the row of the sink when the block ends. If the block raises, everything is rolled back.
 
-        If the sink has the batch already, it gives an empty one, and the block is rolled back. Take all rows of the
-        batch that is given (``rows`` to its end, ``arrow``, or the frame).
+        If the sink already has the batch, it gives an empty one, and the block is rolled back. Take all rows of the
+        given batch (``rows`` to its end, ``arrow``, or the frame).
 
-        Raises SinkError where another query has taken the sink over, where the sink lacks an earlier batch, where an
-        earlier batch comes with events that the sink lacks, where another process writes to the sink at the same time,
-        and where rows were left behind. What the driver raises is passed on.
+        Raises SinkError if another query has taken the sink over, if the sink lacks an earlier batch, if an earlier
+        batch arrives with events that the sink lacks, if another process writes to the sink at the same time, and if
+        not all rows were taken. What the driver raises is passed on.
         """
         _require(_NAME, batch.query, "the id of a query")
         found = self._begin()
@@ -93,11 +93,11 @@ class AppliedBatches:
             raise
 
     def start(self) -> dict[str, str]:
-        """Options of ``format("tailrace")`` with which a fresh checkpoint goes on where the sink is; empty if the sink
-        has nothing yet. The stream begins at the time of the sink's last event, and ``transaction`` leaves out what the
-        sink has.
+        """Options of ``format("tailrace")`` with which a fresh checkpoint continues where the sink is; empty if the
+        sink has nothing yet. The stream begins at the time of the sink's last event, and ``transaction`` leaves out
+        what the sink has.
 
-        Raises SinkError where the sink's last row came from the copy of ``startingFrom=snapshot``.
+        Raises SinkError if the sink's last row came from the copy of ``startingFrom=snapshot``.
         """
         found = self._begin()
         self._connection.rollback()

@@ -1,4 +1,4 @@
-"""``foreachBatch`` with what a sink of one's own needs: which batch it is, in what order its rows come, what is new.
+"""``foreachBatch`` with what a sink of your own needs: which batch it is, the order of its rows, and what is new.
 
 Spark calls a ``foreachBatch`` function again with the same batch when the driver died before Spark had noted that the
 function had ended. The number of a batch is the same then, and so is the id of the query, which lies in the
@@ -30,11 +30,11 @@ def foreach_batch(handler: MicroBatchHandler, *, query: str | None = None) -> Ca
     """The function for ``writeStream.foreachBatch`` that calls ``handler`` with a ``MicroBatch``.
 
     Args:
-        query: the batches' identity is this text and the number of the batch. By default it is the id of the query,
-            which the checkpoint keeps; Spark Connect does not tell it, so there it must be given
+        query: this text and the number of the batch are a batch's identity. By default it is the id of the query, which
+            the checkpoint keeps; Spark Connect does not give that id, so there ``query`` is required
 
     What ``handler`` raises ends the query; its batch is given again at the next start. Raises UsageError for a handler
-    that cannot be called; the query fails with one if the frame has no column ``token``.
+    that cannot be called; the query fails with UsageError if the frame has no column ``token``.
     """
     if not callable(handler):
         raise UsageError(
@@ -63,9 +63,10 @@ class MicroBatch:
     """A micro-batch of a query, as ``foreach_batch`` gives it to a handler.
 
     Args:
-        query: id of the query: the same for as long as its checkpoint lives, across restarts
-        number: of the micro-batch: 0, 1, 2, ... ; a batch that is given again has the same number
-        frame: its rows, one for each event. Each action reads the source anew: ``persist()`` it for more than one
+        query: the id of the query: the same for as long as its checkpoint exists, across restarts
+        number: the number of the micro-batch: 0, 1, 2, ... ; a batch that is given again has the same number
+        frame: its rows, one for each event. Each action reads the source again: ``persist()`` it for more than one
+            action
     """
 
     def __init__(self, query: str, number: int, frame: DataFrame) -> None:
@@ -88,7 +89,7 @@ class MicroBatch:
     def rows(self) -> Iterator[Row]:
         """Every row, in the order of the stream, at the driver; at most two of its slices are in memory at a time.
 
-        Raises SinkError where the rows do not ascend by token, because the query has shuffled them.
+        Raises SinkError if the rows do not ascend by token because the query has shuffled them.
         """
         self._begun, self._taken, last = True, False, None
         for row in self.frame.toLocalIterator(prefetchPartitions=True):
@@ -117,8 +118,8 @@ class MicroBatch:
         ``foreachPartition`` and writers that work in parallel. Documents are told apart by namespace and ``_id``, as
         the server compares it (1 and 1.0 are one document).
 
-        Events of a collection as a whole (drop, rename, ...) are in one partition together, without an order relative
-        to documents in others: take ``rows`` where that matters. Needs the column ``event``.
+        Events about a whole collection (drop, rename, ...) are together in one partition, in no order relative to
+        documents in other partitions: use ``rows`` where that matters. Needs the column ``event``.
         """
         if _EVENT not in self.frame.columns:
             raise UsageError("by_document needs the column 'event': it tells documents apart by their _id")
@@ -127,7 +128,7 @@ class MicroBatch:
         return divided.sortWithinPartitions(_TOKEN).drop(_DOCUMENT)
 
     def after(self, token: str) -> MicroBatch:
-        """The same batch without the rows up to and with ``token``."""
+        """The same batch without the rows up to and including ``token``."""
         return MicroBatch(self.query, self.number, self.frame.where(self.frame[_TOKEN] > token))
 
     def empty(self) -> MicroBatch:
@@ -135,8 +136,8 @@ class MicroBatch:
         return MicroBatch(self.query, self.number, self.frame.where("false"))
 
     def last_token(self) -> str | None:
-        """The token of the last row; ``None`` of an empty batch. Costs a read of the source where neither ``rows`` nor
-        ``arrow`` has run to its end. Raises SinkError where ``rows`` was begun and given up: the rest of the batch
+        """The token of the last row; ``None`` for an empty batch. Costs a read of the source if neither ``rows`` nor
+        ``arrow`` has run to its end. Raises SinkError if ``rows`` was begun and then abandoned: the rest of the batch
         would be lost."""
         if self._begun and not self._taken:
             raise SinkError(
@@ -169,7 +170,7 @@ def _document_column() -> Column:
 
 
 def document_of(event: bytes) -> bytes:
-    """Bytes that are equal for two events exactly if they are of one document; empty if ``event`` is of none."""
+    """Bytes that are equal for two events exactly if both concern one document; empty if ``event`` concerns none."""
     place, key = raw_bson.find(event, b"ns"), raw_bson.find(event, b"documentKey")
     if place is None or key is None:
         return b""

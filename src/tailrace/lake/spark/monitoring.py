@@ -44,7 +44,7 @@ _log = logging.getLogger("tailrace.spark")
 
 
 def counted(rows: DataFrame) -> DataFrame:
-    """The rows of ``format("tailrace")``, whose number by operation is in each progress report from now on
+    """The rows of ``format("tailrace")``; from now on, each progress report has their number by operation
     (``observedMetrics["tailrace"]``): ``events``, ``insert``, ``update``, ... The column ``operation_type`` must be
     there."""
     kinds = {kind: f"count_if(operation_type = '{kind}')" for kind in OPERATIONS}
@@ -100,7 +100,7 @@ class MetricsListener(StreamingQueryListener):
 
     def serve(self, host: str, port: int, *, beside: Sequence[Collector] = ()) -> AbstractContextManager[str]:
         """Serve the numbers over HTTP while the block runs, with those of other collectors of ``prometheus_client``
-        ``beside`` them, and give the address. Needs the extra ``metrics``. Raises SinkError if the address cannot be
+        ``beside`` them. Gives the address. Needs the extra ``metrics``. Raises SinkError if the address cannot be
         used."""
         from tailrace.base.metrics_server import serve_metrics  # noqa: PLC0415  not without prometheus_client
         from tailrace.lake.spark.query_collector import QueryCollector  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Events as records of Kafka: the columns that Spark's own sink for Kafka takes."""
+"""Events as Kafka records: the columns that Spark's own Kafka sink takes."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ class _RowChange:
 
 
 def kafka_records(frame: DataFrame, make: Callable[[Any], Any]) -> DataFrame:
-    """The rows of ``frame`` as records of Kafka, in their order within each partition: the columns ``topic``, ``key``,
+    """The rows of ``frame`` as Kafka records, in their order within each partition: the columns ``topic``, ``key``,
     ``value`` (null: a tombstone) and ``headers``, byte for byte what ``KafkaPublisher`` publishes.
 
     Args:
         frame: with the column ``event``
-        make: what makes the messages of a change, such as ``DebeziumMessages`` and ``ChangeMessages``; it works in
-            Spark's workers, so it has to be picklable, and reaches a schema registry from there
+        make: makes the messages for a change, such as ``DebeziumMessages`` or ``ChangeMessages``; it runs in Spark's
+            workers, so it must be picklable, and must be able to reach a schema registry from there
 
-    What it raises, MessageRefused among it, fails the query. Raises UsageError where the frame has no column ``event``.
+    What ``make`` raises, MessageRefused included, fails the query. Raises UsageError if the frame has no column
+    ``event``.
     """
     if _EVENT not in frame.columns:
         raise UsageError("kafka_records needs the column 'event', which messages are made of")

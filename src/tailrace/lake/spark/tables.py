@@ -17,9 +17,9 @@ def read(spark: SparkSession, path: Path | str, *, version: int | None = None) -
     """The table at ``path`` (the directory of one collection) as a Spark DataFrame, with all its columns, at one
     version (default: the newest).
 
-    The files are those that the log names now. They stay for ``tables.grace`` after they were replaced, and a query
-    that takes longer wants a longer one. Raises UsageError where ``path`` is no table, SinkError where its log cannot
-    be read.
+    The files are those that the log names now. They stay for ``tables.grace`` after they have been replaced, and a
+    query that takes longer needs a longer ``grace``. Raises UsageError if ``path`` is not a table, and SinkError if its
+    log cannot be read.
     """
     import pyarrow as pa  # noqa: PLC0415  with the extra only
     from deltalake import DeltaTable  # noqa: PLC0415

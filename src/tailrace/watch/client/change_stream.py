@@ -70,9 +70,9 @@ class ChangeStream(ABC, _PyMongoStream):
     """An iterator over change events. ``for event in stream`` waits for the next one; the end is an invalidation.
 
     A stream belongs to one thread at a time: if two threads use it at once, both get an error (143 and 237), and the
-    stream ends. ``close`` may be called from any thread; one that waits then comes back, with StopIteration, when the
-    server's wait of ``max_await_time_ms`` is over. ``pymongo.timeout`` and the client's ``timeoutMS`` bound each call,
-    which raises ``pymongo.errors.NetworkTimeout`` then; the stream stays open and misses nothing.
+    stream ends. ``close`` may be called from any thread; a thread that waits for an event then gets StopIteration when
+    the server's wait of ``max_await_time_ms`` is over. ``pymongo.timeout`` and the client's ``timeoutMS`` bound each
+    call. A call that takes longer raises ``pymongo.errors.NetworkTimeout``; the stream stays open and misses nothing.
     """
 
     _codec_options: CodecOptions[Any]
@@ -89,22 +89,23 @@ class ChangeStream(ABC, _PyMongoStream):
     @abstractmethod
     def try_next(self) -> Any | None:
         """The next event, or ``None`` when there is none within ``max_await_time_ms`` (default 1 s) or the stream has
-        ended. After ``close`` it gives what was at hand, as PyMongo's does. Raises the error that ends the stream: a
-        TailraceError with the server's code."""
+        ended. After ``close`` it returns the events that were already there, as PyMongo's does. Raises the error that
+        ends the stream: a TailraceError with the server's code."""
 
     @property
     @abstractmethod
     def resume_token(self) -> Any:
-        """The token to go on after the last event given (``resume_after``); it advances on a quiet stream too."""
+        """The token to continue after the last delivered event (``resume_after``); it advances on a quiet stream
+        too."""
 
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """False after an invalidation was given, an error, or ``close``."""
+        """False after an invalidation was delivered, after an error, or after ``close``."""
 
     @property
     def has_next(self) -> bool:
-        """Whether the next event is here already; False also where that is not known."""
+        """Whether the next event is already here; False also if that is not known."""
         return False
 
     @property
@@ -113,17 +114,17 @@ class ChangeStream(ABC, _PyMongoStream):
         return StreamStatistics()
 
     def explain(self) -> dict[str, Any]:
-        """The stream's plan: its stages, what the query of the oplog asks, and where each part of the ``$match`` is
-        asked (``tailrace.core.pipeline.explain``). ``oplogQuerySent`` says whether the read of the oplog carries the
-        query at present, or takes every entry since that costs less; null where there is none. Reads nothing."""
+        """The stream's plan: its stages, what the oplog query asks for, and where each part of the ``$match`` is
+        checked (``tailrace.core.pipeline.explain``). ``oplogQuerySent`` says whether the read of the oplog carries the
+        query at present, or takes every entry because that costs less; null where there is no query. Reads nothing."""
         raise UsageError("the plan of the server's own stream is not known here", hint='Use engine="oplog"')
 
     @abstractmethod
     def close(self) -> None:
-        """End the stream and the server's cursor. Twice does no harm."""
+        """End the stream and the server's cursor. Calling it twice does no harm."""
 
     def next(self) -> Any:
-        """The next event, waited for. Raises StopIteration when the stream has ended."""
+        """Wait for the next event and return it. Raises StopIteration when the stream has ended."""
         while self.alive:
             event = self.try_next()
             if event is not None:

@@ -1,7 +1,7 @@
 """``connect()``: PyMongo's client, with streams of our own. What is not about streams is PyMongo's implementation.
 
-Client, Database and Collection derive from PyMongo's classes: ``watch`` is ours, and what gives a database or a
-collection gives one of ours. docs/reference/pymongo.md lists every public name.
+Client, Database and Collection derive from PyMongo's classes: ``watch`` is ours, and methods that return a database or
+a collection return one of ours. docs/reference/pymongo.md lists every public name.
 """
 
 from __future__ import annotations
@@ -58,21 +58,22 @@ def connect(  # noqa: PLR0917  PyMongo's order
     """A client for a replica set or a sharded cluster: takes what ``pymongo.MongoClient`` takes, in the same order.
 
     Args:
-        host: a URI, a host, or a list of hosts: of a replica set, or of a cluster's config server or mongos, and its
-            shards are found and followed; or a list of URIs, one for each shard of a cluster
+        host: a URI, a host, or a list of hosts: of a replica set, or of a cluster's config server or mongos, whose
+            shards are then found and followed; or a list of URIs, one for each shard of a cluster
             (docs/how-to/sharded-clusters.md). By default ``localhost``
         engine: "oplog": the events are made here, from the oplog; "server": the server's own change stream is read
         server_version: engine "oplog": whose events to make, such as "7.0"; by default those of the deployment's own
             version (docs/reference/server-versions.md)
         tail_window_bytes: how much of an oplog's end is kept in memory for streams that read it together
             (docs/design/tail.md)
-        archive: engine "oplog": the directory of the deployment's archive (``tailrace archive``), from which a stream
-            reads that starts before the oplog does; not with a list of shards
+        archive: engine "oplog": the directory of the deployment's archive (``tailrace archive``); a stream that starts
+            before the oplog does reads from it. Not with a list of shards
         images: engine "oplog": the directory where streams keep what they compute exact images from
             (``full_document="exact"``; docs/reference/exact-images.md)
         kwargs: PyMongo's client options (``serverSelectionTimeoutMS``, ``tls``, ``event_listeners``, ...)
 
-    Raises what PyMongo raises where the URI or an option cannot be used, as UsageError too; no error holds a password.
+    Raises what PyMongo raises if the URI or an option cannot be used; the error is a UsageError too. No error holds a
+    password.
     """
     host, kwargs = Arguments.hidden(host), ClientOptions(kwargs)
     return Client(
@@ -117,29 +118,29 @@ class _Watchable(Watchable):
         snapshot_documents_per_second: float | None = None,
     ) -> ChangeStream:
         """A change stream, with PyMongo's parameters in PyMongo's order. Those from ``document_class`` on are ours, and
-        given by name.
+        are given by name.
 
         Args:
             max_await_time_ms: how long ``try_next`` waits for an event (default 1000)
             batch_size: how many oplog entries are read at a time (engine "server": events)
-            collation: how the stages of ``pipeline`` compare strings; one other than the simple one needs the extra
-                ``icu`` with engine "oplog"
+            collation: how the stages of ``pipeline`` compare strings; with engine "oplog", any but the simple one needs
+                the extra ``icu``
             session: a session of this client that has not ended. The oplog is read without it, but its
-                ``operation_time`` advances with what was read
-            document_class: of the events; that of the client, database or collection by default. ``RawBSONDocument``
-                gives exact bytes
+                ``operation_time`` advances with what has been read
+            document_class: the class of the events; by default that of the client, database or collection.
+                ``RawBSONDocument`` gives exact bytes
             codec_options: how events are decoded, in place of those of the client, database or collection
-            options: further options of the ``$changeStream`` stage by the server's own names, such as
+            options: further options of the ``$changeStream`` stage under the server's own names, such as
                 ``{"showSystemEvents": True}``
             timeout_ms: how long ``watch`` and each call on the stream may take, in place of the client's ``timeoutMS``;
                 0: as long as it takes. More than ``max_await_time_ms``
             start: "snapshot": first an event for each existing document (operation type ``snapshot``), then every
-                change since before the copy began; any ``resume_token`` of the stream goes on from there
+                change since before the copy began; from any ``resume_token`` of the stream it can be continued
                 (docs/how-to/snapshot.md)
-            snapshot_documents_per_second: how many documents are copied in a second at most
+            snapshot_documents_per_second: how many documents are copied per second at most
 
-        Raises what PyMongo's ``watch`` raises, which is a TailraceError too: by the server's code where its
-        ``aggregate`` would refuse the stream, and SourceError where the oplog cannot be read.
+        Raises what PyMongo's ``watch`` raises; the error is a TailraceError too. It has the server's code where the
+        server's ``aggregate`` would refuse the stream, and is a SourceError where the oplog cannot be read.
         """
         request = self._request(
             pipeline=pipeline,
@@ -235,7 +236,7 @@ class Client(WatchableClient, _Watchable, MongoClient[_DocumentType], Generic[_D
         return self._deployment.tail_statistics
 
     def close(self) -> None:
-        """As PyMongo's. Streams still open end with an error."""
+        """As PyMongo's. Streams that are still open end with an error."""
         if "_deployment" in vars(self):
             self._deployment.close()
         super().close()
@@ -331,14 +332,14 @@ def client_of(watchable: Any) -> Client[Any] | None:
 
 
 def readers_of(client: Client[Any]) -> Readers:
-    """The connections by which the client's oplog is read. Raises SourceError where the deployment is not reached."""
+    """The connections by which the client's oplog is read. Raises SourceError if the deployment cannot be reached."""
     with driver_errors():
         return client._deployment.readers(client)
 
 
 def deployment_of(client: Client[Any]) -> MongoClient[Any] | Cluster | None:
     """What the client's oplogs are read from, a replica set or a cluster; ``None`` with ``engine="server"``. Raises
-    SourceError where it is not reached."""
+    SourceError if it cannot be reached."""
     if client._deployment.engine == "server":
         return None
     readers = readers_of(client)

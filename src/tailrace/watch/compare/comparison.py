@@ -56,7 +56,7 @@ _log = logging.getLogger("tailrace.compare")
 
 @dataclass
 class FoundDifference:
-    """One kind of difference: the first one met, how often it was met, and what the oplog has at its time.
+    """One kind of difference: its first occurrence, how often it occurred, and what the oplog has at that time.
 
     Attributes:
         is_whole: the entries and images are all that a stream needs to make the event
@@ -86,15 +86,15 @@ class Compared:
     """What a comparison has come to.
 
     Attributes:
-        events: that both sides gave, each counted once
+        events: how many events both sides gave, each counted once
         again: events that were compared once more after a resume
-        resumes: of both streams at one token
-        gaps: moments when both had to begin anew, with the reason
+        resumes: how often both streams were resumed at one token
+        gaps: moments when both had to start again, with the reason
         looked_up_apart: updates whose documents were looked up at two moments and so were not compared
-        left: events that one side had given at the end and the other had not reached
-        behind_s: how far, in cluster time, the comparison was behind the writes when it ended: its own limit of events
-            a second had held it back
-        unknown_operations: entries of the oplog of kinds that are not known, which give no event, by kind
+        left: events that one side had given by the end and the other had not reached
+        behind_s: how far, in cluster time, the comparison was behind the writes when it ended, held back by its own
+            limit of events per second
+        unknown_operations: oplog entries of unknown kinds, which give no event, by kind
     """
 
     seen: SeenEvents

@@ -1,4 +1,5 @@
-"""A comparison on a deployment: its own change stream, of a replica set or by its mongos, and ours over its oplogs."""
+"""A comparison on a deployment: its own change stream, from a replica set or through its mongos, and ours over its
+oplogs."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class DeploymentComparison:
     """``with DeploymentComparison(uri, "shop.orders") as comparison: comparison.run()``. Only reads.
 
     Args:
-        uri: of a replica set, or of a cluster's mongos
+        uri: the URI of a replica set, or of a cluster's mongos
         namespace: a database or a collection; ``None``: everything
     """
 
@@ -89,17 +90,17 @@ class DeploymentComparison:
 
     @property
     def client(self) -> Client[Any]:
-        """The client that the server's stream is read by."""
+        """The client through which the server's stream is read."""
         return self._server
 
     @cached_property
     def is_cluster(self) -> bool:
-        """Whether it is a sharded cluster. Raises SourceError where it is not reached."""
+        """Whether it is a sharded cluster. Raises SourceError if it cannot be reached."""
         return readers_of(self._ours).cluster is not None
 
     @cached_property
     def server_version(self) -> str:
-        """The server's version; of a cluster the lowest of its shards'."""
+        """The server's version; for a cluster, the lowest version among its shards."""
         readers = readers_of(self._ours)
         return readers.source.server_version if readers.cluster is None else readers.cluster.server_version()
 
@@ -131,7 +132,7 @@ class DeploymentComparison:
         return opened
 
     def opener_of_ours(self) -> Opener:
-        """Opens our stream, over the oplogs."""
+        """Opens our stream over the oplogs."""
 
         def opened(start: Mapping[str, Any]) -> ChangeStream:
             try:
@@ -164,8 +165,8 @@ class DeploymentComparison:
         progress: Callable[[Compared], None] = lambda compared: None,
         seed: int | None = None,
     ) -> StreamComparison:
-        """The comparison, to be run by who asks for it; ``compared``, ``stop`` and ``report`` are of the last one.
-        Raises TailraceError where there is nothing to compare, or the deployment is not reached."""
+        """The comparison, for the caller to run; ``compared``, ``stop`` and ``report`` refer to the last one. Raises
+        TailraceError if there is nothing to compare, or the deployment cannot be reached."""
         rate = limits.events_per_second
         comparison = self._comparison = StreamComparison(
             self.opener_of_server(_BATCH if rate is None else max(1, min(_BATCH, int(rate)))),
@@ -185,8 +186,8 @@ class DeploymentComparison:
         return comparison
 
     def try_to_open(self) -> None:
-        """Open both streams and close them again. Raises TailraceError where one cannot be opened: for want of a right,
-        or because the options are not the server's."""
+        """Open both streams and close them again. Raises TailraceError if one cannot be opened: because a right is
+        missing, or because the server does not have the options."""
         start = {"start_at_operation_time": operation_time(self._ours).to_timestamp()}
         for opener in (self.opener_of_ours(), self.opener_of_server()):
             opener(start).close()

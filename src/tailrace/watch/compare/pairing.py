@@ -76,10 +76,10 @@ class EventDifference:
     """One difference.
 
     Attributes:
-        server: the server's event; ``None`` where it has none
-        ours: our event; ``None`` where we have none
-        place: the field of the event that differs first, down to where users' fields begin
-        text: what no event shows
+        server: the server's event; ``None`` if it has none
+        ours: our event; ``None`` if we have none
+        place: the first field of the event that differs, down to where users' fields begin
+        text: an explanation, for what the events do not show
     """
 
     kind: DifferenceKind

@@ -170,7 +170,7 @@ def _private(name: str, flags: int) -> int:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """The report in a file. Raises UsageError where it holds none, and OSError."""
+    """The report in a file. Raises UsageError if the file holds none, and OSError."""
     data = path.read_bytes()
     try:
         found = bson.decode(data, _ANY_VALUE) if path.suffix == ".bson" else loads(data, json_options=_JSON)

@@ -106,8 +106,8 @@ class SamplingNumbers:
 
     Attributes:
         comparisons: samples that came to their end
-        failures: samples that did not
-        gaps: moments at which both streams had to begin anew: what was written in between was not compared
+        failures: samples that failed
+        gaps: moments at which both streams had to start again: what was written in between was not compared
         differences: by kind
     """
 
@@ -133,18 +133,18 @@ class SampledComparison:
     """``with SampledComparison(uri, scope, streams, share) as sampled:`` compares while the block runs.
 
     Args:
-        uri: of a replica set, or of a cluster's mongos; connections of its own are made
+        uri: the URI of a replica set, or of a cluster's mongos; the comparison opens connections of its own
         scope: what the product watches
         streams: the options of its stream; newer events (``show_expanded_events``) are left out before 6.0
         report: where the report is written if something differs: readable by this user alone, all values and names
-            masked. ``None``: a file of a random name among the temporary ones
-        tell: told of each kind of difference once, and of failures; by default they are logged as warnings
+            masked. ``None``: a file with a random name in the directory for temporary files
+        tell: called once for each kind of difference, and for failures; by default they are logged as warnings
         clock: for tests
         seed: for tests
         limits: for tests
 
-    Entering it raises TailraceError where the comparison is not possible, such as for want of a right: nobody is left
-    to believe that something is compared.
+    Entering it raises TailraceError if the comparison is not possible, for example because a right is missing, so that
+    nobody believes that something is compared when it is not.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class SampledComparison:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End the sample that is under way: what it has read and not compared is left."""
+        """End the sample that is under way: what it has read but not compared is dropped."""
         self._stopped.set()
         if self._comparison is not None:
             self._comparison.abandon()

@@ -43,13 +43,13 @@ class RecordConverter(Protocol):
     """Writes the keys or the values of records, as a converter of Kafka Connect does.
 
     Attributes:
-        content_type: of what it writes
+        content_type: the content type of what it writes
     """
 
     content_type: str
 
     def convert(self, topic: str, schema: ConnectSchema, value: Mapping[str, Any], *, is_key: bool) -> bytes:
-        """The bytes of a key or a value of a topic. Raises PublisherAway where a server that it needs is away."""
+        """The bytes of a key or a value of a topic. Raises PublisherAway if a server that it needs is unreachable."""
 
 
 class JsonConverter:
@@ -100,7 +100,7 @@ class DebeziumMessages:
         topic_prefix: Debezium's ``topic.prefix``, which is also ``source.name``
         converter: writes keys and values: ``JsonConverter``, or ``AvroConverter`` or ``ProtobufConverter`` of the
             module ``schema_registry``
-        key_converter: writes the keys, if they are written otherwise
+        key_converter: writes the keys, if they need another converter
         tombstones: as ``tombstones.on.delete``: whether a delete's record is followed by one with its key and no value
         cloud_events: ``"structured"``: as Debezium's CloudEventsConverter writes values; ``"binary"``: the same
             attributes in headers beside the record as it is without; ``None``: no CloudEvents

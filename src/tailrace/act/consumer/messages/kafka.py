@@ -42,8 +42,8 @@ class KafkaPublisher:
         servers: ``bootstrap.servers``: ``host:9092,host:9092``
         config: further settings of librdkafka, such as those of TLS and SASL
 
-    The message id stands in the header ``tailrace-id``. CloudEvents' headers have the prefix ``ce_``, as the binding
-    for Kafka wants. The topics have to exist, or the brokers create them.
+    The message id is in the header ``tailrace-id``. CloudEvents' headers have the prefix ``ce_``, as the Kafka binding
+    requires. The topics must exist, unless the brokers create them.
     """
 
     #: A message that is given back may be overtaken by the next one.
@@ -139,15 +139,16 @@ class SeenRecords:
     """Which records of Kafka a consumer has seen before, by the header ``tailrace-id``.
 
     A publisher that ends between the brokers' acknowledgement and the commit of its position publishes its last
-    messages again, to the same partitions, and no broker notices. ``is_new(record)`` says so of each record in turn: of
-    a partition the last ``size`` ids are remembered. They are read back from the topic when a partition is assigned:
+    messages again, to the same partitions, and no broker notices. ``is_new(record)`` says of each record in turn
+    whether it is new: for each partition the last ``size`` ids are remembered. They are read back from the topic when a
+    partition is assigned:
 
         consumer = Consumer({..., "enable.auto.commit": False})
         consumer.subscribe(["orders"], on_assign=seen.assigned)
 
-    So a record of before the committed offset comes again, and is not new. Commit after new records only: an offset
-    must not go back. What is done with a record and the commit of its offset are two steps: an effect that must be
-    carried out once, though the consumer ends between the two, belongs into one transaction with a mark
+    So a record from before the committed offset is delivered again, and is not new. Commit after new records only: an
+    offset must not go back. What is done with a record and the commit of its offset are two steps: an effect that must
+    be carried out once, even if the consumer ends between the two, belongs in one transaction with a mark
     (``SeenChanges``, ``SeenMessages``) or with the offset (Kafka's own transactions).
     """
 
@@ -174,7 +175,8 @@ class SeenRecords:
         consumer.assign(begins)
 
     def is_new(self, record: Message) -> bool:
-        """Whether the record is to be acted on. A record without an id, which is none of ours, is new each time."""
+        """Whether the record should be acted on. A record without an id, which Tailrace did not publish, is always
+        new."""
         place = (str(record.topic()), int(record.partition() or 0))
         headers: Any = record.headers() or ()
         identity = next((value for name, value in headers if name == ID_HEADER), None)

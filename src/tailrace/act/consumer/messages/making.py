@@ -73,8 +73,8 @@ def ordering_key(event: bytes) -> str | None:
     """What the messages of one document share, ``None`` for an event that concerns none.
 
     It is made of ``_id`` alone, so that a new shard key does not change it, and numbers that are equal for the server
-    have one key. ObjectIds and strings can be read in it: ``{"$oid": "..."}``, ``"text"``; another value is shown as
-    relaxed extended JSON where no other value is equal to it, and by its key string otherwise.
+    have one key. ObjectIds and strings are readable in it: ``{"$oid": "..."}``, ``"text"``; any other value is shown as
+    relaxed extended JSON if no other value is equal to it, and as its key string otherwise.
     """
     key = raw_bson.find(event, b"documentKey")
     if key is None or key.type != raw_bson.OBJECT:
@@ -120,12 +120,13 @@ class ChangeMessages:
     """Every change becomes a message that carries its event.
 
     Args:
-        topic: the topic, or a function of the event (a dict) that names it; ``None`` from it: no message
+        topic: the topic, or a function of the event (a dict) that returns it; if it returns ``None``, there is no
+            message
         body: "json": relaxed Extended JSON; "bson": the event's exact bytes
-        cloud_events: wrap it as a CloudEvent: "structured" (a JSON document around the event) or "binary" (headers);
-            ``None``: the event alone
-        source: of the CloudEvent; by default ``/<database>/<collection>``
-        masks: what is masked in every event before a message is made of it
+        cloud_events: wrap the event as a CloudEvent: "structured" (a JSON document around the event) or "binary"
+            (headers); ``None``: the event alone
+        source: the CloudEvent's source; by default ``/<database>/<collection>``
+        masks: what is masked in every event before it becomes a message
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class ChangeMessages:
         self._masks = masks
 
     def __call__(self, change: RawChange) -> Message | None:
-        """The message of a change. Raises MaskRefusedError where a mask reaches what cannot be masked."""
+        """The message for a change. Raises MaskRefusedError if a mask reaches a value that cannot be masked."""
         change = masked_change(self._masks, change)
         event = _decoded(change.raw)
         topic = self._topic if isinstance(self._topic, str) else self._topic(event)
@@ -162,15 +163,15 @@ class ChangeMessages:
 
 
 class Outbox:
-    """The inserts of an outbox collection become messages: an application writes its documents and what it has to tell
-    in one transaction, and the message follows the commit.
+    """The inserts of an outbox collection become messages: an application writes its documents and what it has to
+    announce in one transaction, and the message follows the commit.
 
     The parameters name the fields of an outbox document, with dots into what is nested: ``topic``, ``payload`` (text,
     bytes, or any value: relaxed Extended JSON), ``key`` and ``headers`` (both may be missing from a document), ``type``
-    of the CloudEvent. ``fixed_topic`` is for an outbox whose documents name none. The message id is the change's,
-    and the document's ``_id`` stands in the header ``outbox-id``. Other changes than inserts give no message.
+    of the CloudEvent. ``fixed_topic`` is for an outbox whose documents name none. The message id is the change's, and
+    the document's ``_id`` is in the header ``outbox-id``. Changes other than inserts give no message.
 
-    ``lane_key``: in a listener with partitions the messages of one key stay in one lane, and so in order.
+    ``lane_key``: in a listener with partitions, the messages of one key stay in one lane, and so in order.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class Outbox:
         return None if chosen is None else crc32(chosen.encode())
 
     def __call__(self, change: RawChange) -> Message | None:
-        """The message of a change. Raises MessageRefused where the document lacks what makes one."""
+        """The message for a change. Raises MessageRefused if the document lacks what a message needs."""
         event = _decoded(change.raw)
         if event.get("operationType") != "insert":
             return None

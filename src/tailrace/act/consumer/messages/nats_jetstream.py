@@ -26,15 +26,17 @@ _T = TypeVar("_T")
 
 
 class NatsPublisher:
-    """Publishes to JetStream and waits for its acknowledgements. The message id goes into ``Nats-Msg-Id``: what is
-    published again inside a stream's duplicate window (two minutes, unless the stream says otherwise) is stored once.
+    """Publishes to JetStream and waits for its acknowledgements. The message id is sent as ``Nats-Msg-Id``: a message
+    that is published again within a stream's duplicate window (two minutes, unless the stream says otherwise) is stored
+    once.
 
     Args:
         servers: ``nats://user:password@host:4222``, or several
-        timeout_s: how long an acknowledgement is waited for
-        options: of ``nats.connect``
+        timeout_s: how long to wait for an acknowledgement
+        options: options of ``nats.connect``
 
-    The streams that store the subjects have to exist. NATS speaks asyncio: a thread of the publisher's runs it.
+    The streams that store the subjects must exist. The NATS client uses asyncio: the publisher runs it in a thread of
+    its own.
     """
 
     #: Acknowledgements come one by one, and a stream may refuse one message and take the next.

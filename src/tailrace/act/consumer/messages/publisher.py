@@ -23,8 +23,9 @@ class Message:
             do
         topic: the Redis stream, the NATS subject or the Kafka topic
         body: what the message carries; ``None``: a tombstone, after which a compacted topic of Kafka forgets the key
-        key: what must stay in order among itself: of a change, its document; ``None`` where it concerns no document
-        headers: names and values beside the body
+        key: messages with the same key must stay in order: for a change, its document; ``None`` if it concerns no
+            document
+        headers: names and values in addition to the body
     """
 
     id: str
@@ -34,12 +35,12 @@ class Message:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def kafka_key(self) -> bytes | None:
-        """The key of the record that the message is in Kafka."""
+        """The key of the record that the message becomes in Kafka."""
         return self.key.encode() if isinstance(self.key, str) else self.key
 
     def kafka_headers(self) -> list[tuple[str, bytes]]:
-        """The headers of the record that the message is in Kafka: CloudEvents' have the prefix ``ce_``, and the id
-        stands in ``tailrace-id``."""
+        """The headers of the record that the message becomes in Kafka: those of CloudEvents have the prefix ``ce_``,
+        and the id is in ``tailrace-id``."""
         headers = [(name.replace("ce-", "ce_", 1), value.encode()) for name, value in self.headers.items()]
         return [*headers, (ID_HEADER, self.id.encode())]
 
@@ -76,8 +77,8 @@ class Publisher(Protocol):
     """Where messages go. Several threads may publish at a time.
 
     Attributes:
-        keeps_order: a call's messages are stored in their order and without a gap. Where it is false, a message may be
-            stored although an earlier one of its call was not; messages of one key then go in calls of their own
+        keeps_order: a call's messages are stored in their order and without a gap. If it is false, a message may be
+            stored although an earlier one of the same call was not; messages of one key are then sent in separate calls
             (``runs``)
     """
 
@@ -85,14 +86,14 @@ class Publisher(Protocol):
 
     def publish(self, messages: Sequence[Message]) -> int:
         """Send messages, in order, and wait until the server has stored them. Returns how many, counted from the first,
-        are stored: one or more. The rest may be stored or not; it is to be published again.
+        are stored: one or more. The rest may be stored or not, and must be published again.
 
-        Raises PublisherAway or MessageRefused, of the first message, where not even that is stored. The text names the
+        Raises PublisherAway or MessageRefused for the first message if not even that one is stored. The text names the
         server without any secret.
         """
 
     def close(self) -> None:
-        """Give the connection up. It may be called again."""
+        """Close the connection. It may be called more than once."""
 
 
 def runs(messages: Sequence[Message], size_max: int, *, keeps_order: bool) -> Iterator[Sequence[Message]]:
@@ -114,8 +115,8 @@ def runs(messages: Sequence[Message], size_max: int, *, keeps_order: bool) -> It
 
 
 class MemoryPublisher:
-    """Keeps messages in ``stored``, for tests. ``away`` and ``refused`` make it fail: with the server out of reach, and
-    for the ids of messages that it does not take."""
+    """Keeps messages in ``stored``, for tests. ``away`` and ``refused`` make it fail: as if the server were out of
+    reach, and for the ids of messages that it should refuse."""
 
     keeps_order = True
 

@@ -27,13 +27,13 @@ class RedisPublisher:
 
     Args:
         server: a URL, ``redis://:password@host:6379/0``, or a client of the package ``redis``
-        length_max: a stream is trimmed to about so many entries; ``None``: never
-        replicas: so many replicas must have a message before it counts as stored (``WAIT``)
-        timeout_s: how long an answer is waited for
-        options: of ``redis.Redis.from_url``
+        length_max: a stream is trimmed to about this many entries; ``None``: never
+        replicas: how many replicas must have a message before it counts as stored (``WAIT``)
+        timeout_s: how long to wait for an answer
+        options: options of ``redis.Redis.from_url``
 
-    An entry has the fields ``id``, ``body``, ``headers`` (JSON) and, where there is one, ``key``. What Redis
-    acknowledged it keeps as well as its ``appendfsync`` says.
+    An entry has the fields ``id``, ``body``, ``headers`` (JSON) and, if there is one, ``key``. How safely Redis keeps
+    what it has acknowledged depends on its ``appendfsync``.
     """
 
     keeps_order = True
@@ -108,7 +108,7 @@ class SeenMessages:
     """What a consumer of Redis streams has acted on, by message id, kept in Redis itself.
 
     ``once(message_id, effect)`` runs ``effect(pipeline)``, Redis commands, and marks the id in the same transaction; an
-    id that is marked already changes nothing. Returns whether the effect was carried out. Ids are remembered for
+    id that is already marked changes nothing. Returns whether the effect was carried out. Ids are remembered for
     ``seconds``: longer than a publisher can be away and come back with the same message.
     """
 
@@ -118,7 +118,7 @@ class SeenMessages:
         self._seconds = seconds
 
     def once(self, message_id: str, effect: Any) -> bool:
-        """Carry out the effect of a message unless it was carried out before. Raises redis.WatchError where another
+        """Carry out the effect of a message unless it was carried out before. Raises redis.WatchError if another
         consumer of the same name works on the same message."""
         mark = f"{self._name}:{message_id}"
         with self._client.pipeline(transaction=True) as pipeline:

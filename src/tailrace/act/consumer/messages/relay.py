@@ -31,15 +31,15 @@ _log = logging.getLogger("tailrace.consumer")
 
 class MessageRelay:
     """A listener's handler that publishes a message for each change and waits for the acknowledgement, so that a
-    position is committed only after it. Messages come at least once and in order. With ``commit_every``, up to that
-    many changes at hand are published together.
+    position is committed only after it. Messages are delivered at least once and in order. With ``commit_every``, up to
+    that many available changes are published together.
 
     Args:
-        make: gives the message of a change, several in their order, or ``None``: ``ChangeMessages``,
-            ``DebeziumMessages`` or ``Outbox``. Where it raises PublisherAway, as when a schema registry is away, it is
-            called again as long as a server is waited for
-        retry_seconds: how long a server that is away is waited for; then PublisherAway ends the listener, which has
-            committed nothing of it
+        make: returns the message for a change, several in order, or ``None``: ``ChangeMessages``, ``DebeziumMessages``
+            or ``Outbox``. If it raises PublisherAway, for example because a schema registry is unreachable, it is
+            called again for as long as an unreachable server is waited for
+        retry_seconds: how long to wait for a server that is unreachable; then PublisherAway ends the listener, and
+            nothing that was not acknowledged has been committed
         delete_from: the outbox collection: a document is deleted when its message is acknowledged
     """
 
@@ -63,12 +63,12 @@ class MessageRelay:
             self._delete_from = delete_from.with_options(write_concern=WriteConcern("majority"))
 
     def __call__(self, change: Any) -> None:
-        """Publish the message of a change. Raises MessageRefused, and PublisherAway where waiting was in vain."""
+        """Publish the message for a change. Raises MessageRefused, and PublisherAway if waiting was in vain."""
         self.handle_batch([change])
 
     def handle_batch(self, changes: Sequence[Any]) -> int:
-        """Publish the messages of several changes in as few calls as the order allows; how many changes are done, from
-        the first: one or more. Raises what is wrong with the first of them."""
+        """Publish the messages of several changes in as few calls as the order allows. Returns how many changes are
+        done, from the first on: one or more. Raises what is wrong with the first of them."""
         messages: list[Message] = []
         owners: list[int] = []
         done = len(changes)
@@ -159,7 +159,7 @@ def publish_all(
     """Publish ``messages`` in order, each call of the publisher after the acknowledgement of the one before, and try
     again while the server is away, for ``retry_seconds`` without progress or until ``stopped``.
 
-    Raises PublisherAway, and MessageRefused of the first message that is not acknowledged.
+    Raises PublisherAway, and MessageRefused for the first message that is not acknowledged.
     """
     published = publish_first(publisher, messages, retry_seconds=retry_seconds, size_max=size_max, stopped=stopped)
     if published.error is not None:

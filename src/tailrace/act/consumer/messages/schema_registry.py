@@ -116,7 +116,7 @@ class AvroConverter(_Registered):
         registry: its URL, or settings of Confluent's client: ``url``, ``basic.auth.user.info``, ``ssl.ca.location``
             and others
         register: whether schemas that the registry does not have are registered; ``False``: only looked up
-        adjust_names: as ``schema.name.adjustment.mode``: ``True``: ``avro``, what Avro forbids in a name is ``_``;
+        adjust_names: as ``schema.name.adjustment.mode``: ``True``: ``avro``, what Avro forbids in a name becomes ``_``;
             ``False``: ``none``, Debezium's default, which takes names as they are and so may break Avro's rules
     """
 
@@ -128,8 +128,8 @@ class AvroConverter(_Registered):
 
 
 class ProtobufConverter(_Registered):
-    """Confluent's converter of that name, with ``optional.for.nullables=true``: what is null is left out, and can be
-    told from what is empty. The subjects are ``<topic>-key`` and ``<topic>-value``.
+    """Confluent's converter of that name, with ``optional.for.nullables=true``: null values are left out, and can be
+    told from empty ones. The subjects are ``<topic>-key`` and ``<topic>-value``.
 
     Args:
         registry: its URL, or settings of Confluent's client: ``url``, ``basic.auth.user.info``, ``ssl.ca.location``

@@ -7,8 +7,9 @@ from tailrace.errors import SinkError, TailraceError, UsageError
 
 class LeaseLost(TailraceError):
     """The lease belongs to somebody else, or to nobody: what this owner wanted to do was not done. Raised by a store
-    for whoever has lost a lease, and by ``change.fence`` and ``change.transaction()`` inside a handler that runs on
-    one. A handler lets it pass: the listener acquires the lease again and reads the position back."""
+    for an owner that has lost its lease, and by ``change.fence`` and ``change.transaction()`` inside a handler that
+    still runs without it. A handler lets the error pass: the listener acquires the lease again and reads the position
+    again."""
 
 
 class OwnerNotUnique(LeaseLost):
@@ -16,17 +17,17 @@ class OwnerNotUnique(LeaseLost):
 
 
 class LeaseDocumentError(UsageError):
-    """A lease document does not have the form that a store writes. Somebody edits it back, or chooses another
-    resource; nothing was changed."""
+    """A lease document does not have the form that a store writes. Restore its form, or choose another resource;
+    nothing was changed."""
 
 
 class LaneHistoryLost(TailraceError):
-    """A lane's history is lost, and everything is to be copied again (``on_history_lost="snapshot"``): all lanes stop
-    for it. It ends a lane, and never a listener."""
+    """A lane's history is lost, and everything must be copied again (``on_history_lost="snapshot"``): all lanes stop
+    for it. It ends a lane, never a listener."""
 
 
 class LeaseStoreUnavailable(SinkError):
-    """The store did not answer, or not in time: whether it has done what it was asked for is not known."""
+    """The store did not answer, or not in time: it is not known whether it has done what it was asked to do."""
 
 
 class Fenced(LeaseLost):
@@ -34,12 +35,12 @@ class Fenced(LeaseLost):
 
 
 class SkippedByOperator(TailraceError):
-    """Never raised: a dead letter names it as its error if an operator had the change left out."""
+    """Never raised: a dead letter names it as its error if an operator asked for the change to be left out."""
 
 
 class HandlerFailed(TailraceError):
-    """The handler raised, and the error policy says stop. The position stands before the change in question, so that
-    the next run begins with it; ``__cause__`` is the handler's error."""
+    """The handler raised, and the error policy says stop. The position is before the change in question, so that the
+    next run begins with that change; ``__cause__`` is the handler's error."""
 
 
 class HandlerNotRun(UsageError):
@@ -49,14 +50,14 @@ class HandlerNotRun(UsageError):
 
 
 class HandlerInterrupted(TailraceError):
-    """A handler that waited for something has left off because the listener is stopping. Its change is not handled: the
-    listener ends, and the next one begins with it. No error policy hears of it."""
+    """A handler that waited for something has stopped waiting because the listener is stopping. Its change is not
+    handled: the listener ends, and the next one begins with that change. No error policy is asked."""
 
 
 class HandlerCancelled(TailraceError):
     """The handler ended with CancelledError, though neither the listener nor its lease was the cause: something that it
-    waited for was cancelled. An error of the handler as any other."""
+    waited for was cancelled. It is treated like any other error of the handler."""
 
 
 class HandlerForked(UsageError):
-    """A child process that the handler forked came back into the listener, where it has no business."""
+    """A child process that the handler forked returned into the listener, which it must not do."""

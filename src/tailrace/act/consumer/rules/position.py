@@ -45,17 +45,17 @@ def _is_gap(gap: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """Where a stream goes on. Exactly one of ``token`` and ``at`` is set.
+    """Where a stream continues. Exactly one of ``token`` and ``at`` is set.
 
     Attributes:
         token: the resume token of the last change that was handled, or a high-water mark after it
-        start_after: the token is that of an invalidate: the stream goes on in a new one (``startAfter``)
+        start_after: the token is that of an invalidate: the stream continues as a new one (``startAfter``)
         at: before the first token: the cluster time that the listener starts at, that time included
-        gaps: the times that were given up after history was lost: ``{"from", "to"}``, oldest first
-        snapshot: how far a snapshot has come, where one is under way: a document of ``tailrace.read.snapshot``
+        gaps: the ranges of time that were given up after history was lost: ``{"from", "to"}``, oldest first
+        snapshot: how far a snapshot has come, if one is under way: a document of ``tailrace.read.snapshot``
         deployment: what the stream was read from (``DeploymentIdentity.name_and_id``); ``None`` where that is unknown
-        entries: marks of oplog entries at or before the position, by the oplog's name: whether the deployment still has
-            the history that the position is of
+        entries: marks of oplog entries at or before the position, by the oplog's name: they show whether the deployment
+            still has the history that the position belongs to
         began: when the listener began, as long as the position is before that: a drop from before then does not end it
     """
 
@@ -70,14 +70,14 @@ class StreamPosition:
 
     @property
     def cluster_time(self) -> ClusterTime:
-        """The cluster time that everything before was handled."""
+        """The cluster time before which everything was handled."""
         if self.token is not None:
             # Every token begins with it: one byte for its type, then eight. Parsing the rest takes 60 µs.
             return ClusterTime(int(self.token["_data"][2:18], 16))
         return ClusterTime.from_timestamp(self.at) if self.at is not None else ClusterTime(0)
 
     def moved_to(self, token: Mapping[str, Any], *, start_after: bool = False) -> StreamPosition:
-        """The position after the change with ``token``; gaps stay written down."""
+        """The position after the change with ``token``; the record of gaps is kept."""
         moved = StreamPosition(token, start_after, None, self.gaps, self.snapshot, self.deployment, self.entries)
         if self.began is None or moved.cluster_time > ClusterTime.from_timestamp(self.began):
             return moved
@@ -89,15 +89,15 @@ class StreamPosition:
         return replace(self, token=None, start_after=False, at=time, snapshot=None, gaps=joined_gaps(self.gaps, [gap]))
 
     def sought(self, target: StreamPosition) -> StreamPosition:
-        """At ``target``, where an operator puts it. If that is further on, what lies between is written down as a gap;
-        if it is further back, what will be read again is none any more."""
+        """The position at ``target``, where an operator puts it. If that is further on, what lies between is recorded
+        as a gap; if it is further back, what will be read again no longer counts as one."""
         begin, end = self.cluster_time.to_timestamp(), target.cluster_time.to_timestamp()
         kept = [{"from": gap["from"], "to": min(gap["to"], end)} for gap in self.gaps if gap["from"] < end]
         passed = [{"from": begin, "to": end}] if begin < end else []
         return replace(target, gaps=joined_gaps(kept, passed), deployment=self.deployment)
 
     def watch_arguments(self) -> dict[str, Any]:
-        """The arguments of ``watch()`` that a stream is opened with."""
+        """The arguments of ``watch()`` with which a stream is opened."""
         if self.token is not None:
             return {"start_after" if self.start_after else "resume_after": self.token}
         return {"start_at_operation_time": self.at}
@@ -121,7 +121,7 @@ class StreamPosition:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], resource: str) -> StreamPosition:
-        """Read a committed position. Raises LeaseDocumentError where it is not one."""
+        """Read a committed position. Raises LeaseDocumentError if the document is not one."""
         try:
             if not isinstance(document, Mapping) or set(document) - _FIELDS:
                 raise ValueError("it has other fields")

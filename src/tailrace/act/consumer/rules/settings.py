@@ -44,7 +44,7 @@ class ListenerStatistics:
     """Counted since the listener was made.
 
     Attributes:
-        handled: changes that the handler has returned from
+        handled: changes for which the handler has returned
         skipped: changes that the error policy passed over
         commits: positions written, those inside transactions included
         failures: times that the handler raised

@@ -63,15 +63,15 @@ class ViewKeeper:
     """Keeps a view, or totals: a listener follows the source and one the target, each under a lease of its own, so that
     as many processes as one likes may run the same keeper.
 
-    At its first start the source is followed first, and then the targets that are there are copied through
-    (``start="snapshot"``): nothing falls between the two. With totals, the ledger is written in between, and ``start``
-    waits for its end.
+    At its first start it begins to follow the source first, and then handles a copy of the existing targets
+    (``start="snapshot"``), so nothing is missed between the two. With totals, the ledger is written in between, and
+    ``start`` waits until that is done.
 
     Args:
-        client: of ``tailrace.connect()``
+        client: from ``tailrace.connect()``
         store: where leases and positions are kept
         resource: the leases are called ``<resource>/source`` and ``<resource>/target``; by default ``view <name>``
-        options: further ones for both listeners (``partitions``, ``commit_every``, ``lease_seconds``, ...)
+        options: further options for both listeners (``partitions``, ``commit_every``, ``lease_seconds``, ...)
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ViewKeeper:
 
     @property
     def listeners(self) -> Sequence[Listener]:
-        """That of the source and that of the target."""
+        """The listener of the source and that of the target."""
         return (self._source, self._target)
 
     def start(self) -> Self:

@@ -22,7 +22,8 @@ _COUNT: Final = "count"
 
 @dataclass(frozen=True)
 class Totals:
-    """Documents of ``target`` carry how many documents of ``source`` name them in ``on``, and sums over these.
+    """Documents of ``target`` carry the number of documents of ``source`` that name them in ``on``, and sums over
+    these.
 
     Attributes:
         target: "shop.customers", or the collection
@@ -30,8 +31,8 @@ class Totals:
         on: the field of a source document with the ``_id`` of a target: at the top of the document, one value, no array
         count: the field of the target for the number of documents: ``"orders.count"``
         sums: the field of the target by the field of the source: ``{"orders.total": "amount"}``. Each is what ``$sum``
-            makes in a ``$group``: 0 where there is nothing, and values that are not numbers are left out
-        name: of the view; its version stands in ``_views.<name>`` of each target. By default that of the source
+            gives in a ``$group``: 0 if there is nothing, and values that are not numbers are left out
+        name: the view's name; its version is in ``_views.<name>`` of each target. By default the name of the source
         ledger: the collection that keeps what each source document names: the view's own, in the same deployment. By
             default ``<target>.<name>.ledger``
     """
@@ -84,7 +85,7 @@ class Totals:
         return {_COUNT: {"$sum": 1}, **sums}
 
     def computed(self, key: RawValue, group: bytes | None) -> bytes:
-        """The totals of one target, from what the stage has given; ``None``: no document names it."""
+        """The totals of one target, from the output of the stage; ``None``: no document names it."""
         zero = RawValue(raw_bson.INT32, raw_bson.encode_int32(0))
         parts = [raw_bson.encode_element(key.type, b"_id", key.data)]
         for name in self.accumulators():
@@ -115,8 +116,8 @@ class Totals:
         return any(path.startswith(f"{self.on}.") or (path == self.on and path in truncated) for path in paths)
 
     def named(self, event: Mapping[str, Any], raw: bytes) -> Sequence[RawValue] | None:
-        """What the document names after a change of it: nothing, or one. ``None`` where the change does not tell: it is
-        what it was."""
+        """What the document names after a change of it: nothing, or one. ``None`` if the change does not show it: then
+        it is what it was before."""
         kind = event["operationType"]
         if kind == "delete":
             return []

@@ -45,8 +45,9 @@ class ViewUpkeep(ViewDocuments):
     """Writes a view. Every method may run beside every other, in as many processes as there are: the versions decide.
 
     Args:
-        client: of ``tailrace.connect()``: one deployment holds target and source, a cluster is written by a mongos
-        batch: so many targets of one source are updated by one command
+        client: from ``tailrace.connect()``: one deployment holds target and source; a cluster is written to through a
+            mongos
+        batch: how many targets of one source are updated by one command
     """
 
     def __init__(self, client: Client[Any], view: View, *, batch: int = BATCH) -> None:
@@ -54,8 +55,8 @@ class ViewUpkeep(ViewDocuments):
         self._told_array = False
 
     def check_targets(self) -> None:
-        """Raises UsageError if a target has an array in the field that names its source: which of several sources it
-        would get the fields of is not said. Reads the targets until it has found one."""
+        """Raises UsageError if a target has an array in the field that names its source: nothing says from which of
+        several sources it should get the fields. Reads the targets until it has found one."""
         found = self._retried(lambda: self._target.find_one(self.view.with_array, {"_id": 1}))
         if found is not None:
             identity = id_of(raw_bson.bytes_of(found)).shown
@@ -108,7 +109,7 @@ class ViewUpkeep(ViewDocuments):
 
     def refresh(self, key: Any, version: Timestamp, *, check: Callable[[], None] = lambda: None) -> int:
         """Give all targets that name the source ``key`` (a value of Python, or a RawValue) its fields as of ``version``
-        or later; how many were older."""
+        or later. Returns how many were older."""
         key = key if isinstance(key, RawValue) else RawValue.of(key)
         update = self.view.update(self._look_up(key, version), version)
         outdated = self.view.outdated(key, version)
@@ -184,7 +185,7 @@ class ViewUpkeep(ViewDocuments):
 
     def targets_changed(self, changes: Sequence[Change]) -> int:
         """As ``target_changed``, for several changes: their sources are read together, and their targets written
-        together. How many are done, from the first; raises what is wrong with the first."""
+        together. Returns how many are done, from the first on; raises what is wrong with the first."""
         wanted = [found for change in changes if (found := self._target_of(change)) is not None]
         if not wanted:
             return len(changes)
@@ -252,8 +253,8 @@ class ViewUpkeep(ViewDocuments):
         of the deployment's time. May run beside keepers. Raises SinkError at the end if the server refused some.
 
         Args:
-            every: targets with the right fields get the version too, and are counted: nothing that a process has
-                computed before can be written from then on
+            every: targets with the right fields get the version too, and are counted: from then on, nothing that a
+                process computed earlier can be written
         """
         self.check_deployment()
         changed = 0
@@ -283,8 +284,8 @@ class ViewUpkeep(ViewDocuments):
         return changed
 
     def verify(self, *, grace_s: float = 5.0) -> Iterator[ViewDifference]:
-        """Recompute the view and give what differs. A target that differs is looked at again after ``grace_s``, for the
-        listeners may not have come to it yet."""
+        """Recompute the view and yield what differs. A target that differs is checked again after ``grace_s``, because
+        the listeners may not have reached it yet."""
         self.check_deployment()
         waiting: list[tuple[float, RawValue]] = []
         for targets in self._chunks():

@@ -24,7 +24,7 @@ VERSIONS_FIELD: Final = "_views"
 
 @dataclass(frozen=True)
 class View:
-    """Documents of ``target`` carry ``fields`` of the document of ``source`` whose ``_id`` they name ``on``.
+    """Documents of ``target`` carry ``fields`` of the document of ``source`` whose ``_id`` they name in ``on``.
 
     Attributes:
         target: "shop.orders", or the collection
@@ -32,8 +32,8 @@ class View:
         on: the field of the target with the ``_id`` of a source document: one value, no array (``ViewKeeper`` refuses
             one at its first start); it may have dots, and may be ``_id``
         fields: the field of the target by the field of the source: ``{"customer.name": "name"}``. The view owns the
-            fields of the target: nobody else writes them. Where the source, or its field, is missing, they are too
-        name: of the view; its version stands in ``_views.<name>`` of each target. By default made of ``on``
+            fields of the target: nobody else writes them. If the source, or its field, is missing, they are missing too
+        name: the view's name; its version is in ``_views.<name>`` of each target. By default derived from ``on``
     """
 
     target: Any
@@ -141,8 +141,8 @@ class View:
         return kind in ("insert", "replace", "delete")
 
     def concerns_target(self, event: Mapping[str, Any]) -> bool:
-        """Whether a change of the target asks for its fields anew. The view's own writes do not: they touch its fields
-        and the version, and nothing else."""
+        """Whether a change of the target requires its fields to be written again. The view's own writes do not: they
+        touch its fields and the version, and nothing else."""
         kind = event["operationType"]
         if kind != "update":
             return kind in ("insert", "replace", "snapshot")

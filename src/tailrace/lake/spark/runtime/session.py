@@ -51,12 +51,12 @@ def local_session(
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A Spark session of this process, on ``cores`` processors (default: all), with ``format("tailrace")``
-    known. ``config`` adds Spark settings or overrides ours; Java options in it stand after ours. With ``preload``
+    known. ``config`` adds Spark settings or overrides ours; Java options in it are placed after ours. With ``preload``
     Spark's Python processes are forked from one that has loaded everything (on Linux), and Java's classes are kept in
-    an archive in the cache directory, which the first session writes when it ends. Raises UsageError where there is no
+    an archive in the cache directory, which the first session writes when it ends. Raises UsageError if there is no
     Java to run it.
 
-    Where a session is active already it is returned, and settings that need a new JVM have no effect.
+    If a session is already active, it is returned, and settings that need a new JVM have no effect.
     """
     python = worker_python()
     if preload and python != sys.executable and SparkContext._active_spark_context is None:
@@ -104,9 +104,9 @@ def register(spark: SparkSession, source: type[DataSource] = TailraceDataSource)
     """Make ``source``, by default ``format("tailrace")``, known to a session that did not find it by itself
     (``pyspark_tailrace`` is found wherever the wheel is installed); gives the session back.
 
-    What Spark finds by itself it runs with the Python of its own environment, on the workers too, and not with that of
-    the setting ``spark.pyspark.python``. Where the two differ, a line in the log says so, and the source is registered
-    for the workers' Python.
+    A source that Spark finds by itself runs with the Python of Spark's own environment, on the workers too, not with
+    that of the setting ``spark.pyspark.python``. If the two differ, a line in the log says so, and the source is
+    registered for the workers' Python.
     """
     finds, runs = _python_of_lookups(spark), _python_of_workers(spark)
     differ = finds is not None and runs is not None and _program(finds) != _program(runs)
