@@ -158,8 +158,7 @@ class LeaseOperations:
     # Given to somebody else
 
     def release(self, resource: str, to: str | None = None, seconds: float = 60.0) -> list[Lease]:
-        """Take the lease from its owner, and return the records as they were. What the owner does from then on is
-        refused.
+        """Take the lease from its owner; returns the records as they were. What the owner does later is refused.
 
         Args:
             to: an owner's id, or its part before a hyphen, such as a host's name: others wait ``seconds`` for it"""
@@ -316,9 +315,8 @@ class LeaseOperations:
     # Gone
 
     def delete(self, resource: str, *, force: bool = False) -> list[str]:
-        """Remove a resource for good, with its lanes: its position is lost, and fencing tokens start again from the
-        beginning. Refused while somebody holds one of its leases, unless ``force``. Returns the names that were
-        removed."""
+        """Remove a resource for good, with its lanes: its position is lost, and fencing tokens begin anew. Refused
+        while somebody holds one of its leases, unless ``force``. Returns the names that were removed."""
         found = self.find(resource)
         self._refuse_lane(resource, found)
         if found.plan is None:
