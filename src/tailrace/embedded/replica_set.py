@@ -37,10 +37,10 @@ class ReplicaSet:
 
     Members are numbered from 0. ``version``, which ``upgrade`` changes for one member, is one of
     ``tailrace.embedded.VERSIONS`` or of a mongod that ``find_mongod`` finds. With a ``data_dir`` the data are kept, and
-    the next ReplicaSet on that directory continues with them on the same ports. ``parameters`` go to ``--setParameter``
-    of every member, ``arguments`` to its command line. Elections are fast: ``election_timeout_ms`` after a primary fell
-    silent. With a ``root_password`` the server asks for authentication, and ``uri`` holds the user ``root``. Raises
-    EmbeddedError where the machine cannot do it.
+    the next ReplicaSet on that directory continues with them on the same ports. ``parameters`` are passed to
+    ``--setParameter`` of every member, ``arguments`` to its command line. Elections are fast: they begin
+    ``election_timeout_ms`` after a primary falls silent. With a ``root_password`` the server requires authentication,
+    and ``uri`` holds the user ``root``. Raises EmbeddedError if the machine cannot do it.
 
     ``role`` makes it a part of a sharded cluster: ``configsvr`` or ``shardsvr``. Its parts then share one ``key_file``,
     and ``temporary_root`` is the cluster's own temporary directory around ``data_dir``, which the cluster removes.
@@ -119,12 +119,12 @@ class ReplicaSet:
 
     @property
     def primary(self) -> int:
-        """The number of the member that accepts writes. Waits for an election; EmbeddedError after 300 s without."""
+        """The number of the member that accepts writes. Waits for an election: for 300 s, then EmbeddedError."""
         return self._await(self._find_primary, "has no primary", timeout_s=300.0)
 
     def start(self, *, timeout_s: float = 300.0) -> None:
-        """Start every member; make them a replica set at the first time; wait until writes are accepted and every
-        member has the data. Raises EmbeddedError."""
+        """Start every member; make them a replica set the first time; wait until writes are accepted and every member
+        has the data. Raises EmbeddedError."""
         with ThreadPoolExecutor(len(self._members)) as pool:  # all at once: each waits for its server
             for started in [pool.submit(self._start_member, *one) for one in enumerate(self._members)]:
                 started.result()
@@ -140,7 +140,7 @@ class ReplicaSet:
         return number
 
     def stop(self, member: int | None = None) -> int:
-        """Shut a member down in order, by default the primary. Returns its number."""
+        """Shut a member down cleanly, by default the primary. Returns its number."""
         number = self.primary if member is None else self._checked(member)
         self._disconnect(number)
         self._members[number].stop()
@@ -157,10 +157,10 @@ class ReplicaSet:
             self.wait_until_ready(timeout_s=timeout_s)
 
     def upgrade(self, member: int, version: str, *, timeout_s: float = 300.0) -> None:
-        """Let a member run another server version from now on, on its data and port: it is stopped in order and started
-        again, and the replica set waited for. Of a primary, ``step_down`` first. The members' versions must fit each
-        other and the data as MongoDB demands: from one major version to the next, ``set_compatibility`` at the end.
-        Raises EmbeddedError."""
+        """Let a member run another server version from now on, on its data and port: it is stopped cleanly and started
+        again, and this waits for the replica set. If it is the primary, ``step_down`` first. The members' versions must
+        fit each other and the data as MongoDB demands: from one major version to the next, ``set_compatibility`` at the
+        end. Raises EmbeddedError."""
         number = self._checked(member)
         binary = find_mongod(version)
         if self._members[number].is_running:
@@ -183,7 +183,7 @@ class ReplicaSet:
 
     def step_down(self, *, seconds: int = 5, timeout_s: float = 300.0) -> int:
         """Make the primary step down for ``seconds`` (2 or more), and wait until there is a primary again: another one
-        where there is another member. Returns its number.
+        if there is another member. Returns its number.
 
         A write that meets the step-down can fail with 189 (PrimarySteppedDown) in ``writeErrors``, which PyMongo does
         not retry by itself; a write concern can fail with 11602.

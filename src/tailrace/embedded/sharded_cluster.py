@@ -37,13 +37,13 @@ _AGAIN: Final = "~"
 class ShardedCluster:
     """A config server and shards, each a replica set, ready for a ``with`` block and gone when it is left.
 
-    There is no mongos: ``router`` does what tests need of one, and ``uri`` is that of the config server's replica set,
-    which ``tailrace.connect`` takes. Shards are called ``shard0``, ``shard1`` and so on. ``members`` is the number of
-    members of each shard, one number for all or one each; ``config_members`` that of the config server. ``version``,
+    There is no mongos: ``router`` does what tests need from one, and ``uri`` is that of the config server's replica
+    set, which ``tailrace.connect`` takes. Shards are called ``shard0``, ``shard1`` and so on. ``members`` is the number
+    of members of each shard, one number for all or one each; ``config_members`` that of the config server. ``version``,
     ``mongod``, ``data_dir``, ``parameters`` (of every member), ``enable_test_commands``, ``oplog_size_mb`` and
     ``root_password`` are as for ``ReplicaSet``. An idle primary writes a no-op every ``noop_interval_s`` seconds, as
-    the server does by default. The balancer is off: chunks move when the router moves them. Raises EmbeddedError where
-    the machine cannot do it.
+    the server does by default. The balancer is off: chunks move when the router moves them. Raises EmbeddedError if the
+    machine cannot do it.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class ShardedCluster:
         """Move a shard's chunks and databases to the other shards and take it out of the cluster, as an operator does.
 
         Returns its replica set, which still runs: ``close`` it, or leave it to the end of the cluster. Raises
-        EmbeddedError where the config server does not let it go.
+        EmbeddedError if the config server does not release it.
         """
         removed = self._part(name)
         others = [other for other in self._shards if other != name]

@@ -315,7 +315,7 @@ class LeaseOperations:
     # Gone
 
     def delete(self, resource: str, *, force: bool = False) -> list[str]:
-        """Remove a resource for good, with its lanes: its position is lost, and fencing tokens begin anew. Refused
+        """Remove a resource for good, with its lanes: its position is lost, and fencing tokens start again. Refused
         while somebody holds one of its leases, unless ``force``. Returns the names that were removed."""
         found = self.find(resource)
         self._refuse_lane(resource, found)

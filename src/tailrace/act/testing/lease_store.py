@@ -56,12 +56,12 @@ class LeaseStoreError(AssertionError):
 
 
 def check_lease_store(new_store: Callable[[], Any]) -> None:
-    """Raises LeaseStoreError where a store breaks a promise of LeaseStore. Takes some seconds.
+    """Raises LeaseStoreError if a store breaks a promise of LeaseStore. Takes some seconds.
 
     Args:
         new_store: called several times: each store that it returns must reach the same records, as several processes
-            would (of a store in memory, return the same one). Records are made under new names and stay: use a place
-            that can be thrown away.
+            would (for a store in memory, return the same one). Records are created under new names and stay: use a
+            place that can be thrown away.
     """
     for check in CHECKS:
         name = f"check {uuid.uuid4().hex}"

@@ -47,8 +47,8 @@ class Router(Definitions):
     owner. Writes are retryable: one that was cut off by a member's death is done once. They are acknowledged by a
     majority. Every command carries the largest cluster time that any member reported.
 
-    Safe for threads. A filter has to name the whole shard key. Errors of the server are PyMongo's OperationFailure and
-    WriteError; where no primary comes back for ``patience_s`` seconds, PyMongo's AutoReconnect.
+    Safe for threads. A filter must name the whole shard key. Errors of the server are PyMongo's OperationFailure and
+    WriteError; if no primary returns within ``patience_s`` seconds, PyMongo's AutoReconnect is raised.
     """
 
     def __init__(self, connections: Connections, dialect: Dialect, *, patience_s: float = 300.0) -> None:
@@ -65,7 +65,7 @@ class Router(Definitions):
         return self._write(namespace, document, "insert", {"documents": [document]}, transaction)
 
     def insert_many(self, namespace: str, documents: Iterable[Mapping[str, Any]]) -> int:
-        """Insert documents in order, in one command for each run of them that goes to one shard; how many."""
+        """Insert documents in order, in one command for each run of them that goes to one shard. Returns how many."""
         waiting = list(documents)
         number = self._session.next()
         done = 0

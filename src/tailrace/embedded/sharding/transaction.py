@@ -122,7 +122,7 @@ class Transaction:
 
     def prepare(self) -> Timestamp:
         """The first phase alone: every shard prepares. Returns the commit's timestamp, the largest of theirs.
-        ``commit`` or ``abort`` has to follow, and until then readers of what was written have to wait."""
+        ``commit`` or ``abort`` must follow, and until then readers of what was written have to wait."""
         for shard in self.shards:
             reply = self._end(shard, "prepareTransaction")
             self._prepared[shard] = reply["prepareTimestamp"]

@@ -60,8 +60,8 @@ def compact(path: Path | str, *, target_bytes: int = 128 << 20, retention: timed
     """Merge all small files of the lake at ``path`` up to ``target_bytes``, also those of its quarantine. A running
     stream and readers do not have to stop.
 
-    Files that were replaced longer than ``retention`` ago are removed. Raises UsageError where ``path`` is not a lake,
-    LakeFullError, or SinkError where another compaction is running.
+    Files that were replaced longer than ``retention`` ago are removed. Raises UsageError if ``path`` is not a lake,
+    LakeFullError, or SinkError if another compaction is running.
     """
     root = Path(path)
     if read_identity(root) is None:

@@ -16,10 +16,10 @@ _RETENTION_MAX = timedelta(days=30)
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
-    """``target_bytes``: the size that files are merged up to. ``every``: look after each so many commits (0: never).
-    ``fan_in``: in a day that is still being written, merge only so many files or more at once, and never a
-    large one with a few small ones, so that a row is rewritten a few times at most, not once for each commit.
-    ``retention``: how long replaced files are kept for readers, at most 30 days."""
+    """``target_bytes``: the size that files are merged up to. ``every``: check after this many commits (0: never).
+    ``fan_in``: in a day that is still being written, merge only this many files or more at once, and never a large one
+    with a few small ones, so that a row is rewritten a few times at most, not once for each commit. ``retention``: how
+    long replaced files are kept for readers, at most 30 days."""
 
     target_bytes: int = 128 << 20
     every: int = 64

@@ -361,7 +361,7 @@ def _environment() -> dict[str, str]:
 
 def check_store(root: ObjectPlace) -> None:
     """Try what writers need in the store: that a second writer is refused, and that what was written is listed. Its
-    clock is compared with ours. Raises SinkError that says what is lacking."""
+    clock is compared with ours. Raises a SinkError that says what is missing."""
     place = root / "_tailrace" / f"probe-{uuid.uuid4().hex}"
     first, other = (f"{number} {place.key}".encode() for number in (1, 2))
     try:

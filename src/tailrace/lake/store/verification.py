@@ -62,9 +62,9 @@ def verify(path: Path | str, *, full: bool = False, checkpoint: Path | None = No
     footer has the number), each file's day. Reads the tokens of every row, their
     pages' checksums too. ``full`` reads every byte and compares it with the hash in the log, and the files that
     ``deltalake`` finds with ours. If the checkpoint of a stream into this lake lies at ``checkpoint``, or beside the
-    lake, the lake is compared with what that has seen of it. Writes nothing: a copy that is read only can be checked.
+    lake, the lake is compared with what the checkpoint has seen of it. Writes nothing: a read-only copy can be checked.
 
-    Raises UsageError where ``path`` is not a lake, SinkError where its log is damaged or has a hole.
+    Raises UsageError if ``path`` is not a lake, SinkError if its log is damaged or has a hole.
     """
     root = Path(path)
     known = read_identity(root)

@@ -87,10 +87,10 @@ def as_of(
     """The rows of the collection's table at ``moment``.
 
     Args:
-        archive: for a moment inside a micro-batch: the directory of an archive, where the oplog's entries are read that
-            lead from the nearest version to the moment
-        uri: the same from the deployment, as far as its oplog reaches
-        masks: those that the tables are written with, for entries that are read from there
+        archive: for a moment inside a micro-batch: the directory of an archive, from which the oplog's entries between
+            the nearest version and the moment are read
+        uri: a deployment from which they are read instead, as far as its oplog reaches
+        masks: the masks that the tables are written with, for the entries that are read
 
     Raises UsageError if the moment lies outside the times that the table covers, or inside a micro-batch with neither
     given; ChangeStreamHistoryLost (286) if the entries no longer exist.

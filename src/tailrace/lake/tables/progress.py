@@ -14,7 +14,7 @@ class TablesProgress:
     Attributes:
         time: all tables equal their collections at this cluster time; ``None`` while there is no such time
         tables: how many there are
-        anew: how many were not as the state knew them
+        anew: how many were rewritten because they differed from what the state knew
     """
 
     batches: int

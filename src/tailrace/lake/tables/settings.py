@@ -57,7 +57,7 @@ class TableSettings:
         compact_every: after this many micro-batches the small files of tables are merged (0: never)
         grace_h: replaced files are kept for this many hours, for queries that have begun
         retention_h: ``as of`` reaches back this many hours
-        versions: so many older versions of a table are kept for it
+        versions: how many older versions of a table are kept for ``as of``
         feed_h: the tables have a change feed that reaches back this many hours (0: none)
         masks: what is masked in every document before it is kept
         take_over: write tables in an object store that another state has written

@@ -88,7 +88,7 @@ class ImageBatch:
             bucket.confirm_missing([unwritten[place] for place in places])
 
     def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write the new documents of keys; ``None`` deletes. If a key comes twice, the last document counts."""
+        """Write the new documents of keys; ``None`` deletes. If a key is given twice, the last document counts."""
         after = dict(changes)
         fresh = [key for key in after if key not in self.before]
         self.before.update(zip(fresh, self.get(fresh), strict=True))
@@ -223,7 +223,7 @@ class ImageState:
 
     @property
     def witness(self) -> bytes | None:
-        """What the caller has last said of the history that the documents were read from."""
+        """What the caller last said about the history from which the documents were read."""
         return dict(self._buckets[0].meta(_WITNESS)).get(_WITNESS)
 
     def undo_until(self, batch: int | None) -> None:

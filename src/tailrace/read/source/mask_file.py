@@ -79,7 +79,7 @@ class Masks:
     Attributes:
         rules: which fields of which collections are dropped, hashed or tokenised
         key: where the key is; ``None`` for rules that only drop
-        fingerprint: of the key that must be there; empty: any
+        fingerprint: the fingerprint of the key that must be used; empty: any key
     """
 
     rules: MaskRules
@@ -90,7 +90,7 @@ class Masks:
         return Masks, (self.rules, self.key, self.fingerprint)  # without the key that was read
 
     def pinned(self) -> Masks:
-        """The same masks, to be used with the key that is there now and with no other."""
+        """The same masks, to be used only with the key that is there now."""
         return replace(self, fingerprint=self.witness.get("key", ""))
 
     @classmethod
@@ -142,7 +142,7 @@ class Masks:
 
     @cached_property
     def compiled(self) -> MaskSet:
-        """What masks: the key is read when it is first asked for. Raises UsageError where that fails."""
+        """The masks, ready for use; the key is read when they are first asked for. Raises UsageError if that fails."""
         key = None if self.key is None else MaskKey(self.key.read())
         if key is not None and self.fingerprint not in ("", key.fingerprint):
             raise UsageError(
@@ -161,7 +161,7 @@ class Masks:
         return self.compiled.of(namespace)
 
     def event(self, event: bytes) -> bytes:
-        """A change event (BSON), masked. Raises MaskRefusedError where a rule reaches what cannot be masked."""
+        """A change event (BSON), masked. Raises MaskRefusedError if a rule reaches a value that cannot be masked."""
         return self.compiled.event(event)
 
     def quarantined(self, aside: QuarantinedEvent) -> QuarantinedEvent:
@@ -169,7 +169,7 @@ class Masks:
         return self.compiled.quarantined(aside)
 
     def revealed(self, token: str) -> Any:
-        """The value that a token stands for, as PyMongo decodes it. Raises UsageError for what is no token of this
+        """The value that a token stands for, as PyMongo decodes it. Raises UsageError if it is not a token of this
         key."""
         if self.key is None:
             raise UsageError("these masks have no key, so they have made no tokens")

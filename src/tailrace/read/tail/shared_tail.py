@@ -45,14 +45,14 @@ class TailStatistics:
     Attributes:
         streams: streams that read, in whatever way
         joined: those of them that read from the window; the others read the oplog themselves
-        waiting: streams of the joined ones that have something to take
+        waiting: those of the joined streams that have something to take
         window_bytes: what the window holds
         window_bytes_max: how much it may hold
         window_entries: how many entries it holds
-        reads: replies that were read for all
+        reads: how many replies were read for all streams
         entries: entries that they held
         bytes: bytes that they held
-        fallbacks: how often a stream was too slow, and read for itself from there on
+        fallbacks: how often a stream was too slow, and then read for itself
         rejoins: how often such a stream came back
         lag_seconds: how far, in cluster time, the slowest stream is behind what was read
         trouble: why the deployment cannot be read at the moment, in words; ``None`` while it can

@@ -14,12 +14,12 @@ class StreamStatistics:
     """How a stream is doing now.
 
     Attributes:
-        shards: each shard of a cluster; the config server, which tells of new ones, is ``config.shards``
-        waiting_for: the shards without whose promise the next event, or the resume token, cannot move
+        shards: each shard of a cluster; the config server, whose oplog shows new shards, is ``config.shards``
+        waiting_for: the shards whose promise the next event, or the resume token, is waiting for
         forced_noops: no-ops that shards wrote because this stream asked them for a promise
         unknown_operations: how many oplog entries, and operations inside of entries, were skipped because their kind is
             not known, by kind: ``"xi"`` after the letters of ``op``, ``"command NAME"``, ``"no-op NAME"``
-        snapshot: how far the copy of ``watch(start="snapshot")`` has come; ``None`` where no copy is under way
+        snapshot: how far the copy of ``watch(start="snapshot")`` has come; ``None`` if no copy is under way
     """
 
     shards: Mapping[str, ShardStatistics] = field(default_factory=dict)

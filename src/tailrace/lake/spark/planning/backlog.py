@@ -18,11 +18,12 @@ class Backlog:
     """What a query has not read yet.
 
     Attributes:
-        seconds: of cluster time, up to the newest majority-committed entry
-        bytes: about how many of the oplogs, by their size and the time that they cover; ``None``: the user may not ask
-        seconds_left: from the oldest entry that is still there to the query's position, on the shard with the least: at
-            the present pace the oplog overtakes a query that stands still after so long. With an archive, from where
-            that begins. ``None``: nothing was removed from any oplog yet
+        seconds: of cluster time, from the query's position to the newest majority-committed entry
+        bytes: about how many bytes of the oplogs, by their size and the time that they cover; ``None``: the user has no
+            right to ask
+        seconds_left: from the oldest entry that still exists to the query's position, on the shard with the least: at
+            the present pace, the oplog overtakes a query that stands still after this time. With an archive, counted
+            from the archive's beginning. ``None``: nothing has been removed from any oplog yet
     """
 
     seconds: int

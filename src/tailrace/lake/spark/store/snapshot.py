@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def files(path: Path | str, *, version: int | None = None) -> list[str]:
-    """The Parquet files that the lake at ``path`` consists of, in the order of the stream: absolute names, for whatever
-    reads a list of Parquet files. ``version`` is a commit's number (default: the newest); the log keeps the last few
-    hundred.
+    """The Parquet files that the lake at ``path`` consists of, in the order of the stream: absolute names, for any
+    program that reads a list of Parquet files. ``version`` is a commit's number (default: the newest); the log keeps
+    the last few hundred.
 
-    Raises UsageError where ``path`` is not a lake, SinkError where its log is damaged or does not have that version.
+    Raises UsageError if ``path`` is not a lake, SinkError if its log is damaged or does not have that version.
     """
     root = Path(path).absolute()
     if read_identity(root) is None:
@@ -27,12 +27,12 @@ def files(path: Path | str, *, version: int | None = None) -> list[str]:
 
 
 def read(spark: SparkSession, path: Path | str, *, version: int | None = None) -> DataFrame:
-    """The lake at ``path`` as a Spark DataFrame: all its columns, ``day`` and (where it is divided by it) ``hour``, at
+    """The lake at ``path`` as a Spark DataFrame: all its columns, ``day`` and (if it is divided by hour) ``hour``, at
     one version, without Delta's JARs.
 
     The files are those that the log names now (or at ``version``); they stay for the compaction's retention, so the
     DataFrame may be used while the lake grows and is compacted. Order by ``token`` for the order of the stream.
-    Raises as ``files``.
+    Raises what ``files`` raises.
     """
     names = files(path, version=version)
     if names:

@@ -72,7 +72,7 @@ def write_stream(
     A lake belongs to one stream and is written by one checkpoint at a time. A new checkpoint on an existing lake
     continues right after the lake's last event, whatever start ``source`` names, and shuts the older checkpoint out.
 
-    Where the oplog has lost events that the lake does not have yet, the query fails with 286. ``accept_gap`` continues
+    If the oplog has lost events that the lake does not have yet, the query fails with 286. ``accept_gap`` continues
     after them: the gap is recorded in the lake's log, the checkpoint that cannot be continued is moved aside, and the
     stream begins with the oldest entry that the oplog has. If nothing was lost, it does nothing.
 
@@ -80,15 +80,15 @@ def write_stream(
     keeps its partitions.
 
     An event that cannot be written ends the query: it is larger than 16 MB, a stage of the pipeline fails on it, an
-    image that is required is missing, a column cannot take it. With ``on_error="quarantine"`` it goes into the lake's
-    ``_quarantine`` instead, with the reason, in the commit of its micro-batch.
+    image that is required is missing, a column cannot take it. With ``on_error="quarantine"`` it is written to the
+    lake's ``_quarantine`` instead, with the reason, in the commit of its micro-batch.
 
     In ``query.lastProgress`` Spark's ``numInputRows`` counts files. Events are in
     ``observedMetrics["tailrace"].events``, and beside it by operation (``insert``, ``update``, ...) where the column
     ``operation_type`` is kept; ``quarantined`` counts those that were put aside.
 
-    Raises UsageError where the options are wrong or lake and checkpoint do not belong together, SourceError where
-    MongoDB cannot be read, LakeFullError and SinkError where the lake cannot be written.
+    Raises UsageError if the options are wrong or lake and checkpoint do not belong together, SourceError if MongoDB
+    cannot be read, LakeFullError and SinkError if the lake cannot be written.
     """
     _check_arguments(processing_time, on_error, available_now=available_now)
     from tailrace.lake.spark.monitoring import counted_files  # noqa: PLC0415  so that --help needs no pyspark

@@ -36,8 +36,8 @@ class AsyncChangeStream(ABC, _PyMongoAsyncStream):
     """An asynchronous iterator over change events: ``async for event in stream`` waits for the next one.
 
     A stream belongs to one task at a time: if two tasks ask it at once, both get an error (143 and 237), and the stream
-    ends. A call that is cancelled (``asyncio.wait_for``) loses no event: the next call goes on waiting for it.
-    ``close`` may be called from any task; one that waits then comes back at once, with StopAsyncIteration.
+    ends. A call that is cancelled (``asyncio.wait_for``) loses no event: the next call continues to wait for it.
+    ``close`` may be called from any task; a task that waits for an event then gets StopAsyncIteration at once.
     """
 
     _client: Any = None
@@ -56,16 +56,17 @@ class AsyncChangeStream(ABC, _PyMongoAsyncStream):
     @property
     @abstractmethod
     def resume_token(self) -> Any:
-        """The token to go on after the last event given (``resume_after``); it advances on a quiet stream too."""
+        """The token to continue after the last delivered event (``resume_after``); it advances on a quiet stream
+        too."""
 
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """False after an invalidation was given, an error, or ``close``."""
+        """False after an invalidation was delivered, after an error, or after ``close``."""
 
     @property
     def has_next(self) -> bool:
-        """Whether the next event is here already; False also where that is not known."""
+        """Whether the next event is already here; False also if that is not known."""
         return False
 
     def explain(self) -> dict[str, Any]:
@@ -74,10 +75,10 @@ class AsyncChangeStream(ABC, _PyMongoAsyncStream):
 
     @abstractmethod
     async def close(self) -> None:
-        """End the stream and the server's cursor. Twice does no harm."""
+        """End the stream and the server's cursor. Calling it twice does no harm."""
 
     async def next(self) -> Any:
-        """The next event, waited for. Raises StopAsyncIteration when the stream has ended."""
+        """Wait for the next event and return it. Raises StopAsyncIteration when the stream has ended."""
         with self._time_limit():  # of the whole call
             while self.alive:
                 event = await self.try_next()

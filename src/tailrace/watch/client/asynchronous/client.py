@@ -155,7 +155,7 @@ class AsyncClient(WatchableClient, _AsyncWatchable, AsyncMongoClient[_DocumentTy
         return AsyncDatabase._of(theirs)
 
     async def close(self) -> None:
-        """As PyMongo's. Streams still open end with an error."""
+        """As PyMongo's. Streams that are still open end with an error."""
         if "_deployment" in vars(self):
             await asyncio.to_thread(self._deployment.close)
         await super().close()
