@@ -66,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--target-bytes", type=int, metavar="N", help="with compact: merge files up to this size (default: 128 MB)"
     )
     parser.add_argument(
-        "--older-than", metavar="90d", help="with expire: take out the days that ended longer ago (s, m, h, d)"
+        "--older-than", metavar="90d", help="with expire: remove the days that ended longer ago (s, m, h, d)"
     )
     parser.add_argument(
         "--match",
@@ -84,7 +84,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--dry-run",
         action="store_const",
         const=True,
-        help="with erase: print how many events would go, from which collections and files, and change nothing",
+        help="with erase: print how many events would be erased, from which collections and files; change nothing",
     )
     parser.add_argument(
         "--all",

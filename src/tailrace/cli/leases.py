@@ -101,16 +101,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--withdraw",
         action="store_true",
-        help="skip: take the order back, so that the next change is handled after all",
+        help="skip: withdraw the request, so that the next change is handled after all",
     )
-    parser.add_argument("--to", metavar="OWNER", help="release: who is to have it next")
+    parser.add_argument("--to", metavar="OWNER", help="release: who gets the lease next")
     parser.add_argument(
         "--within",
         type=float,
         metavar="S",
         help=f"release: for S seconds only OWNER can take it (default: {_WITHIN_S:g})",
     )
-    parser.add_argument("--force", action="store_true", help="delete: also while it is held")
+    parser.add_argument("--force", action="store_true", help="delete: even while the lease is held")
     dead_letters.add_arguments(parser)
     parser.set_defaults(run=run)
 

@@ -20,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Check a declaration of masks, and turn the tokens that were made by it back into values.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="check a declaration and its key, and print what tells them from others")
+    check = actions.add_parser("check", help="check a declaration and its key, and print what identifies them")
     reveal = actions.add_parser("reveal", help="print the value of each token, as Extended JSON, a line each")
     for action in (check, reveal):
         action.add_argument(

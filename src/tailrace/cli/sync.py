@@ -104,7 +104,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--unblock",
         action="store_true",
-        help="with reverse: let the former source take its users' writes again, where this user may not bypass that",
+        help="with reverse: let the former source accept its users' writes, if this user may not bypass the block",
     )
     parser.set_defaults(run=run)
 

@@ -38,7 +38,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("action", choices=("verify", "rebuild", "run"), help="what to do, as above")
     add_uri_argument(parser)
     parser.add_argument("--target", required=True, metavar="DB.COLL", help="whose documents carry the fields")
-    parser.add_argument("--source", required=True, metavar="DB.COLL", help="what they are taken from, or computed from")
+    parser.add_argument(
+        "--source", required=True, metavar="DB.COLL", help="where the fields are taken or computed from"
+    )
     parser.add_argument(
         "--on",
         required=True,
