@@ -26,13 +26,13 @@ FACES = {
     "tailrace.images": "exact images",
     "tailrace.embedded": "a MongoDB for tests",
     "tailrace.embedded.sharding": "a sharded MongoDB for tests",
-    "tailrace.testing": "checks of stores of one's own",
+    "tailrace.testing": "checks of your own stores",
 }
 #: Names without a docstring of their own, and what they are.
 _PLAIN = {
-    "tailrace.MongoClient": "`Client` under PyMongo's name: a program moves by the line that imports it.",
+    "tailrace.MongoClient": "`Client` under PyMongo's name: a program moves by changing the line that imports it.",
     "tailrace.AsyncMongoClient": "`AsyncClient` under PyMongo's name.",
-    "tailrace.embedded.DEFAULT_VERSION": "The version of MongoDB that is started where none is asked for.",
+    "tailrace.embedded.DEFAULT_VERSION": "The version of MongoDB that is started by default.",
     "tailrace.embedded.VERSIONS": "The versions that can be fetched, and the wheel that each comes in.",
     "tailrace.__version__": "The version of Tailrace, a string.",
     "tailrace.consumer.views.MISSING": "What a view's difference holds where a document has no such field.",
@@ -83,8 +83,8 @@ def _index() -> str:
         [
             "# Python modules",
             "",
-            "Every public name, from its docstring. What is imported from elsewhere below `tailrace` may change in any "
-            "version.",
+            "Every public name, from its docstring. Anything imported from elsewhere below `tailrace` may change in "
+            "any version.",
             "",
             "| module | what for |",
             "|---|---|",
@@ -106,7 +106,7 @@ def _lines(face: str) -> list[str]:
         if name in _WATCH:
             lines[-1:] = ["    options:", "      inherited_members: [watch]", ""]
     if given := _GIVEN.get(face):
-        lines += ["## What these names give and take", "", "These classes are not imported from here.", ""]
+        lines += ["## What these names return and accept", "", "These classes are not imported from here.", ""]
         for path in given:
             lines += [f"::: tailrace.{path}", "    options:", "      heading_level: 3", ""]
     return lines
