@@ -126,6 +126,25 @@ class Command(Signalled):
         return self.returncode
 
 
+class Piped(Command):
+    """One whose standard output is read here, as of a ``Popen`` with a pipe. What it says of errors goes to ours."""
+
+    def __init__(self, *arguments: str, code: str | None = None) -> None:
+        ours, theirs = os.pipe()
+        self.stdout = open(ours, "rb")  # noqa: SIM115  as long as the command
+        try:
+            super().__init__(*arguments, stdout=theirs, stderr=2, code=code)
+        finally:
+            os.close(theirs)
+
+    def __enter__(self) -> Piped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.wait(PATIENCE_S)
+
+
 def run(
     *arguments: str, input: bytes = b"", env: Mapping[str, str] | None = None, code: str | None = None
 ) -> subprocess.CompletedProcess[bytes]:

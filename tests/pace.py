@@ -1,4 +1,4 @@
-"""How fast what goes on beside a test writes.
+"""How fast what goes on beside a test writes, and how often a test looks whether it may go on.
 
 A thread that writes as fast as it can takes the processor from what is tested, and what it wrote has to be read
 afterwards: a snapshot of 400 documents beside two such writers cost 109 s of processor, and 7 s beside two that pause,
@@ -14,3 +14,6 @@ from typing import Final
 BETWEEN_WRITES_S: Final = 0.01
 #: A move of a chunk takes half a second of processor, shared among three servers.
 BETWEEN_MOVES_S: Final = 0.3
+#: Between two looks at whether what a test waits for is there. A look at leases is a question to the server for each of
+#: them, and six test processes that ask fifty times a second keep a processor busy.
+BETWEEN_LOOKS_S: Final = 0.1

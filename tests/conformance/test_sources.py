@@ -58,6 +58,13 @@ class Written:
 
 
 @pytest.fixture(scope="module")
+def replica_set() -> Iterator[ReplicaSet]:
+    """One of this file's own: the dump, the archive and the state hold its whole oplog, each time they are opened."""
+    with ReplicaSet(1, enable_test_commands=True, parameters={"disableLogicalSessionCacheRefresh": True}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def written(replica_set: ReplicaSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     raw = bson.CodecOptions(document_class=RawBSONDocument)
     with pymongo.MongoClient[Any](replica_set.uri) as client:

@@ -30,6 +30,9 @@ from tailrace.errors import ServerError, UsageError
 from tests.beforehand import made
 
 pytestmark = pytest.mark.mongod
+#: An operation is carried out on each lane of a resource, or on itself where it has none: ``make test`` has the lanes
+#: here, and a resource without any in the tests that have no such parameter.
+ONE_LANE = pytest.param(1, marks=pytest.mark.slow)
 
 
 def until(holds: Callable[[], Any]) -> None:
@@ -103,7 +106,7 @@ def begin(shop: Shop, listener: Listener) -> None:
     assert listener.statistics.paused == 0
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("partitions", [ONE_LANE, 3])
 def test_a_paused_listener_finishes_what_it_has_in_hand_and_goes_on_when_it_may(
     shop: Shop, partitions: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,7 +156,7 @@ def test_a_listener_whose_handler_does_not_end_keeps_its_lease_until_that_is_tak
         until(lambda: shop.counts == {1: 2})
 
 
-@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("partitions", [ONE_LANE, 4])
 def test_a_lease_goes_to_whom_it_is_handed(shop: Shop, partitions: int) -> None:
     """The owner before took it again in ten of ten attempts: it asks a moment after it has lost it."""
     owners = ["host1-1-a", "host10-2-b", "host2-3-c"]
@@ -178,7 +181,7 @@ def held(shop: Shop) -> list[str]:
     return [record.resource for record in records if record is not None and record.owner is not None]
 
 
-@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("partitions", [ONE_LANE, 2])
 def test_an_absent_owner_does_not_leave_a_lease_without_one(shop: Shop, partitions: int) -> None:
     with shop.listener("first", partitions=partitions) as listener:
         begin(shop, listener)
@@ -189,6 +192,7 @@ def test_an_absent_owner_does_not_leave_a_lease_without_one(shop: Shop, partitio
         until(lambda: len(shop.counts) == 2)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("commit_every", [1, 10])
 def test_a_position_is_set_back_and_ahead_while_listeners_run(shop: Shop, partitions: int, commit_every: int) -> None:

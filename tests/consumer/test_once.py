@@ -3,8 +3,6 @@ marks in MongoDB, and behind Kafka, which keeps what is published twice."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +19,8 @@ from tailrace.consumer.messages.kafka import SeenRecords
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
 from tests.consumer.brokers import KafkaBrokers
+from tests.forked import Forked
+from tests.pace import BETWEEN_LOOKS_S
 
 pytestmark = pytest.mark.mongod
 ROOT = Path(__file__).parents[2]
@@ -39,11 +39,10 @@ def killed_until(holds: Callable[[], Any], *arguments: str) -> int:
     """Run the process, start it again whenever it was killed, and end it when all is done; how often it was killed."""
     kills, end = 0, time.monotonic() + 300
     while True:
-        command = [sys.executable, "-m", "tests.consumer.once_process", *arguments, str(kills)]
-        process = subprocess.Popen(command, cwd=ROOT)
+        process = Forked("tests.consumer.once_process", [*arguments, str(kills)], cwd=ROOT)
         while process.poll() is None:
             assert time.monotonic() < end, "it has not come so far"
-            time.sleep(0.02)
+            time.sleep(BETWEEN_LOOKS_S)
             if holds():
                 process.kill()
                 process.wait()

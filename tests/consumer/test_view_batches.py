@@ -6,9 +6,8 @@ Each target was read and written by itself, which took seven times as long as a 
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +20,12 @@ from tailrace.consumer.views import View, ViewKeeper
 from tailrace.embedded import ReplicaSet
 from tests.consumer.first_start_process import keeper_of as same_keeper_of
 from tests.consumer.shops import until
+from tests.forked import Forked
 
 pytestmark = pytest.mark.mongod
 
 ORDERS = 500
+ROOT = Path(__file__).parents[2]
 BAD = frozenset({7, 8, 300})
 
 
@@ -90,8 +91,9 @@ def test_a_first_start_that_is_killed_in_the_middle_of_a_chunk_misses_no_target(
     database, _ = shop
     database.orders.insert_many([{"_id": number, "customer_id": number % 20} for number in range(ORDERS, 2_600)])
     for turn, at in enumerate([3, 3, 2]):  # the third write of a run is that of the second half of a chunk
-        command = [sys.executable, "-m", "tests.consumer.first_start_process", uri_of(database), database.name, str(at)]
-        assert subprocess.run(command, timeout=120, check=False).returncode == -signal.SIGKILL
+        arguments = [uri_of(database), database.name, str(at)]
+        process = Forked("tests.consumer.first_start_process", arguments, cwd=ROOT)
+        assert process.wait(120) == -signal.SIGKILL
         database.customers.update_one({"_id": turn}, {"$set": {"name": f"renamed {turn}"}})
         database.orders.update_one({"_id": turn}, {"$set": {"customer_id": turn + 5}})
     lacking = {"customer.name": {"$exists": False}}

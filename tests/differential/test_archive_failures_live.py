@@ -27,6 +27,13 @@ from tests.differential.test_archive_live import archive_now, archiving, entries
 pytestmark = pytest.mark.mongod
 
 
+@pytest.fixture(scope="module")
+def replica_set() -> Iterator[ReplicaSet]:
+    """One of this file's own: what archives an oplog from its beginning would archive all that others wrote before."""
+    with ReplicaSet(1, enable_test_commands=True, parameters={"disableLogicalSessionCacheRefresh": True}) as running:
+        yield running
+
+
 def run_archive(uri: str, folder: Path, *, room: int | None) -> subprocess.CompletedProcess[str]:
     """``tailrace archive --once`` with files of at most ``room`` bytes, which is how a full disk looks to a writer."""
 
@@ -71,6 +78,7 @@ def test_a_full_disk_is_told_in_a_sentence_and_the_archive_goes_on_when_there_is
         assert got == entries_of(live, ClusterTime(oldest - 1), archived.newest())
 
 
+@pytest.mark.slow  # what it reads by: elections in test_source_live.py
 def test_a_step_down_while_it_archives_costs_no_entry(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,13 @@ from tests.differential.test_archive_live import archive_now, entries_of
 from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
+
+
+@pytest.fixture(scope="module")
+def replica_set() -> Iterator[ReplicaSet]:
+    """One of this file's own: what archives an oplog from its beginning would archive all that others wrote before."""
+    with ReplicaSet(1, enable_test_commands=True, parameters={"disableLogicalSessionCacheRefresh": True}) as running:
+        yield running
 
 
 def write(uri: str, count: int = 5) -> None:

@@ -36,12 +36,20 @@ from tailrace.read.source.topology import Cluster
 from tests import commands
 from tests.differential.auth import PASSWORD, ROOT, mongod_with_users, uri_of
 from tests.differential.test_source_live import fill, wait_until_truncated
+from tests.pace import BETWEEN_WRITES_S
 from tests.sharded.workload import spread
 
 pytestmark = pytest.mark.mongod
 
 _SMALL = SegmentLimits(bytes=100_000, seconds=0.5)
 _PATIENCE_S = 300
+
+
+@pytest.fixture(scope="module")
+def replica_set() -> Iterator[ReplicaSet]:
+    """One of this file's own: what archives an oplog from its beginning would archive all that others wrote before."""
+    with ReplicaSet(1, enable_test_commands=True, parameters={"disableLogicalSessionCacheRefresh": True}) as running:
+        yield running
 
 
 def archive_now(uri: str, folder: Path, limits: SegmentLimits = _SMALL) -> None:
@@ -93,6 +101,7 @@ def test_a_writer_that_is_killed_again_and_again_archives_each_entry_once(
             end = time.monotonic() + 1.5 + rng.random()
             while time.monotonic() < end:
                 client.archived.c.insert_many([{"count": life, "ts": "x" * 200} for _ in range(50)])
+                time.sleep(BETWEEN_WRITES_S)
             os.kill(running.pid, signal.SIGKILL)
             running.wait()
     archive_now(replica_set.uri, folder)

@@ -315,6 +315,7 @@ def test_closing_a_stream_closes_its_cursor_on_the_server(replica_set: ReplicaSe
         assert cursors() == 0
 
 
+@pytest.mark.slow  # elections in test_failures_live.py
 def test_a_stream_goes_on_over_a_step_down(start_replica_set: Any) -> None:
     replica_set = start_replica_set(3)
     with tailrace.connect(replica_set.uri, heartbeatFrequencyMS=500) as client:

@@ -32,6 +32,17 @@ _ADMIN_COMMAND = re.compile(r"db\.adminCommand\((.*?)\)\s*(?:;|$)", re.DOTALL | 
 _INSTRUCTIONS: Final = frozenset(
     {"FROM", "RUN", "COPY", "USER", "ENV", "ENTRYPOINT", "CMD", "WORKDIR", "ARG", "STOPSIGNAL"}
 )
+#: What builds or installs is only looked at: make by --dry-run, and environments are made without pip, which takes five
+#: seconds of processor. tests/docs/test_install.py installs, and tests/tables/test_dbt.py runs dbt.
+_NOT_BUILT: Final = """\
+make() {{ command make --dry-run -C {root} "$@" >/dev/null; }}
+pip() {{ :; }}
+dbt() {{ :; }}
+python3() {{
+    if [ "$1" = -m ] && [ "$2" = venv ]; then set -- -m venv --without-pip "${{@:3}}"; fi
+    command python3 "$@"
+}}
+"""
 _ENDLESS_S: Final = 1.0
 #: Commands that go on until they are interrupted, but for the options that have them end.
 _ENDLESS: Final = re.compile(
@@ -209,9 +220,7 @@ class PageRunner:
     def _shell(self, script: str, snippet: Snippet) -> str:
         """What ``script`` prints, errors too. One that does not end is interrupted when it has begun to print."""
         check_extras(script)
-        # What builds or installs is only looked at: make by --dry-run. tests/docs/test_install.py installs.
-        functions = f'make() {{ command make --dry-run -C {shlex.quote(str(ROOT))} "$@" >/dev/null; }}; pip() {{ :; }}'
-        functions += "; dbt() { :; }"  # tests/tables/test_dbt.py runs it
+        functions = _NOT_BUILT.format(root=shlex.quote(str(ROOT)))
         output = self._directory / ".output"
         # Not its own terminal but its own process group, so that an interrupt reaches all of a pipe.
         with output.open("w") as sink:

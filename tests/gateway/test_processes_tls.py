@@ -116,6 +116,7 @@ def test_clients_count_before_their_handshake(
     third.close()
 
 
+@pytest.mark.slow  # without TLS: test_processes.py; TLS by two processes: the tests above
 def test_drivers_go_on_where_a_process_is_killed(
     certificates: Path, replica_set: ReplicaSet, start_gateway: Callable[..., GatewayProcess]
 ) -> None:

@@ -108,6 +108,8 @@ class Chaos:
     lease_seconds: float = 2.0
     #: One pause of a handler in so many changes.
     pauses_one_in: int = 40
+    #: How long the users wait between two changes, about.
+    between_changes_s: float = 0.02
     #: How long a hand waits between two faults, about.
     rest_s: float = 2.0
     #: How long a member is away, from and to.
@@ -121,7 +123,7 @@ class Chaos:
         self._effects = self._client[_DATABASE + "_effects"]
         for name in (*self.listeners, "leases", "newest", "violations", "refused"):
             self._effects.create_collection(name)
-        self._orders = Orders(uri, _DATABASE, self.seed)
+        self._orders = Orders(uri, _DATABASE, self.seed, pause_s=self.between_changes_s)
         self._leases = LeaseReader(uri, self._effects.name)
         self._leases.start()
         self._processes = Processes(

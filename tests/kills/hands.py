@@ -22,6 +22,7 @@ from pymongo.errors import PyMongoError
 from tailrace.embedded import ReplicaSet
 from tests.kills.leases import LeaseHistory
 from tests.kills.processes import Listening, Processes
+from tests.pace import BETWEEN_LOOKS_S
 
 LISTENER_FAULTS: Final = ("kill", "stop", "restart", "clock")
 MEMBER_FAULTS: Final = ("member killed", "member stopped", "step-down", "majority lost")
@@ -89,7 +90,7 @@ class Hand:
         while not holds():
             if time.monotonic() > end:
                 return False
-            time.sleep(0.02)
+            time.sleep(BETWEEN_LOOKS_S)
         return True
 
 

@@ -33,7 +33,8 @@ from tests.sharded.test_archive import drain
 pytestmark = pytest.mark.mongod
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
+# A listener without lanes reads the same tokens, and numbers of events are of the stream.
+@pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_listener_handles_each_event_of_a_token_that_several_have(
     sharded_cluster: ShardedCluster, replica_set: ReplicaSet, partitions: int
 ) -> None:

@@ -32,6 +32,7 @@ from tailrace.read.snapshot import reader
 from tailrace.read.snapshot.stages import compiled_for
 from tailrace.watch.client import snapshot_stream
 from tailrace.watch.client.client import operation_time
+from tests.amounts import amount
 from tests.server_in_use import IN_BETWEEN
 from tests.snapshot.copies import Target, id_of, truth
 from tests.snapshot.test_snapshot import fill, ids_of_every_type, write
@@ -182,7 +183,7 @@ def test_what_was_there_and_every_change_are_the_collections(replica_set: Replic
 
     works = [lambda stop, seed=seed: write(db, seed, stop, names) for seed in range(4)]  # type: ignore[misc]
     with Writers(works, lambda: operation_time(db.client)) as writers:
-        drained(another, target, writers.stopped, seed, 20)
+        drained(another, target, writers.stopped, seed, amount(8, 20))
     for one in opened:
         one.close()
     for name in names:
@@ -196,6 +197,7 @@ def namespace(sharded_cluster: ShardedCluster) -> Iterator[str]:
     sharded_cluster.router.drop_database(DATABASE)
 
 
+@pytest.mark.slow  # the copy: test_snapshot_sharded.py; the stream: the next test
 @pytest.mark.usefixtures("small_chunks")
 def test_the_same_on_a_cluster_while_chunks_move(sharded_cluster: ShardedCluster, namespace: str) -> None:
     for number in range(400):
@@ -328,7 +330,11 @@ AND = {"$bitAnd": [3, 6]}
 
 @pytest.mark.parametrize(
     ("version", "known", "unknown"),
-    [("4.4.2", [], [SORTED, AND]), ("6.0.27", [SORTED], [AND]), ("7.0.28", [SORTED, AND], [])],
+    [
+        ("4.4.2", [], [SORTED, AND]),
+        ("6.0.27", [SORTED], [AND]),
+        pytest.param("7.0.28", [SORTED, AND], [], marks=pytest.mark.slow),
+    ],
 )
 def test_stages_are_in_the_language_of_the_server_that_is_read(
     start_replica_set: Callable[..., ReplicaSet], version: str, known: list[Any], unknown: list[Any]

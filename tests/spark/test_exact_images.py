@@ -107,7 +107,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_batches")
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_images_are_the_server_s_own_through_crashes(
     replica_set: ReplicaSet, orders: Any, tmp_path: Path, seed: int
 ) -> None:

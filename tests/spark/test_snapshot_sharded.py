@@ -92,6 +92,7 @@ def beside_moves(cluster: ShardedCluster, database: str, seed: int) -> None:
     cluster.router.drop_database(database)
 
 
+@pytest.mark.slow  # the copy: tests/snapshot/test_snapshot_sharded.py; its rows: the test above
 def test_beside_writers_and_moving_chunks_nothing_is_lost_or_twice(sharded_cluster: ShardedCluster) -> None:
     beside_moves(sharded_cluster, "sparkmoves", 3)
 

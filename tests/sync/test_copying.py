@@ -32,6 +32,7 @@ from tailrace.errors import SinkError
 from tailrace.read.snapshot.reader import places_of
 from tailrace.read.source.connection import open_client
 from tailrace.read.source.topology import Cluster
+from tests.amounts import amount
 from tests.pace import BETWEEN_WRITES_S
 from tests.server_in_use import IN_BETWEEN
 from tests.sync.copy_process import LOST
@@ -171,7 +172,7 @@ def test_an_owner_that_was_stopped_beyond_its_lease_writes_nothing_more(
 ) -> None:
     there, here = start_replica_set(), start_replica_set()
     source, target = MongoClient(there.uri), MongoClient(here.uri)
-    _fill(source, 20_000)
+    _fill(source, amount(5_000, 20_000))
     begun(source, target, SyncSettings(selection=Selection.of(["shop.*"]), lease_s=1))
     old = _process(there, here, 10_000, 1)
     assert old.stdout is not None
@@ -192,13 +193,14 @@ def test_an_owner_that_was_stopped_beyond_its_lease_writes_nothing_more(
 def test_documents_that_nobody_changes_are_exact_beside_writers(start_replica_set: Callable[..., ReplicaSet]) -> None:
     source = MongoClient(start_replica_set().uri)
     target = MongoClient(start_replica_set().uri)
-    source.shop.c.insert_many([{"_id": n, "v": 0, "s": "x" * 300} for n in range(40_000)])
+    count = amount(10_000, 40_000)
+    source.shop.c.insert_many([{"_id": n, "v": 0, "s": "x" * 300} for n in range(count)])
     stop = threading.Event()
 
     def write() -> None:
         chosen = random.Random(5)
         while not stop.wait(BETWEEN_WRITES_S / 5):
-            number = 2 * chosen.randrange(20_000)  # the odd ones stay as they are
+            number = 2 * chosen.randrange(count // 2)  # the odd ones stay as they are
             match chosen.randrange(3):
                 case 0:
                     source.shop.c.update_one({"_id": number}, {"$inc": {"v": 1}})
@@ -220,7 +222,7 @@ def test_documents_that_nobody_changes_are_exact_beside_writers(start_replica_se
     assert found.hold > found.time
     odd = {"_id": {"$mod": [2, 1]}}
     assert list(target.shop.c.find(odd)) == list(source.shop.c.find(odd))
-    assert target.shop.c.count_documents({}) <= 40_000
+    assert target.shop.c.count_documents({}) <= count
 
 
 def test_a_foreign_document_on_the_target_is_not_overwritten(start_replica_set: Callable[..., ReplicaSet]) -> None:

@@ -24,6 +24,7 @@ from tailrace.lake.tables.as_of import as_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
 from tailrace.read.window.oplogs import Oplogs
+from tests.amounts import amount
 from tests.differential.execute import note
 from tests.differential.wire import Wire
 from tests.tables.equality import in_collection, in_table
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.mongod
 
 DATABASE = "tables_cut"
 NAMES = ("a", "b", "c", "made")
-_TURNS = 60
+_TURNS = amount(30, 60)
 _real_settled = Oplogs._settled
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.lake.tables.names import folder_of
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
+from tests import commands
 from tests.differential.execute import Executed, clear, note, run_operation
 from tests.differential.wire import Wire
 from tests.differential.workload import Workload
@@ -71,14 +70,13 @@ def test_a_crash_between_any_two_steps(replica_set: ReplicaSet, collection: Any,
     assert check_feed(settings.root / folder_of(collection.full_name)) >= 2
 
 
+@pytest.mark.slow  # a crash between any two steps: the test above
 def test_killed_at_any_moment(replica_set: ReplicaSet, collection: Any, tmp_path: Path) -> None:
     chosen = random.Random(37)
     root = tmp_path / "t"
     work(collection, chosen, 50)
     for _ in range(2):
-        command = [sys.executable, "-c", _CHILD, replica_set.uri, str(root), collection.full_name]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert child.stdout is not None
+        child = commands.Piped(replica_set.uri, str(root), collection.full_name, code=_CHILD)
         assert child.stdout.readline() == b"begun\n"
         until = time.monotonic() + chosen.uniform(0.2, 1.0)
         while time.monotonic() < until:

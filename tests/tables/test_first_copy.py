@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.lake.tables import copying
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
+from tests import commands
 from tests.sharded.workload import spread
 from tests.tables.equality import assert_equal, collections, in_table
 from tests.tables.test_sharded_equality import truth
@@ -217,11 +216,10 @@ with TablesWriter(sys.argv[1], TableSettings(Path(sys.argv[2]), rules, documents
 def test_a_process_that_is_killed_while_it_copies_goes_on(
     replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", _CHILD, replica_set.uri, str(tmp_path / "t"), f"{DATABASE}.*"]
+    arguments = (replica_set.uri, str(tmp_path / "t"), f"{DATABASE}.*")
     copied = 0
     for chunks in (1, 2):
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
+        with commands.Piped(*arguments, code=_CHILD) as child:
             for _ in range(chunks):
                 line = child.stdout.readline()
             copied += int(line)

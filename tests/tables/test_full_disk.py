@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.lake.tables.state import TableState
 from tailrace.read.images.bucket import ImageStateError
 from tailrace.read.images.state import ImageState
+from tests import commands
 from tests.small_disk import PAGE, small_disk
 from tests.tables.equality import in_collection, in_table
 
@@ -30,8 +30,7 @@ DATABASE = "tables_full_disk"
 
 
 def write(uri: str, root: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tailrace", "tables", "write", uri, str(root), f"{DATABASE}.*", "--once"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return commands.run_text("tables", "write", uri, str(root), f"{DATABASE}.*", "--once")
 
 
 @pytest.mark.mongod
@@ -74,8 +73,7 @@ with ImageState.open(sys.argv[1], buckets=2, map_bytes=64 << 20) as state:
 
 def test_the_state_of_exact_images_says_that_there_is_no_room_and_goes_on(tmp_path: Path) -> None:
     def run(until: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", _IMAGES, str(disk.path / "images"), str(until)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return commands.run_text(str(disk.path / "images"), str(until), code=_IMAGES)
 
     with small_disk(tmp_path / "disk", "8m") as disk:
         for pages in (0, 25, 60):

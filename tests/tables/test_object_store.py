@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +27,8 @@ from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.versions import Keeping
 from tailrace.lake.tables.writer import TablesWriter
+from tests import commands
+from tests.amounts import amount
 from tests.server_in_use import SERVER_VERSION
 from tests.tables.equality import in_collection, in_table
 from tests.tables.object_server import SECRET, ObjectServer
@@ -90,7 +90,7 @@ def put_back(root: ObjectPlace, copy: dict[str, bytes]) -> None:
 
 def test_tables_equal_their_collections(replica_set: ReplicaSet, object_store: ObjectServer, tmp_path: Path) -> None:
     root = object_store.place("equal", tmp_path / "state")
-    assert equal_after(replica_set.uri, root, 9101, 150, SERVER_VERSION) == 5
+    assert equal_after(replica_set.uri, root, 9101, amount(60, 150), SERVER_VERSION) == 5
     everything = b"".join([*held(root).values(), *(one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())])
     assert SECRET.encode() not in everything
     assert not list((tmp_path / "state" / "uploads").iterdir())
@@ -442,7 +442,7 @@ def test_a_writer_that_is_killed(
     for turn, step in enumerate(STEPS):
         change(collection, turn)
         where = [replica_set.uri, prefix, str(tmp_path / "state"), collection.database.name, step, options]
-        ended = subprocess.run([sys.executable, "-c", _CHILD, *where], check=False)
+        ended = commands.run(*where, code=_CHILD)
         assert ended.returncode in (0, -signal.SIGKILL)
         killed |= {step} if ended.returncode else set()
     assert killed >= set(STEPS[:4])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +27,7 @@ from tailrace.lake.tables.writer import TablesWriter
 from tailrace.read.window import oplogs
 from tailrace.read.window.oplogs import OplogMember
 from tailrace.read.window.read_ahead import ReadAhead
+from tests import commands
 from tests.patience import PATIENCE_S
 from tests.tables.equality import in_collection, in_table
 
@@ -337,6 +336,7 @@ with writer.TablesWriter(sys.argv[1], settings) as tables:
 """
 
 
+@pytest.mark.slow  # killed: test_writer.py; far behind: the tests above
 @pytest.mark.mongod
 def test_killed_while_it_is_far_behind_nothing_is_lost_or_twice(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path
@@ -345,9 +345,7 @@ def test_killed_while_it_is_far_behind_nothing_is_lost_or_twice(
     for lives in range(4):
         fill(collection, 1000 * lives)
         fill(collection, 1000 * lives + 500_000)
-        command = [sys.executable, "-c", _CHILD, replica_set.uri, str(tmp_path), NAMESPACE]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
+        with commands.Piped(replica_set.uri, str(tmp_path), NAMESPACE, code=_CHILD) as child:
             assert child.stdout.readline() == b"begun\n"
             time.sleep(chosen.uniform(0.0, 0.8))
             child.kill()

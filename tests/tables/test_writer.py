@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +25,7 @@ from tailrace.lake.tables.names import folder_of
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
+from tests import commands
 from tests.tables.equality import in_collection, in_table
 
 pytestmark = pytest.mark.mongod
@@ -80,9 +79,7 @@ def test_killed_at_any_moment_nothing_is_lost_or_twice(
     work(collection, chosen, 100)
     root = tmp_path / "t"
     for _ in range(4):
-        command = [sys.executable, "-c", _CHILD, replica_set.uri, str(root), collection.full_name]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert child.stdout is not None
+        child = commands.Piped(replica_set.uri, str(root), collection.full_name, code=_CHILD)
         assert child.stdout.readline() == b"begun\n"
         until = time.monotonic() + chosen.uniform(0.2, 2.5)
         while time.monotonic() < until:
