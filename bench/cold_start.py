@@ -199,7 +199,7 @@ def gateway(python: str, task: list[Any]) -> dict[str, float]:
     start = "import sys; sys.modules['numba'] = None; from tailrace.cli.main import main; sys.exit(main(sys.argv[1:]))"
     with tempfile.TemporaryDirectory() as home:
         begun = time.monotonic()
-        words = ["gateway", task[0], "--listen", place]
+        words = ["gateway", "--upstream", task[0], "--listen", place]
         process = subprocess.Popen([python, "-c", start, *words], env=without_caches(home), stderr=subprocess.DEVNULL)
         try:
             uri = f"mongodb://{place}/?directConnection=true"
