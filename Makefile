@@ -30,7 +30,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench site site-serve lock dist images test-dependencies clean
+.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench bench-page site site-serve lock dist images test-dependencies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -128,10 +128,13 @@ record: $(INSTALLED) ## record the golden workloads again from a live server
 	$(BIN)/python -m tests.golden.record $(ARGS)
 
 bench: $(INSTALLED) ## run every benchmark; each prints both sides and their ratio
-	@for question in bench/*.py; do
+	@for question in $(filter-out bench/page.py,$(wildcard bench/*.py)); do
 		echo "== $$question"
 		$(BIN)/python "$$question" $(ARGS)
 	done
+
+bench-page: $(INSTALLED) ## the page of benchmarks, docs/reference/benchmarks.md; an hour, or minutes: ARGS=--quick
+	$(BIN)/python bench/page.py $(ARGS)
 
 # MkDocs warns at each start of a second version that is not out.
 site site-serve: export NO_MKDOCS_2_WARNING := 1
