@@ -42,12 +42,14 @@ def catalog_at_rest(
 ) -> tuple[DeploymentCatalog, ClusterTime]:
     """A time, and the catalogue exactly as it was then: no definition changed between that time and the end of
     reading, and no collection was in the making. Raises SourceError where definitions change during each of the
-    attempts, or where something is in the making for ``patience_s`` seconds; what ``wait`` raises comes through."""
-    places, waited = places_of(deployment, RETRY_SECONDS), 0.0
+    attempts, or where one thing is in the making for ``patience_s`` seconds; what ``wait`` raises comes through."""
+    places, waited, before = places_of(deployment, RETRY_SECONDS), 0.0, ""
     while tries:
         begun = places.now()
         making = next(in_the_making(deployment, selection), None)
         if making is not None:
+            if making != before:
+                waited, before = 0.0, making
             if waited >= patience_s:
                 raise SourceError(making, hint=_HINT)
             if not waited:
