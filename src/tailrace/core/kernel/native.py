@@ -17,10 +17,9 @@ import struct
 import zlib
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, Final
 
 #: The library's name beside this module, and its symbol that says what it holds: a JSON object with ``source``, the
 #: checksum of the whole source, and ``entry_points``: of each, its source's checksum and how many arguments it takes.
@@ -31,14 +30,12 @@ FAILED: Final = -(1 << 63)
 
 _SEAL: Final = struct.Struct("<I8s")
 _MARK: Final = b"tailrace"
-#: Patterns are compiled where they are used: a process that loads a library of this source needs none.
-_ENTRY_POINT: Final = rb"(?m)^ *@entry_point\("
+_ENTRY_POINT: Final = re.compile(rb"^ *@entry_point\(", re.MULTILINE)
 #: Modules on which no machine code depends.
 _NO_MACHINE_CODE: Final = ("compiled", "native")
 _PACKAGE: Final = "tailrace.core.kernel"
-_HERE: Final = __file__.rpartition("/")[0]
 #: ``from tailrace.core.kernel.scan import ...`` and ``from tailrace.core.kernel import delta, fragments``.
-_IMPORT: Final = r"(?m)^from tailrace\.core\.kernel(?:\.(\w+)| import ([\w, ]+))"
+_IMPORT: Final = re.compile(r"^from tailrace\.core\.kernel(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
 
 
 def checksum_of(module: str) -> int:
@@ -52,7 +49,7 @@ def checksum_of(module: str) -> int:
         if source is None:
             continue
         sources[name] = source
-        for one, several in re.findall(_IMPORT, source.decode()):
+        for one, several in _IMPORT.findall(source.decode()):
             waiting += [one] if one else re.findall(r"\w+", several)
     checksum = 0
     for name in sorted(sources):
@@ -70,7 +67,7 @@ def checksum_of_all() -> int:
 
 
 def _modules_with_entry_points() -> set[str]:
-    return {name for name in _modules() if re.search(_ENTRY_POINT, _source(name) or b"")}
+    return {name for name in _modules() if _ENTRY_POINT.search(_source(name) or b"")}
 
 
 def _modules() -> set[str]:
@@ -79,32 +76,12 @@ def _modules() -> set[str]:
 
 @cache
 def _source(name: str) -> bytes | None:
-    folder = _directory()
-    if not folder:
-        path = _folder() / f"{name}.py"
-        return path.read_bytes() if path.is_file() else None
-    try:
-        with open(f"{folder}/{name}.py", "rb", buffering=0) as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-
-
-@cache
-def _directory() -> str:
-    """The package's directory, whose files are opened by their names: that costs less than by ``importlib``. Empty
-    inside a zip file."""
-    try:
-        with open(__file__, "rb", buffering=0):
-            return _HERE
-    except OSError:
-        return ""
+    path = _folder() / f"{name}.py"
+    return path.read_bytes() if path.is_file() else None
 
 
 @cache
 def _folder() -> Traversable:
-    from importlib.resources import files  # noqa: PLC0415  it takes a millisecond, and hardly anybody needs it
-
     return files(_PACKAGE)
 
 
@@ -184,7 +161,7 @@ def library() -> CompiledLibrary | None:
     if _choice.none:
         return None
     try:
-        found = CompiledLibrary(_choice.path or f"{_HERE}/{FILE}")
+        found = CompiledLibrary(_choice.path or str(_folder() / FILE))
     except (OSError, AttributeError, ValueError):
         return None  # there is none, or it is another machine's
     return found if found.is_current else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -241,25 +240,9 @@ def _program(stage: Stage, *, collated: bool) -> MatchProgram | PlainMatch | Sta
 # ── the step of a stream ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-#: The steps of pipelines that are in use. Making them takes half a millisecond, more than a small batch.
-_made: Final[WeakKeyDictionary[ChangeStreamPipeline, list[KernelStep] | None]] = WeakKeyDictionary()
-#: Steps are kept for so many: those of a pipeline with a few stages are some kilobytes.
-_MADE_MAX: Final = 256
-
-
 def user_steps(pipeline: ChangeStreamPipeline) -> list[KernelStep] | None:
     """The steps of the user's stages; ``None`` where only the plain stages can do them: a ``$match`` that is asked of
     the entry's session, and a stream that is resumed from a fragment of an event."""
-    try:
-        return _made[pipeline]
-    except KeyError:
-        steps = _user_steps(pipeline)
-        if len(_made) < _MADE_MAX:
-            _made[pipeline] = steps
-        return steps
-
-
-def _user_steps(pipeline: ChangeStreamPipeline) -> list[KernelStep] | None:
     user, plan, pushdown = pipeline.user_stages, pipeline.plan, pipeline.pushdown
     if pushdown.entry_test is not None and pushdown.entry_test.asks_for_session:
         return None

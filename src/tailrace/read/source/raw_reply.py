@@ -13,16 +13,14 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
-from importlib import import_module
-from types import ModuleType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import bson
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 from pymongo.cursor import RawBatchCursor
 
-from tailrace.core import kernel, raw_bson
+from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import OplogFormatError
 
@@ -48,9 +46,6 @@ _OPERATION_TIME: Final = b"\x11operationTime\x00"
 _CLOCK_HEAD: Final = 4 + len(b"\x11clusterTime\x00")
 #: For a smaller batch the compiled code takes longer, for the fixed work of a call.
 _COMPILED_BYTES_MIN: Final = 4_096
-_REPLY: Final = "tailrace.core.kernel.reply"
-#: A batch for which loading this part of the kernel takes no longer than doing without it. More will follow.
-_LOADED_BYTES_MIN: Final = 1 << 19
 
 
 class RepeatedReply:
@@ -208,7 +203,10 @@ class RawReplyCursor(RawBatchCursor[Any]):
     def _unpack_response(self, response: Any, *args: Any, **options: Any) -> Any:
         self._repeated = None
         raw_reply = getattr(response, "raw_command_response", None)
-        found = super()._unpack_response(response, *args, **options) if raw_reply is None else [unpacked(raw_reply())]
+        if raw_reply is None:
+            found = super()._unpack_response(response, *args, **options)
+        else:
+            found = [unpacked(bytes(raw_reply()))]
         self._times = _times_of(found[0])
         return found
 
@@ -217,18 +215,15 @@ def _times_of(reply: Mapping[str, Any]) -> dict[str, Any]:
     return {name: reply[name] for name in ("$clusterTime", "operationTime") if name in reply}
 
 
-def unpacked(given: bytes | memoryview) -> dict[str, Any]:
+def unpacked(reply: bytes) -> dict[str, Any]:
     """A command's reply, decoded except for the documents of its cursor's batch, which come as one run of bytes. Raises
     OplogFormatError where the reply is not BSON.
     """
-    # A reply is a megabyte or more, so where it begins as usual, a view of it is not copied.
-    reply = cast(bytes, given) if _is_usual(given) else bytes(given)
     if _is_usual(reply):
         batch_end, end = raw_bson.document_end(reply, _BATCH_AT), raw_bson.document_end(reply, 12)
         if batch_end < end:
             rest = raw_bson.encode_document(reply[batch_end : end - 1])
             return _with_batch(raw_bson.encode_document(_SUCCESS, rest, reply[end:-1]), "nextBatch", reply, _BATCH_AT)
-        reply = bytes(reply)
     cursor = raw_bson.find(reply, b"cursor")
     if cursor is None or cursor.type != raw_bson.OBJECT:
         return bson.decode(reply, _CODEC)
@@ -243,9 +238,9 @@ def unpacked(given: bytes | memoryview) -> dict[str, Any]:
     return _with_batch(envelope, batch.name.decode(), reply, batch.value_start)
 
 
-def _is_usual(reply: bytes | memoryview) -> bool:
+def _is_usual(reply: bytes) -> bool:
     """Whether a reply begins as servers answer a getMore."""
-    return reply[4:12] == _SUCCESS and reply[16:_BATCH_AT] == _NEXT_BATCH
+    return reply.startswith(_SUCCESS, 4) and reply.startswith(_NEXT_BATCH, 16)
 
 
 def _with_batch(envelope: bytes, name: str, reply: bytes, start: int) -> dict[str, Any]:
@@ -257,16 +252,8 @@ def _with_batch(envelope: bytes, name: str, reply: bytes, start: int) -> dict[st
 
 
 def _documents(reply: bytes, start: int) -> bytes:
-    size = raw_bson.read_int32(reply, start)
-    compiled = getattr(_compiled(size), "array_documents", None)
-    found: bytes | None = None if compiled is None or size < _COMPILED_BYTES_MIN else compiled(reply, start)
-    return raw_bson.array_documents(bytes(reply), start) if found is None else found
-
-
-def _compiled(size: int) -> ModuleType | None:
-    """The kernel's part for replies: where somebody has loaded it, or now, where it came compiled and the batch is
-    large. A read must not wait until something is compiled."""
-    loaded = sys.modules.get(_REPLY)
-    if loaded is None and size >= _LOADED_BYTES_MIN and kernel.available() and kernel.comes_compiled():
-        loaded = import_module(_REPLY)
-    return loaded
+    # Compiled where somebody has loaded the kernel; a read must not wait for that.
+    compiled = getattr(sys.modules.get("tailrace.core.kernel.reply"), "array_documents", None)
+    is_small = raw_bson.read_int32(reply, start) < _COMPILED_BYTES_MIN
+    found: bytes | None = None if compiled is None or is_small else compiled(reply, start)
+    return raw_bson.array_documents(reply, start) if found is None else found
