@@ -40,8 +40,15 @@ class FirstAnswer(monitoring.ServerHeartbeatListener, monitoring.TopologyListene
             self._seen[event.topology_id] = event.new_description
             if event.new_description.has_readable_server():
                 self.closed(event)
-            elif event.previous_description.server_descriptions() and not event.new_description.server_descriptions():
+            elif self._has_lost_its_last_server(event):
                 self._tell_of_none_left(event)
+
+    @staticmethod
+    def _has_lost_its_last_server(event: Any) -> bool:
+        """A client that is closed loses its servers too, but then its topology is no replica set's any more."""
+        before, now = event.previous_description, event.new_description
+        is_looking = now.topology_type_name == "ReplicaSetNoPrimary"
+        return is_looking and bool(before.server_descriptions()) and not now.server_descriptions()
 
     def _tell_of_none_left(self, event: Any) -> None:
         """PyMongo forgets a server of another replica set, and waits for one that it has been told of."""
