@@ -47,22 +47,22 @@ def names(made: Made) -> list[str]:
 def test_old_versions_are_thinned_and_a_time_between_them_is_told_from_one_that_is_kept(tmp_path: Path) -> None:
     """Every version of a week had been kept whole, with all its files, however many there were."""
     root = tmp_path / "t"
-    made, now = aged(root, 60)
-    keeping = Keeping(grace_h=5 / 60, retention_h=40 / 60, versions=4)
+    made, now = aged(root, 120)
+    keeping = Keeping(grace_h=10 / 60, retention_h=80 / 60, versions=4)
     versions.expire(root, keeping, names(made), now)
-    whole = [number for number in range(60) if versions.is_whole(root, number)]
-    assert whole[-6:] == list(range(54, 60)), "a reader that began five minutes ago goes on"
-    kept = whole[:-6]
+    whole = [number for number in range(120) if versions.is_whole(root, number)]
+    assert whole[-11:] == list(range(109, 120)), "a reader that began ten minutes ago goes on"
+    kept = whole[:-11]
     assert 4 <= len(kept) <= 6
-    assert kept[0] <= 60 - 40, "as of reaches back as far as the retention"
-    assert max(after - before for before, after in pairwise(whole)) <= 11
+    assert kept[0] <= 120 - 80, "as of reaches back as far as the retention"
+    assert max(after - before for before, after in pairwise(whole)) <= 21
     assert len([path for path in root.rglob("*.parquet") if path.parent.name != "_delta_log"]) == len(whole)
-    assert len(list((root / "_delta_log").glob("*.json"))) < 60, "and what of the log no kept version needs has gone"
-    assert held(root) == [59]
+    assert len(list((root / "_delta_log").glob("*.json"))) < 120, "and what of the log no kept version needs has gone"
+    assert held(root) == [119]
     for number in whole:
         assert held(root, number) == [number]
     # What a version held until the next one is known of those whose next one is known.
-    for time in range(101, 161):
+    for time in range(101, 221):
         base, following = versions.around(root, ClusterTime.of(time, 5))
         number = time - 101
         if number < kept[0]:
@@ -70,7 +70,7 @@ def test_old_versions_are_thinned_and_a_time_between_them_is_told_from_one_that_
             continue
         assert base is not None
         assert base.version == max(one for one in whole if one <= number)
-        assert (following is None) == (base.version == 59)
+        assert (following is None) == (base.version == 119)
         assert following is None or following.version == base.version + 1
     assert versions.expire(root, keeping, names(made), now) == []
     again = CollectionTable(root, "shop.orders", declared="")
