@@ -23,6 +23,8 @@ _UUID: Final = 4
 def check_owner(stream: ServedStream, identity: Identity, session: bytes | None, version: tuple[int, int]) -> None:
     """Raise ServerError 13 unless the cursor belongs to this user and session, and the user may still watch."""
     owner = stream.owner
+    if owner.users and not identity.users and not identity.may_all:
+        raise ServerError("command getMore requires authentication", code=_UNAUTHORIZED)  # logged out, or dropped
     if owner.session != session or (session is not None and owner.users != identity.users):
         raise _wrong_session(stream, session, identity, version)
     if owner.users != identity.users:
