@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import socket
 import struct
 import subprocess
@@ -283,6 +284,8 @@ def main() -> int:
     parser.add_argument("--hostile", metavar="URI", help=argparse.SUPPRESS)
     args = parser.parse_args()
     kinds = args.kinds.split(",")
+    # As Ctrl-C: the server, the gateway and the tenants end with a siege that is told to.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if args.hostile is not None:
         besiege(args.hostile, kinds, args.tenants, args.seconds, args.seed)
         return 0
