@@ -113,7 +113,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="COLUMN",
         help="with compact: arrange the rows by this column; may be repeated",
     )
-    parser.add_argument("--keep", default="7d", metavar="7d", help="with expire: see there (s, m, h, d)")
+    parser.add_argument(
+        "--keep", default="7d", metavar="7d", help="with expire: how long replaced files are kept (s, m, h, d)"
+    )
     parser.set_defaults(run=run)
     return parser
 

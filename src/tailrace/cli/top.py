@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_uri_argument(parser)
-    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between two (default: 2)")
+    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds per reading (default: 2)")
     parser.add_argument("--once", action="store_true", help="print one reading, after one interval, and exit")
     parser.add_argument("--json", action="store_true", help="for programs: one JSON document per line for each reading")
     add_target_arguments(parser)
