@@ -27,7 +27,7 @@ SOURCE, TARGET = "mongodb://localhost:1/?replicaSet=a", "mongodb://localhost:2/?
         (["sync", SOURCE], "needs the connection URIs of a source and a target"),
         (["sync", "plan", SOURCE], "tailrace sync plan needs the connection URIs"),
         (["sync", "pln", SOURCE, TARGET], "needs the connection URIs"),
-        (["sync", SOURCE, TARGET, "--rename", "shop"], "--rename shop says no new name"),
+        (["sync", SOURCE, TARGET, "--rename", "shop"], "--rename shop does not give a new name"),
         (["sync", "verify", SOURCE, TARGET, "--sample", "-1"], "--sample must be a number of documents"),
     ],
 )
@@ -41,7 +41,7 @@ def test_wrong_usage_is_told_before_anything_is_opened(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--rename", "a=b.c"], "'a=b.c' is no new name"),
+        (["--rename", "a=b.c"], "'a=b.c' does not give a new name"),
         (["--lanes", "0"], "1 to 64 lanes, not 0"),
         (["--lease-seconds", "0.1"], "at least one second"),
         (["--only", "shop"], "shop"),

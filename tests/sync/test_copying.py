@@ -289,7 +289,7 @@ def test_one_id_on_two_shards_is_refused(
     client = open_client(cluster.uri)
     deployment = Cluster.discover(client, cluster.uri, {})
     target = MongoClient(start_replica_set().uri)
-    with pytest.raises(SinkError, match=r"two shards have a document of one _id in shop.orders.*--except"):
+    with pytest.raises(SinkError, match=r"two shards have documents with the same _id in shop.orders.*--except"):
         copied(deployment, target)
 
 

@@ -65,7 +65,7 @@ def test_a_target_that_holds_a_name(ends: tuple[MongoClient[Any], MongoClient[An
     source.shop.orders.insert_one({})
     target.shop.orders.insert_one({})
     assert only(make_plan(source, target, SETTINGS)) == (
-        "the target holds already: shop.orders. Drop what is there, leave it out (--except) or give the copy another "
+        "the target already holds shop.orders. Drop what is there, leave it out (--except) or give the copy another "
         "name (--rename)"
     )
     assert not make_plan(
@@ -86,7 +86,7 @@ def test_what_is_being_filled_is_told(ends: tuple[MongoClient[Any], MongoClient[
     source.shop["tmp.agg_out.1f"].insert_one({})
     plan = make_plan(source, target, SETTINGS)
     assert plan.refusals == []
-    told = "shop.tmp.agg_out.1f is still being made into another collection: the copy waits for its end"
+    told = "shop.tmp.agg_out.1f is still being made into another collection: the copy waits until that is done"
     assert any(one.startswith(told) for one in plan.warnings)
 
 

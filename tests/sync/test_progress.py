@@ -61,12 +61,12 @@ def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
             SyncProgress("a", phase="follow", is_consistent=True, time=ClusterTime.of(7, 2)),
             "equal to the source at 7,2",
         ),
-        (SyncProgress("a", phase="catchUp", time=ClusterTime.of(7, 2)), "on the way, at 7,2"),
+        (SyncProgress("a", phase="catchUp", time=ClusterTime.of(7, 2)), "not yet equal, at 7,2"),
         (
             SyncProgress("a", phase="follow", lag_s=3.0, reach_s=7200.0),
-            "3 s behind; the oplog reaches for 7,200 s more",
+            "3 s behind; the oplog holds what comes next for 7,200 s more",
         ),
-        (SyncProgress("a", phase="follow", blocked_by="drop shop.a"), "at work on drop shop.a"),
+        (SyncProgress("a", phase="follow", blocked_by="drop shop.a"), "applying drop shop.a"),
         (
             SyncProgress("a", phase="follow", verified={"time": "7,2", "differences": 0}),
             "verified at 7,2: 0 differences",
@@ -104,5 +104,5 @@ def test_which_entries_are_somebody_s_writes(given: Any, names: set[str]) -> Non
 
 def test_who_writes_is_named() -> None:
     refuse_written([], "nothing")
-    with pytest.raises(UsageError, match=r"given up: somebody has written .* \(shop\.a, shop\.b\)"):
+    with pytest.raises(UsageError, match=r"given up: somebody wrote .* \(shop\.a, shop\.b\)"):
         refuse_written({"shop.b", "shop.a"}, "given up")

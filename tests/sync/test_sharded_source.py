@@ -172,7 +172,7 @@ def test_one_id_on_two_shards_is_refused_however_late(
         router.insert_one(namespace, {"_id": 1, "region": REGIONS[0]})
         brought_up(sharded_cluster, target, settings)
         router.insert_one(namespace, {"_id": 1, "region": REGIONS[1]})
-        with pytest.raises(TargetMismatchError, match="is on the target already"):
+        with pytest.raises(TargetMismatchError, match="is already on the target"):
             brought_up(sharded_cluster, target, settings)
 
 

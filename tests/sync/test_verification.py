@@ -244,7 +244,7 @@ def test_a_sync_that_does_not_run_is_compared_as_long_as_nobody_writes(
         source.admin.command({"appendOplogNote": 1, "data": {}})
         source.admin.command({"fsync": 1})
     monkeypatch.setattr("tailrace.act.sync.verification._WAIT_S", 1.0)
-    with pytest.raises(SinkError, match=r"the sync has stood at Timestamp.*and the source has gone on"):
+    with pytest.raises(SinkError, match=r"the sync has stayed at Timestamp.*and the source has gone on"):
         verify(run.source, run.state, SETTINGS)
 
 
@@ -269,7 +269,7 @@ def test_how_two_documents_differ() -> None:
     assert differ({"a": {"b": 1, "c": 2}}, {"a": {"c": 2, "b": 1}}) == "the order of the fields of a."
     twice = bson.encode({"a": 1})[4:-1] + bson.encode({"a": 1})[4:-1]
     twice = (len(twice) + 5).to_bytes(4, "little") + twice + b"\0"
-    assert how_they_differ(bson.encode({"a": 1}), twice) == "how often a field is there"
+    assert how_they_differ(bson.encode({"a": 1}), twice) == "how often a field occurs"
     assert RawBSONDocument(twice)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Keep a deployment's oplog for longer than the deployment does. Every oplog entry goes to DIR as it is, once, with the
 stored pre-images, in compressed Parquet files: a replica set's, or those of all shards and of the config server. Run it
-again to go on where it stopped. "tailrace replay DIR" reads change streams from it. With --archive DIR, or
+again to continue where it stopped. "tailrace replay DIR" reads change streams from it. With --archive DIR, or
 connect(uri, archive=DIR), a stream of the deployment may start before its oplog begins.
 
   tailrace archive URI DIR         archive until Ctrl-C or SIGTERM
@@ -54,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("directory", nargs="?", metavar="DIR", help="the archive; a new directory begins one")
     parser.add_argument(
-        "--once", action="store_true", help="stop once everything that was there at the start is archived"
+        "--once", action="store_true", help="stop when everything that was there at the start is archived"
     )
     parser.add_argument(
         "--from",
@@ -71,7 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--segment-bytes", metavar="256m", default="256m", help="close a file when it holds this many bytes of entries"
     )
     parser.add_argument(
-        "--segment-seconds", metavar="N", type=float, default=60.0, help="or after N seconds (default: 60)"
+        "--segment-seconds", metavar="N", type=float, default=60.0, help="close a file after N seconds (default: 60)"
     )
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: metrics)"

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 LISTEN: Final = "127.0.0.1:8099"
 _DESCRIPTION: Final = """\
-Serve a page for people that shows a deployment: events by namespace and kind, the live tail with what each change has
+Serve a page for people that shows a deployment: events by namespace and kind, the live tail with what each change
 changed, lag and oplog of each shard, the streams of a gateway, leases and dead letters of listeners, lakes, tables,
-archives and syncs, what tailrace doctor says, and a token decoder. It reads, and changes nothing.
+archives and syncs, what tailrace doctor says, and a token decoder. It only reads, and changes nothing.
 
-It listens on this machine only. At another address it speaks TLS, and asks for name and password of a user of the
-deployment who may read the oplog. Ctrl-C and SIGTERM end it."""
+By default it listens on this machine only. At another address it speaks TLS, and asks for the name and password of a
+user of the deployment who may read the oplog. Ctrl-C and SIGTERM end it."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the main parser."""
     parser = subparsers.add_parser(
         "console",
-        help="a page that shows streams, leases, lakes and the live tail",
+        help="serve a page that shows streams, leases, lakes and the live tail",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -51,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a further name by which browsers may ask for the page, such as a proxy's; may be repeated",
     )
     parser.add_argument(
-        "--no-images", action="store_true", help="read no documents before and after a change, only what the oplog says"
+        "--no-images", action="store_true", help="read no images of documents, only what the oplog says"
     )
     add_target_arguments(parser)
     parser.set_defaults(run=run, positionals=("uri",))

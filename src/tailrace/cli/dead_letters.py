@@ -24,14 +24,14 @@ leases skip).
   list     with position and reason, oldest change first
   show     the whole event too, as extended JSON
   replay   hand them to a handler, oldest first; each is removed when the handler returns. One whose document has
-           changed since is kept, and told: a handler that writes without change.fence would undo the newer change.
+           changed since is kept, and reported: a handler that writes without change.fence would undo the newer change.
            --anyway hands it over all the same
   discard  remove them
 
 --resource NAME chooses those of a resource, with all its lanes; --change ID those whose change id begins with ID.
-replay and discard want --change, or --all.
+replay and discard need --change, or --all.
 
-The exit status is 0 when the action is done, and 1 when it is not, or when replay has kept a letter."""
+The exit status is 0 when the action is done, and 1 when it is not, or when replay kept a letter."""
 _ACTIONS: Final = ("list", "show", "replay", "discard")
 _UNAUTHORIZED: Final = 13
 _OURS: Final = ("letters", "resource", "change", "all", "anyway")

@@ -13,16 +13,16 @@ from tailrace.cli.output import say, show_progress
 _DESCRIPTION = """\
 Start a real MongoDB, run a simulated shop on it, and keep its changes in a lake of Parquet files with Spark. Kill the
 Spark process once in the middle and start it again. At the end compare the lake with the server's own change stream
-over the same time, and the tables with their collections, byte for byte. Then bring another shop, while it works, from
-MongoDB 5.0 to 6.0 with tailrace sync, and compare the two. The exit status is 0 only if there is no difference and the
-crash has happened."""
+over the same time, and the tables with their collections, byte for byte. Then move another shop from MongoDB 5.0 to 6.0
+with tailrace sync while it is in use, and compare the two. The exit status is 0 only if there is no difference and the
+crash happened."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the main parser."""
     parser = subparsers.add_parser(
         "demo",
-        help="everything on this machine: MongoDB, Spark, a crash, a comparison",
+        help="run everything on this machine: MongoDB, Spark, a crash, a comparison",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--no-crash", action="store_true", help="do not kill the Spark process")
     parser.add_argument("--no-upgrade", action="store_true", help="leave out the upgrade from 5.0 to 6.0 at the end")
     parser.add_argument(
-        "--directory", type=Path, metavar="DIR", help="where to put the lake (default: a temporary one)"
+        "--directory", type=Path, metavar="DIR", help="where to put the lake (default: a temporary directory)"
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of the shop's decisions (default: 1)")
     parser.add_argument("--mongod-version", metavar="V", help="one of the embedded versions (default: 6.0.27)")

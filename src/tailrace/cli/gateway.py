@@ -58,12 +58,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--advertise",
         metavar="HOST:PORT",
-        help="how clients reach the gateway (default: the address that each client has connected to)",
+        help="how clients reach the gateway (default: the address that each client connected to)",
     )
     parser.add_argument(
         "--as-mongos",
         action="store_true",
-        help="act as a mongos to clients: they may name several gateways in one URI, and move to another when one ends",
+        help="act as a mongos: clients may name several gateways in one URI, and move to another when one ends",
     )
     parser.add_argument("--tls-certificate-key-file", metavar="PEM", help="speak TLS to clients, with this certificate")
     parser.add_argument("--tls-ca-file", metavar="PEM", help="clients must show a certificate of this CA")
@@ -87,7 +87,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     """How much the gateway may take, and of what."""
-    parser.add_argument("--connections-max", type=int, default=20_000, metavar="N", help="default: 20000")
+    parser.add_argument("--connections-max", type=int, default=20_000, metavar="N", help="clients (default: 20000)")
     parser.add_argument("--cursors-max", type=int, default=20_000, metavar="N", help="open streams (default: 20000)")
     parser.add_argument(
         "--cursors-per-user",

@@ -18,12 +18,12 @@ from tailrace.core.plan.profile import for_people
 from tailrace.errors import UsageError
 
 _DESCRIPTION = """\
-Show, check and maintain the lake in DIR, which `tailrace run` or write_stream keeps. None of this needs Spark, and
-neither a running stream nor readers have to stop.
+Show, check and maintain the lake in DIR, which `tailrace run` or write_stream keeps. No action needs Spark, and a
+running stream and its readers need not stop.
 
   status DIR     events, files, days, the last micro-batch and its lag
   verify DIR     check log, files, rows and order; exit status 1 if something is wrong
-  compact DIR    merge small files, also those of the quarantine
+  compact DIR    merge small files, including those of the quarantine
   expire DIR     remove the files that were replaced longer ago than --keep; with --older-than 90d, first
                  take out all days that ended longer ago than that
   erase DIR --match '{"ns.coll": "customers", "documentKey._id": 5}'
@@ -66,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--target-bytes", type=int, metavar="N", help="with compact: merge files up to this size (default: 128 MB)"
     )
     parser.add_argument(
-        "--older-than", metavar="90d", help="with expire: remove the days that ended longer ago (s, m, h, d)"
+        "--older-than", metavar="90d", help="with expire: remove the days that ended longer ago than this (s, m, h, d)"
     )
     parser.add_argument(
         "--match",

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = """\
 List the leases of listeners: owner, version, age, position and how many seconds each lags behind; or act on one. Every
-action takes the name of a resource, and is for all its lanes; NAME/2 is its lane 2 alone.
+action takes the name of a resource, and applies to all its lanes; NAME/2 is its lane 2 alone.
 
   list     all leases; sealed lanes, left from an earlier number of lanes, only with --sealed
   show     one resource, with its tokens and gaps
   pause    its listeners finish the change in hand, commit, give the lease back and begin no other; they log it, and
            their metric "paused" is 1. Waits until the lease is back (--wait); --now takes it away at once
-  resume   let them go on
+  resume   let them continue
   seek     put the position at a time or after a token, older or newer. An owner at work loses the lease and commits
-           nothing more; what is passed over is kept on record as a gap
+           nothing more; what is passed over is recorded as a gap
   skip     the next change, or the one that fails again and again, goes to the dead letters, and the position moves
-           past it. Waits until a listener has done that; --withdraw takes the order back
+           past it. Waits until a listener has done that; --withdraw withdraws the request
   release  take the lease from its owner, at once: what the owner does from then on is refused. With --to OWNER (an
            owner's id, or its part before a hyphen, such as the host's name) nobody else takes it for --within seconds
-  delete   remove it for good, with its position. Refused while it is held, without --force
+  delete   remove it for good, with its position. Refused while it is held, unless --force is given
 
 "tailrace leases dead-letters" is the same as "tailrace dead-letters".
 

@@ -44,8 +44,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--lane-key",
         metavar="PATH",
-        help="with --partitions: keep in order what has one value there in the event, such as fullDocument.customer, "
-        "instead of the changes of one document",
+        help="with --partitions: keep the order of events with the same value at this path, such as "
+        "fullDocument.customer, instead of that of one document's changes",
     )
     parser.add_argument(
         "--processes",
@@ -104,12 +104,18 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
         help="commit after N changes: faster, and up to N - 1 are handled again after a crash (default: 1)",
     )
     parser.add_argument("--commit-interval", type=float, metavar="S", help="commit after S seconds too")
-    parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S", help="default: 30")
+    parser.add_argument(
+        "--lease-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="after S seconds without a sign of life, another process may take over (default: 30)",
+    )
     parser.add_argument(
         "--handler-timeout",
         type=float,
         metavar="S",
-        help="give the lease back when the handler is at work on one change for more than S seconds",
+        help="give the lease back when the handler works on one change for more than S seconds",
     )
     add_retry_arguments(parser)
     parser.add_argument(
@@ -228,10 +234,10 @@ def add_retry_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=2.0,
         metavar="F",
-        help="then F times as long before each further one (default: 2)",
+        help="wait F times as long before each further retry (default: 2)",
     )
     parser.add_argument(
-        "--retry-longest", type=float, default=5.0, metavar="S", help="but never more than S seconds (default: 5)"
+        "--retry-longest", type=float, default=5.0, metavar="S", help="never wait more than S seconds (default: 5)"
     )
 
 

@@ -30,12 +30,12 @@ from tailrace.version import version
 #: The commands in the order of the help, with their lines in it. The module of each has ``add_parser`` and ``run``, and
 #: is loaded where the command is named: those of all commands take a second.
 COMMANDS: Final = {
-    "demo": "everything on this machine: MongoDB, Spark, a crash, a comparison",
+    "demo": "run everything on this machine: MongoDB, Spark, a crash, a comparison",
     "watch": "print change events as they come",
-    "run": "change events into a lake of Parquet files, on Spark",
+    "run": "write change events to a lake of Parquet files, with Spark",
     "lake": "show, check and maintain a lake",
     "archive": "keep the oplog for longer than the deployment does",
-    "tables": "Delta tables that equal their collections, now or as of an earlier time",
+    "tables": "keep Delta tables that equal their collections, now or as of an earlier time",
     "sync": "keep one MongoDB equal to another, and prove it",
     "replay": "print the change events of an oplog dump or an archive",
     "mask": "check a declaration of masks, and turn tokens back into values",
@@ -46,8 +46,8 @@ COMMANDS: Final = {
     "view": "verify, rebuild or keep a denormalised view",
     "gateway": "serve change streams to drivers of any language",
     "streams": "list the change streams that a gateway serves",
-    "console": "a page that shows streams, leases, lakes and the live tail",
-    "top": "the same in the terminal",
+    "console": "serve a page that shows streams, leases, lakes and the live tail",
+    "top": "show the same in the terminal",
     "doctor": "check a deployment: oplog, rights, version, images",
     "compare": "compare the server's own change stream with ours, on your deployment",
 }
@@ -103,7 +103,7 @@ _WRONG_USAGE: Final = 2
 _WHEN_SIGNALLED: Final[dict[int, int]] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _DESCRIPTION = """\
 MongoDB change streams outside the server: the server's own events, read from the oplog.
-Every command takes --help. Errors are one sentence, with an exit status other than 0."""
+Every command takes --help. An error is reported in one sentence, with a non-zero exit status."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

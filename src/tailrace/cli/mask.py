@@ -17,17 +17,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "mask",
         help="check a declaration of masks, and turn tokens back into values",
-        description="Check a declaration of masks, and turn the tokens that were made by it back into values.",
+        description="Check a declaration of masks, and turn the tokens that were made with it back into values.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="check a declaration and its key, and print what identifies them")
-    reveal = actions.add_parser("reveal", help="print the value of each token, as Extended JSON, a line each")
+    reveal = actions.add_parser("reveal", help="print the value of each token as Extended JSON, one per line")
     for action in (check, reveal):
         action.add_argument(
             "--masks", metavar="FILE", required=True, help="the declaration, or a pipeline file with a section masks"
         )
         action.set_defaults(run=run)
-    reveal.add_argument("tokens", nargs="*", metavar="TOKEN", help="tokens; without any: lines of standard input")
+    reveal.add_argument("tokens", nargs="*", metavar="TOKEN", help="tokens (default: the lines of standard input)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Print the change events that a running deployment would have given for the entries of an oplog dump: the oplog.bson of
 "mongodump --oplog" (plain or gzipped), a dump directory, local/oplog.rs.bson, or what "mongodump --oplog --archive"
-writes; or for those of an archive that "tailrace archive" made. None holds current documents, so "--full-document
-updateLookup" gives null; pre-images are found where they were archived, or config/system.preimages.bson was dumped
-too."""
+writes; or for those of an archive that "tailrace archive" made. None of these holds current documents, so
+"--full-document updateLookup" gives null. Pre-images are found if they were archived, or if
+config/system.preimages.bson was dumped too."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

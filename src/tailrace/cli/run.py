@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from tailrace.watch.compare.sampling import SampledComparison
 
 _DESCRIPTION = """\
-Read a change stream of MongoDB with Spark and keep it in a directory of Parquet files: in order, exactly once, also
-after a crash. Stop it with Ctrl-C; started again, it continues where it stopped. The file is explained in
+Read a change stream of MongoDB with Spark and keep it in a directory of Parquet files: in order and exactly once, even
+after a crash. Stop it with Ctrl-C; when it is started again, it continues where it stopped. The file is explained in
 examples/pipeline.yaml and docs/how-to/lake.md."""
 _LOOK_S = 0.25
 #: In Spark's checkpoint: held for as long as a run lasts.
@@ -51,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command ``run`` with its arguments."""
     parser = subparsers.add_parser(
         "run",
-        help="change events into a lake of Parquet files, on Spark",
+        help="write change events to a lake of Parquet files, with Spark",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

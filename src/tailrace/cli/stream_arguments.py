@@ -33,7 +33,7 @@ _SWITCHES: Final = (
     (
         "--match-collection-uuid-for-update-lookup",
         "matchCollectionUUIDForUpdateLookup",
-        "look current documents up in the same collection only, not in a new one with its name",
+        "look up current documents only in the same collection, not in a new one with its name",
     ),
     (
         "--ignore-removed-shards",
@@ -56,7 +56,7 @@ def add_uri_argument(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="URI",
         help="mongodb://... of a replica set, or of a cluster's config server or mongos; @FILE reads it from a file, "
-        "so that no password is seen in the list of processes (default: the environment variable TAILRACE_URI)",
+        "so that no password appears in the list of processes (default: the environment variable TAILRACE_URI)",
     )
 
 
@@ -80,7 +80,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser, *, more_modes: tuple[s
         help="where to end: now, at a time, after a duration (s, m, h, d), or after N events",
     )
     parser.add_argument(
-        "--explain", action="store_true", help="print the stream's plan and what it has to read instead of events"
+        "--explain", action="store_true", help="instead of events, print the stream's plan and what it has to read"
     )
     group = parser.add_argument_group("options of the change stream")
     add_image_arguments(group, more_modes)

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from tailrace.act.sync.progress import SyncProgress
 
 _DESCRIPTION: Final = """\
-Keep a deployment equal to another: copy it, follow it, prove that both are equal, and let it take the other's place.
+Keep one deployment equal to another: copy SOURCE, follow it, prove that both are equal, and let TARGET take its place.
 SOURCE is a replica set or a sharded cluster, TARGET a replica set or a mongos; both are URIs, or @FILE. Start it again
-to go on where it stopped; start it twice, and one process works while the other waits. SIGTERM and Ctrl-C end it at a
-position. What it has done is in the database tailrace_sync of the target; nothing is written to the source.
+to continue where it stopped. Start it twice, and one process works while the other waits. SIGTERM and Ctrl-C end it at
+a committed position. Its state is in the database tailrace_sync of the target; nothing is written to the source.
 
   tailrace sync SOURCE TARGET             copy, then follow until Ctrl-C, SIGTERM or a cut-over
   tailrace sync plan SOURCE TARGET        what would be done, and what is refused; writes nothing
   tailrace sync status SOURCE TARGET      phase, position, lag, and how far the oplog reaches
   tailrace sync verify SOURCE TARGET      compare both byte for byte while writes go on, and name what differs
-  tailrace sync pause SOURCE TARGET       let the process that follows wait
-  tailrace sync resume SOURCE TARGET      and let it go on
+  tailrace sync pause SOURCE TARGET       make the running process wait
+  tailrace sync resume SOURCE TARGET      let it continue
   tailrace sync cutover SOURCE TARGET     wait for the last write, compare, and let the target take the source's place
   tailrace sync reverse SOURCE TARGET     after a cut-over: follow from TARGET to SOURCE, without a copy"""
 _ACTIONS: Final = ("plan", "status", "verify", "pause", "resume", "cutover", "reverse")
@@ -51,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("words", nargs="*", metavar="...", help="what to do, SOURCE and TARGET, as above")
     parser.add_argument(
-        "--only", nargs="+", action="extend", default=[], metavar="NS", help="these collections: shop.orders, 'shop.*'"
+        "--only", nargs="+", action="extend", default=[], metavar="NS", help="only these: shop.orders, 'shop.*'"
     )
     parser.add_argument(
         "--except", nargs="+", action="extend", default=[], dest="excluded", metavar="NS", help="all but these"
@@ -63,9 +63,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="A=B",
         help="another name on the target: of a database (shop=store) or a collection (shop.a=shop.b); may be repeated",
     )
-    wanted = "on a target that is a cluster: by which key a collection is sharded ({}: by none); may be repeated"
+    wanted = "on a sharded target: the key by which a collection is sharded ({}: not sharded); may be repeated"
     parser.add_argument("--shard-key", action="append", default=[], metavar="NS=KEY", help=wanted)
-    parser.add_argument("--name", default="sync", help="tells syncs to one target apart (default: sync)")
+    parser.add_argument("--name", default="sync", help="distinguishes syncs to the same target (default: sync)")
     parser.add_argument(
         "--state-db", default="tailrace_sync", metavar="DB", help="the target's database that keeps the state"
     )
@@ -83,7 +83,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="record the source's oplogs there, so that the sync may fall behind by more than they reach back "
         "(extra: archive)",
     )
-    parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S", help="default: 30")
+    parser.add_argument(
+        "--lease-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="after S seconds without a sign of life, another process may take over (default: 30)",
+    )
     parser.add_argument("--once", action="store_true", help="end when the target has what the source has now")
     parser.add_argument("--json", action="store_true", help="for programs: one JSON document per line")
     parser.add_argument(
@@ -154,7 +160,9 @@ def _renames(given: Sequence[str]) -> dict[str, str]:
     for one in given:
         before, equals, after = one.partition("=")
         if not equals or not before or not after:
-            raise WrongUsageError(f"--rename {one} says no new name", hint="--rename shop=store, or shop.a=shop.b")
+            raise WrongUsageError(
+                f"--rename {one} does not give a new name", hint="--rename shop=store, or shop.a=shop.b"
+            )
         found[before] = after
     return found
 
@@ -169,7 +177,8 @@ def _shard_keys(given: Sequence[str]) -> dict[str, dict[str, Any]]:
             key = None
         if not isinstance(key, dict) or not namespace:
             raise WrongUsageError(
-                f"--shard-key {one} says no shard key", hint="""--shard-key 'shop.orders={"region": 1, "_id": 1}'"""
+                f"--shard-key {one} does not give a shard key",
+                hint="""--shard-key 'shop.orders={"region": 1, "_id": 1}'""",
             )
         found[namespace] = key
     return found
@@ -236,7 +245,7 @@ def _verify(sync: Sync, args: argparse.Namespace) -> int:
             hint="Somebody else writes to the target, or a definition was changed there",
         )
     if not found.complete:
-        raise SinkError("the verification was stopped", hint="`tailrace sync verify --resume` goes on")
+        raise SinkError("the verification was stopped", hint="`tailrace sync verify --resume` continues it")
     return 0
 
 
@@ -257,8 +266,8 @@ def _cutover(sync: Sync, args: argparse.Namespace) -> int:
     version = tuple(sync.ends.source.server_info()["versionArray"][:2])
     if not args.writers_stopped and version < BLOCKS_SINCE:
         raise UsageError(
-            f"a source of {version[0]}.{version[1]} cannot refuse its users' writes",
-            hint="Stop whoever writes to it, then say --writers-stopped: the cut-over proves that no write came after",
+            f"a source of MongoDB {version[0]}.{version[1]} cannot refuse its users' writes",
+            hint="Stop all its writers, then give --writers-stopped: the cut-over proves that no write came after that",
         )
     sample = CUT_OVER_SAMPLE if args.sample is None else args.sample or None
     done = sync.cutover(block=not args.writers_stopped, sample=sample, told=tell)

@@ -66,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command to the main parser."""
     parser = subparsers.add_parser(
         "tables",
-        help="Delta tables that equal their collections, now or as of an earlier time",
+        help="keep Delta tables that equal their collections, now or as of an earlier time",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -106,8 +106,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="with as-of: read entries from the deployment's oplog; write and verify take it too",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="with as-of: write the rows to this Parquet file")
-    parser.add_argument("--z-order", action="append", default=[], metavar="COLUMN", help="with compact")
-    parser.add_argument("--keep", default="7d", metavar="7d", help="with expire (s, m, h, d)")
+    parser.add_argument(
+        "--z-order",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="with compact: arrange the rows by this column; may be repeated",
+    )
+    parser.add_argument(
+        "--keep", default="7d", metavar="7d", help="with expire: how long replaced files are kept (s, m, h, d)"
+    )
     parser.set_defaults(run=run)
     return parser
 

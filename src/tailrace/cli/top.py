@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _DESCRIPTION: Final = """\
 Show a deployment in the terminal, refreshed in place: events by namespace and kind, lag and oplog of each shard,
 leases, a gateway's streams, lakes, tables, archives and syncs, dead letters, and what tailrace doctor finds wrong. It
-reads, and changes nothing. Into a pipe it prints one look after the other. Ctrl-C ends it."""
+only reads, and changes nothing. Into a pipe it prints one reading after another. Ctrl-C ends it."""
 #: How long the first look waits for panels whose servers do not answer.
 _FIRST_S: Final = 12.0
 
@@ -34,12 +34,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command to the main parser."""
     parser = subparsers.add_parser(
         "top",
-        help="the same in the terminal",
+        help="show the same in the terminal",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_uri_argument(parser)
-    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="between two readings (default: 2)")
+    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds per reading (default: 2)")
     parser.add_argument("--once", action="store_true", help="print one reading, after one interval, and exit")
     parser.add_argument("--json", action="store_true", help="for programs: one JSON document per line for each reading")
     add_target_arguments(parser)

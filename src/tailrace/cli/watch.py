@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Print the change events of a cluster, a database or a collection as they come. They are made here, from the oplog,
-unless --engine server asks for the server's own change stream. Ends at an invalidation, at --until, or with Ctrl-C."""
+unless --engine server asks for the server's own change stream. Ends at an invalidate event, at --until or on Ctrl-C."""
 #: With an end in sight, looks are short.
 _AWAIT_MS_WITH_END: Final = 100
 #: After so long without an event it is said what is watched.
@@ -84,7 +84,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--archive",
         metavar="DIR",
-        help="the deployment's archive ('tailrace archive'), for a start before the oplog's beginning",
+        help="the deployment's archive ('tailrace archive'), for a start before the oplog begins",
     )
     parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
     parser.add_argument(

@@ -45,7 +45,7 @@ class SyncArchive:
             if self._thread.failure is not None:
                 raise self._thread.failure
             if time.monotonic() >= end:
-                raise SourceError(f"the archive {self._folder} does not begin: the source gives no entry")
+                raise SourceError(f"the archive {self._folder} cannot begin: the source gives no entry")
             time.sleep(_LOOK_S)
 
     def _has_begun(self) -> bool:

@@ -53,7 +53,7 @@ def catalog_at_rest(
             if waited >= patience_s:
                 raise SourceError(making, hint=_HINT)
             if not waited:
-                _log.warning("%s: waiting for its end", making)
+                _log.warning("%s: waiting until that is done", making)
             wait(_PAUSE_S)
             waited += _PAUSE_S
             continue
@@ -63,14 +63,14 @@ def catalog_at_rest(
         tries -= 1
     raise SourceError(
         "collections, views or indexes of the source changed during each attempt to read them",
-        hint="Begin when nobody creates, renames or drops collections or indexes all the time",
+        hint="Begin when collections and indexes are not being created, renamed or dropped all the time",
     )
 
 
 _HINT: Final = (
     "A sync cannot begin in the middle of $out, mapReduce, convertToCapped, a rename to another database, a resharding "
-    "or a change of a database's primary shard. Begin it when that is done; drop what an attempt that was given up has "
-    "left behind"
+    "or a change of a database's primary shard. Begin it when that is done; drop what an abandoned attempt has left "
+    "behind"
 )
 
 

@@ -124,7 +124,7 @@ class CappedCopy:
             if error.code != _UNAUTHORIZED:
                 raise
             raise SinkError(
-                f"{known.target} is capped, and the target's user may not write it as a sync has to (applyOps)",
+                f"{known.target} is capped, and the target's user may not write to it as a sync has to (applyOps)",
                 code=error.code,
                 hint="Grant it the role restore, and the actions applyOps, forceUUID and useUUID on the cluster; "
                 "or leave the collection out (--except)",

@@ -253,7 +253,7 @@ class Sync:
         document = self._document()
         if document.phase != standing.FOLLOW:
             raise UsageError(
-                f"a sync in its phase {document.phase!r} cannot be cut over",
+                f"a sync in the phase {document.phase!r} cannot be cut over",
                 hint="Its copy must be done; `tailrace sync status` shows how far it is",
             )
         return HandOver(self.ends, self.settings, self._handed_over, self.verify, told)(block=block, sample=sample)

@@ -32,7 +32,7 @@ def compare_documents(namespace: str, source: Iterable[bytes], target: Iterable[
     for document in target:
         key = id_alone(document)
         if key in theirs:
-            yield DocumentDifference(namespace, shown_id(document), "is there twice on the target")
+            yield DocumentDifference(namespace, shown_id(document), "is on the target twice")
         theirs[key] = document
     seen: set[bytes] = set()
     for document in source:
@@ -66,9 +66,7 @@ def _differing(mine: bytes, theirs: bytes, path: str) -> str:
             f"{word} {path}{_name(sorted(names)[0])}" for word, names in (("lacks", gone), ("also has", new)) if names
         ]
         return (
-            "the target " + " and ".join(parts)
-            if parts
-            else f"how often a field is there{' in ' + path if path else ''}"
+            "the target " + " and ".join(parts) if parts else f"how often a field occurs{' in ' + path if path else ''}"
         )
     for one, other in zip(here, there, strict=True):
         where = f"{path}{_name(one.name)}"

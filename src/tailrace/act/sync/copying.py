@@ -405,7 +405,7 @@ class _RangeCopier:
                 {"_id": before.id, "at": Binary(before.range.at)}, after.document(), session=session
             )
             if not found.matched_count:
-                raise SinkError(f"the copy of {before.target} is elsewhere than this process has left it")
+                raise SinkError(f"the copy of {before.target} is not where this process left it")
 
         self._copy._ownership.run(body, lane=self._lane, what=f"write documents of {before.target}")
         self._copy._counts.add(after.documents - before.documents, after.size - before.size)
@@ -519,19 +519,19 @@ def _refuse_twice(chunk: SnapshotChunk) -> None:
     """Raise SinkError where a chunk has two documents of one ``_id``: a target that is sharded might take both."""
     seen = {id_alone(one) for one in chunk.documents}
     if len(seen) < len(chunk.documents):
-        raise SinkError("two of the documents that were read have one _id", code=_DUPLICATE)
+        raise SinkError("two of the documents that were read have the same _id", code=_DUPLICATE)
 
 
 def _duplicate(error: SinkError, chunk: SnapshotChunk, sharded: bool) -> SinkError:
     if sharded:
         return SinkError(
-            f"two shards have a document of one _id in {chunk.namespace}, and a sync tells documents apart by it: "
-            f"{error.message}",
+            f"two shards have documents with the same _id in {chunk.namespace}, and a sync tells documents apart by "
+            f"_id: {error.message}",
             code=error.code,
             hint="Remove or renumber one of the two, or leave the collection out (--except)",
         )
     return SinkError(
-        f"the target's {chunk.namespace} has documents that are not of this sync: {error.message}",
+        f"the target's {chunk.namespace} has documents that this sync did not write: {error.message}",
         code=error.code,
         hint="Nothing else may write there. Drop the target's collections, and begin the sync again",
     )

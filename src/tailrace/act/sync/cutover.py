@@ -108,8 +108,8 @@ def refused_writes_told() -> Iterator[None]:
         if error.code != _BLOCKED:
             raise
         raise UsageError(
-            "the former source refuses its users' writes, and this user's too",
-            hint="Grant the role restore, whose bypassWriteBlockingMode lets it write, or say --unblock (unblock=True)",
+            "the former source refuses its users' writes, including this user's",
+            hint="Grant the role restore, whose bypassWriteBlockingMode lets it write; or use --unblock (unblock=True)",
         ) from error
 
 
@@ -159,6 +159,6 @@ def refuse_written(names: Iterable[str], doing: str) -> None:
     named = ", ".join(map(shown_name, sorted(names)[:_NAMED_MAX]))
     if named:
         raise UsageError(
-            f"{doing}: somebody has written to the source after its writers were to stop ({named})",
+            f"{doing}: somebody wrote to the source after its writers should have stopped ({named})",
             hint="Stop what writes there, and try again: the sync goes on meanwhile",
         )

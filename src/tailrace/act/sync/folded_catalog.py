@@ -89,7 +89,7 @@ class FoldedCatalog:
             return
         name = _text(namespace)
         raise SourceError(
-            f"{in_a_line(name)} was changed at {ClusterTime(time)}, and nothing has told of its creation",
+            f"{in_a_line(name)} was changed at {ClusterTime(time)}, but its creation was not seen",
             hint=_BEGIN_AGAIN if is_in_the_making(name) else f"It came from outside the selection. {_BOTH_NAMES}",
         )
 

@@ -55,7 +55,7 @@ class HandOver:
                 self._step(ownership, ends.now())  # nearly all, while writers still write
                 with blocked_writes(ends.source, version, wanted=block) as blocked:
                     begun = time.monotonic()
-                    self._told("the source refuses writes" if blocked else "the source's writers are to have stopped")
+                    self._told("the source refuses writes" if blocked else "the source's writers should have stopped")
                     last = ends.now()
                     self._step(ownership, last)
                     proof = ends.now()

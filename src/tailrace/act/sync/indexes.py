@@ -96,7 +96,7 @@ def create(
         there = _there(target, database, name)
     if there is None or raw_bson.bytes_of(there["options"]) != options:
         raise SinkError(
-            f"the target has another {collection.namespace} than the source",
+            f"the target's {collection.namespace} is not the source's",
             hint="Drop it or rename it, or leave it out of the sync (--except)",
         )
     return bytes(there["info"].get("uuid", b""))
@@ -120,7 +120,7 @@ def shard(
     _command(target, "admin", command, f"shard {collection.namespace}", check=ownership.check)
     there = _there(target, database, name)
     if there is None:
-        raise SinkError(f"the target has lost {collection.namespace} while it was sharded")
+        raise SinkError(f"the target lost {collection.namespace} while it was being sharded")
     return bytes(there["info"].get("uuid", b""))
 
 

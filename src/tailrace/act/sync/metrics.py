@@ -26,17 +26,17 @@ class SyncCollector(Collector):
         families = Families(_PREFIX)
         yield families.counter("documents_copied", "Documents that were copied", found.documents)
         yield families.counter("bytes_copied", "Bytes of documents that were copied", found.bytes)
-        yield families.counter("changes", "Changes of documents that were carried out", found.changes)
-        yield families.gauge("documents_estimate", "Documents that there are to copy, about", found.of)
+        yield families.counter("changes", "Changes of documents that were applied", found.changes)
+        yield families.gauge("documents_estimate", "About how many documents there are to copy", found.of)
         yield families.gauge("consistent", "1 while the target equals the source at its position", found.is_consistent)
         yield families.gauge("paused", "1 while the sync is paused", found.paused)
-        yield families.gauge("blocked", "1 while a definition is being carried out", found.blocked_by is not None)
+        yield families.gauge("blocked", "1 while a definition is being applied", found.blocked_by is not None)
         if found.time is not None:
             yield families.gauge("position_seconds", "The position, in Unix seconds", found.time.seconds)
         if found.lag_s is not None:
-            yield families.gauge("lag_seconds", "By how much the target is behind the source's last write", found.lag_s)
+            yield families.gauge("lag_seconds", "How far the target is behind the source's last write", found.lag_s)
         if found.reach_s is not None:
-            text = "For how long the source's oplog still has what comes next"
+            text = "How long the source's oplog will still hold what comes next"
             yield families.gauge("oplog_reach_seconds", text, found.reach_s)
         if found.verified is not None:
             text = "Differences that the last verification found"

@@ -289,7 +289,7 @@ class SyncOwnership:
 
     def now(self) -> ClusterTime:
         """The target's time."""
-        with answering("be asked for its time"):
+        with answering("tell its time"):
             return ClusterTime.from_timestamp(self.state.client.admin.command("ping")["operationTime"])
 
 
@@ -312,7 +312,8 @@ def own(state: SyncState, owner: str | None = None, *, lanes: int | None = None,
             continue
         if time.monotonic() >= end:
             raise LeaseLost(
-                _taken(state.name), hint="It goes on by itself; or stop it, and wait until its lease has run out"
+                _taken(state.name),
+                hint="That process keeps the sync running; or stop it, and wait until its lease has run out",
             )
         time.sleep(_POLL_S)
 

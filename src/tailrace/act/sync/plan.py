@@ -94,7 +94,7 @@ class SyncPlan:
     def __str__(self) -> str:
         lines = [f"source: {self.source}", f"target: {self.target}"]
         if self.goes_on:
-            lines.append("the sync is there, and goes on")
+            lines.append("the sync exists already, and continues")
         lines.append(
             f"copy: {self.collections:,} collections, {self.views:,} views, about {self.documents:,} documents, "
             f"{in_units(self.bytes)}: about {in_time(self.seconds)}"
@@ -332,7 +332,7 @@ class _Examination(_Parties):
     def _in_the_making(self) -> None:
         found = next(in_the_making(self.source, OnSource(self.settings)), None)
         if found is not None:
-            self.warnings.append(f"{found}: the copy waits for its end, and a minute at most")
+            self.warnings.append(f"{found}: the copy waits until that is done, for a minute at most")
 
     def _refused(self, one: CatalogCollection) -> Iterator[str]:
         """Why a collection cannot be synced."""
@@ -341,14 +341,14 @@ class _Examination(_Parties):
             yield f"{one.namespace} is a time-series collection, whose buckets no sync keeps equal. {leave}"
         if one.is_capped and not self.keeps_uuids:
             if isinstance(self.there, Cluster):
-                yield f"{one.namespace} is capped, which no mongos lets a sync write as it has to. {leave}"
+                yield f"{one.namespace} is capped, and a mongos does not let a sync write to it as it has to. {leave}"
                 return
             yield (
-                f"{one.namespace} is capped, and the target's user may not write it as a sync has to. Grant it the "
+                f"{one.namespace} is capped, and the target's user may not write to it as a sync has to. Grant it the "
                 "actions applyOps, forceUUID and useUUID on the cluster, or leave it out (--except)"
             )
         if one.is_encrypted:
-            yield f"{one.namespace} is a collection of Queryable Encryption, which drivers alone may write. {leave}"
+            yield f"{one.namespace} is a collection of Queryable Encryption, which only drivers may write. {leave}"
         if one.kind == "view":
             yield from self._refused_view(one)
         target = version_of(self.there)
@@ -356,7 +356,7 @@ class _Examination(_Parties):
             name = f"the index {name_of(spec)} of {one.namespace}"
             expiry = number_of(spec, b"expireAfterSeconds")
             if expiry is not None and math.isnan(expiry):
-                yield f"{name} has NaN as expireAfterSeconds, which versions take differently. Set it with collMod"
+                yield f"{name} has NaN as expireAfterSeconds, which versions treat differently. Set it with collMod"
             if target >= (5, 0) and b"geoHaystack" in spec:
                 yield f"{name} is a geoHaystack index, which MongoDB 5.0 and later do not have. Drop it"
 
@@ -404,7 +404,7 @@ class _Examination(_Parties):
                 f" and {len(taken) - _NAMED_MAX:,} more" if taken[_NAMED_MAX:] else ""
             )
             self.refusals.append(
-                f"the target holds already: {names}. Drop what is there, leave it out (--except) or give the copy "
+                f"the target already holds {names}. Drop what is there, leave it out (--except) or give the copy "
                 "another name (--rename)"
             )
         others = sorted(there.keys() - wanted.keys())
@@ -412,7 +412,7 @@ class _Examination(_Parties):
             self.refusals.append(
                 f"the target holds {others[0]}"
                 + (f" and {len(others) - 1:,} more" if others[1:] else "")
-                + ", which the source does not have: it would be in the sync if it were there. Drop it, or choose "
+                + ", which the source does not have: it would be synced if the source had it. Drop it, or choose "
                 "what is synced (--only, --except)"
             )
 
@@ -471,7 +471,7 @@ class _Examination(_Parties):
         elif reach < _WINDOW_SHARE * seconds:
             self.warnings.append(
                 f"the copy takes about {in_time(seconds)}, and the oplog reaches back {in_time(reach)} at the "
-                "pace so far. Enlarge the oplog with replSetResizeOplog if that is to be safe"
+                "pace so far. To be safe, enlarge the oplog with replSetResizeOplog"
             )
 
 

@@ -73,16 +73,16 @@ class SyncProgress:
             left = "" if self.seconds_left is None else f", about {self.seconds_left:,.0f} s left"
             parts.append(f"{self.documents:,} of about {self.of:,} documents, {self.bytes / 1e6:,.0f} MB{left}")
         elif self.time is not None:
-            equal = "equal to the source at" if self.is_consistent else "on the way, at"
+            equal = "equal to the source at" if self.is_consistent else "not yet equal, at"
             parts.append(f"{equal} {self.time.seconds},{self.time.increment}")
         if self.phase != "copy" and self.changes:
             parts.append(f"{self.changes:,} changes, {self.changes_per_second:,.0f} a second")
         if self.lag_s is not None:
             parts.append(f"{self.lag_s:,.0f} s behind")
         if self.reach_s is not None:
-            parts.append(f"the oplog reaches for {self.reach_s:,.0f} s more")
+            parts.append(f"the oplog holds what comes next for {self.reach_s:,.0f} s more")
         if self.blocked_by:
-            parts.append(f"at work on {self.blocked_by}")
+            parts.append(f"applying {self.blocked_by}")
         if self.verified:
             parts.append(f"verified at {self.verified['time']}: {self.verified['differences']:,} differences")
         return "; ".join(parts)

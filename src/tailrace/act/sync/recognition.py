@@ -57,7 +57,7 @@ def recognise(state: SyncState, document: SyncDocument) -> None:
         if found != one.target_uuid:
             raise SinkError(
                 f"{in_a_line(one.target)} on the target is not the collection that the sync {state.name!r} has made: "
-                "somebody has dropped it and made it again, or restored it",
+                "somebody dropped it and created it again, or restored it",
                 hint=_HINT,
             )
 
@@ -90,6 +90,6 @@ def _identity(state: SyncState) -> DeploymentIdentity:
     """The target's. Where its user may not know the id, that is left out, and not compared."""
     if state.cluster is not None:
         return identity_if_allowed(state.cluster)
-    with answering("be asked who it is"):
+    with answering("say which deployment it is"):
         hello = state.client.admin.command("hello")
     return identity_if_allowed(state.client) if "setName" in hello else DeploymentIdentity()

@@ -57,7 +57,7 @@ class SyncSettings:
         for before, after in self.renames.items():
             if not before or not after or ("." in before) != ("." in after):
                 raise UsageError(
-                    f"'{before}={after}' is no new name",
+                    f"'{before}={after}' does not give a new name",
                     hint="Give a collection on both sides (shop.orders=store.orders), or a database on both",
                 )
         if len(set(self.renames.values())) < len(self.renames):

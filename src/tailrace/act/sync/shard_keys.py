@@ -40,7 +40,7 @@ def is_router(client: MongoClient[Any]) -> bool:
 
 def keys_of(cluster: Cluster) -> dict[bytes, dict[str, Any]]:
     """The shard keys of a cluster's collections, by UUID, as the config server says now. Raises SinkError."""
-    with answering("be asked for its shard keys"):
+    with answering("list its shard keys"):
         found = cluster.config_collection("collections").find({"dropped": {"$ne": True}}, {"uuid": 1, "key": 1})
         return {bytes(one["uuid"]): dict(one["key"]) for one in found if one.get("uuid") is not None}
 
@@ -79,7 +79,7 @@ def refused_key(one: CatalogCollection, key: Mapping[str, Any]) -> Iterator[str]
         yield f"{what}: it has a collation, by which a cluster does not find its documents. {leave}"
     elif supporting_index(one, key) is None and dict(key) != {"_id": 1}:
         yield (
-            f"{what}: it has no index for that, and the target would have one that the source has not. Create one on "
+            f"{what}: it has no index for that, and the target would have one that the source lacks. Create one on "
             f"the source that begins with the key, and is neither unique, sparse nor partial; or else: {leave}"
         )
     else:

@@ -93,7 +93,7 @@ def is_owned(document: SyncDocument, state: SyncState) -> bool:
 
 def note(state: SyncState, fields: Mapping[str, Any]) -> None:
     """Put fields beside the sync's document, whoever owns it."""
-    with answering("note something of the sync"):
+    with answering("note something about the sync"):
         state.syncs.update_one({"_id": state.name}, {"$set": dict(fields)})
 
 
@@ -113,7 +113,7 @@ def check_settings(document: SyncDocument, settings: SyncSettings) -> None:
     before = document.extra.get("settings")
     if before is not None and before != said_of(settings):
         raise UsageError(
-            f"the sync {document.name!r} began with other collections or names than it is to go on with",
-            hint="Give --only, --except, --rename and --shard-key as at its beginning, or begin another sync with "
+            f"the sync {document.name!r} began with other collections or names than those given now",
+            hint="Give --only, --except, --rename and --shard-key as when it began, or begin another sync with "
             "another --name",
         )

@@ -200,7 +200,7 @@ class SyncState:
             except OperationFailure as error:
                 if error.code != 11000:
                     raise
-                raise UsageError(f"there is a sync {self.name!r} on the target already") from None
+                raise UsageError(f"the target already has a sync {self.name!r}") from None
 
     def forget(self) -> None:
         """Remove the state of this sync. Of others nothing changes."""

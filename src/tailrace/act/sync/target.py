@@ -49,11 +49,11 @@ def sink_error(what: str, error: PyMongoError | BSONError) -> SinkError:
             "The user needs readWrite on the target's databases and on that of the sync, and for UUIDs the role restore"
         )
     elif code in _NOT_STORABLE:
-        hint = "A server takes such a document from no client. Change it on the source, or leave its collection out"
+        hint = "No server accepts such a document from a client. Change it on the source, or leave its collection out"
     elif code == _NO_ROOM:
         hint = f"Make room on the target's disk. {_GOES_ON}"
     elif isinstance(error, ConnectionFailure):
-        hint = f"Its log says why it does not answer: a server whose disk is full ends. Let it run again. {_GOES_ON}"
+        hint = f"Its log says why it does not answer: a server whose disk is full ends. Start it again. {_GOES_ON}"
     return SinkError(f"the target cannot {what}: {said}", code=code, hint=hint)
 
 

@@ -177,13 +177,13 @@ class _Moments:
                     raise SinkError(
                         "the target equals the source at no position that could be compared"
                         if self._found is None
-                        else f"the sync has stood at {self._found.time}, and the source has gone on",
-                        hint="A verification needs a sync that runs: start it, or wait until it has caught up",
+                        else f"the sync has stayed at {self._found.time}, and the source has gone on",
+                        hint="A verification needs a running sync: start it, or wait until it has caught up",
                     )
                 time.sleep(_LOOK_S)
 
     def _now(self) -> ClusterTime:
-        with answering("be asked for its time"):
+        with answering("tell its time"):
             return target_now(self._state)
 
     def _ask(self, after: ClusterTime | None) -> Committed | None:
@@ -289,7 +289,7 @@ class _VerificationRun:
             self.moments.newest(after=moment.time)
         raise SourceError(
             f"definitions of the source changed during each of {_TRIES} attempts to compare them",
-            hint="Verify when nobody creates, renames or drops collections or indexes all the time",
+            hint="Verify when collections and indexes are not being created, renamed or dropped all the time",
         )
 
     # -- documents ---------------------------------------------------------------------------------------------------
@@ -597,4 +597,4 @@ def _places_differ(
         yield DocumentDifference(namespace, shown(key), "extra")
     if alike:
         place = next((one[0] for one, other in zip(mine, theirs, strict=False) if one != other), mine[-1][0])
-        yield DocumentDifference(namespace, shown(place), "lies at another place")
+        yield DocumentDifference(namespace, shown(place), "is at another place")

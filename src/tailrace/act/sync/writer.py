@@ -176,9 +176,9 @@ class ChangesWriter:
                     raise OtherWayError(uuid, WHOLE, error) from None
                 if error.code == DUPLICATE_KEY and " _id_ dup key" in str(error):
                     raise TargetMismatchError(
-                        f"a document is on the target already: {error}",
-                        hint="Two shards hold documents with one _id, which a replica set cannot; or somebody else has "
-                        f"written to the target. To begin anew, {ANEW}",
+                        f"a document is already on the target: {error}",
+                        hint="Two shards hold documents with the same _id, which a replica set cannot; or somebody "
+                        f"else has written to the target. To begin anew, {ANEW}",
                     ) from None
                 raise
             self.written_bytes += table.written
@@ -275,11 +275,13 @@ class _Table:
         after = work.document
         if work.held is not None:
             if self._key and one.before == NOT_THERE and not self._tolerant:
-                raise self._mismatch(one, "is there already: two documents of the source have one _id, or somebody has")
+                raise self._mismatch(
+                    one, "is already on the target: the source has two of that _id, or somebody wrote it"
+                )
             before = _identifier(work.held)
         elif self._needs(one):
             if one.before == THERE and not self._tolerant and one.changes[0][0] not in (DELETE_OF,):
-                raise self._mismatch(one, "is not there")
+                raise self._mismatch(one, "is not on the target")
             before = None
         else:
             before = one.identifier if one.before == THERE else None
@@ -337,7 +339,7 @@ class _Table:
                 key = sortable_key(element[0], element[ID_HEAD:])
                 if key in asked and found.setdefault(key, raw) is not raw:
                     raise TargetMismatchError(
-                        f"{in_a_line(self._held.namespace)} has two documents of one _id on the target",
+                        f"{in_a_line(self._held.namespace)} has two documents with the same _id on the target",
                         hint="The source has two of them on two shards: give each another _id, or leave the collection "
                         f"out. To begin anew, {ANEW}",
                     )
@@ -402,7 +404,7 @@ class _Table:
 
     def _mismatch(self, one: DocumentChanges, what: str) -> TargetMismatchError:
         return TargetMismatchError(
-            f"a document of {in_a_line(self._held.namespace)} (key {one.key.hex()[:80]}) {what} on the target",
+            f"a document of {in_a_line(self._held.namespace)} (key {one.key.hex()[:80]}) {what}",
             hint=self._held.anew,
         )
 
