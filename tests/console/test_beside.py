@@ -93,5 +93,5 @@ def test_it_serves_this_machine_alone(tmp_path: Path, capsys: pytest.CaptureFixt
         ("listen", "handlers:handle", "--uri", "mongodb://127.0.0.1:9/", "--resource", "a"),
     ):
         assert main([*command, "--console", "0.0.0.0:8099"]) == 1
-        assert "serves this machine alone" in capsys.readouterr().err
+        assert "serves only this machine" in capsys.readouterr().err
     assert main(["tables", "status", str(tmp_path), "--console", "8099"]) == 2

@@ -199,7 +199,7 @@ def test_a_console_beyond_this_machine_speaks_tls_and_asks_for_a_user(
             assert answer.status == 200
     options = ConsoleOptions(host="0.0.0.0", port=0, certificate=certificate)
     with (
-        pytest.raises(UsageError, match="behind the deployment's users"),
+        pytest.raises(UsageError, match="asks for a user of the deployment"),
         serving_console(hide(replica_set.uri), Targets(), options),
     ):
         pass

@@ -113,9 +113,9 @@ def test_tables_equal_masked_collections_and_no_masked_byte_is_on_the_disk(
     for report in verify(root, uri, masks=masks):
         assert report.good
     for other in (None, Masks.of({"rules": {f"{database}.*": {"notes": "drop"}}})):
-        with pytest.raises(UsageError, match="masked otherwise"):
+        with pytest.raises(UsageError, match="masked differently"):
             list(verify(root, uri, masks=other))
-        with pytest.raises(UsageError, match="masked otherwise"):
+        with pytest.raises(UsageError, match="masked differently"):
             TablesWriter(uri, settings(root, database, other)).close()
 
 

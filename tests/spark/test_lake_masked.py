@@ -91,11 +91,11 @@ def test_a_lake_and_tables_hold_masked_values_alone(
     text = path.read_text()
     path.write_text(text.replace('"notes": "drop"', '"notes": "hash"'))
     code, _, err = tailrace_run(path, "--available-now", uri=uri)
-    assert (code, "masked otherwise" in err) == (1, True), err
+    assert (code, "masked differently" in err) == (1, True), err
     path.write_text(text)
     (tmp_path / "mask.key").write_bytes(b"another key, which is long enough too")
     code, _, err = tailrace_run(path, "--available-now", uri=uri)
-    assert (code, "masked otherwise" in err) == (1, True), err
+    assert (code, "masked differently" in err) == (1, True), err
     assert "another key" not in err
 
 

@@ -76,7 +76,7 @@ def test_run_follows_the_stream_until_sigterm(replica_set: ReplicaSet, tmp_path:
     assert archived.faults == []
     code, out, err = finished(tailrace("run", "--dry-run", str(path), TEST_URI=replica_set.uri))
     assert code == 0, err
-    assert "on from its checkpoint, at cluster time" in out
+    assert "continued from its checkpoint, at cluster time" in out
     assert "which has 100 events in 1 files" in out
     assert "1 tables are followed" in out
     pipeline_file(tmp_path, "otherdatabase")

@@ -51,7 +51,7 @@ def test_a_plan_names_what_is_read_and_written_and_what_it_costs(
     written = said(lines, "writes")
     assert f"a new lake at {tmp_path / 'lake'}, by day" in written
     assert f"an archive of the whole oplog at {tmp_path / 'kept'}, kept for 48.0 hours" in written
-    assert "none is there yet; runplan.orders is copied first: 50 documents" in written
+    assert "there are none yet; runplan.orders is copied first: 50 documents" in written
     assert "each update costs a find by _id" in said(lines, "costs")
     [load] = [line for line in lines if "entriesBehind" in line]
     assert load["entriesBehind"] == 0, "a snapshot begins at the end of the oplog"

@@ -248,7 +248,7 @@ def test_a_store_that_ignores_conditions_is_refused(
 ) -> None:
     with UnkindProxy(object_store.address, lambda *_: "no condition") as proxy:
         root = object_store.place(prefix, tmp_path / "state", address=proxy.address)
-        with pytest.raises(SinkError, match="writes an object twice"):
+        with pytest.raises(SinkError, match="overwrites an object"):
             TablesWriter(replica_set.uri, settings_of(root, collection))
     assert not held(object_store.place(prefix, tmp_path / "state"))
 

@@ -69,7 +69,7 @@ def test_tables_are_ready_when_all_of_them_equal_their_collections(
 
 def test_a_query_that_has_ended_or_that_the_oplog_overtakes_is_not_ready() -> None:
     listener = MetricsListener()
-    assert listener.health().trouble == "no query has begun yet"
+    assert listener.health().trouble == "no query has started yet"
     query = listener._queries["q"] = QueryNumbers("q")
     assert listener.health().trouble is None
     query.backlog = Backlog(100, None, 10)

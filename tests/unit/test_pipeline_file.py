@@ -121,7 +121,7 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
             LEAST + "tables: {path: t, collections: {a.b: {column: {}}}}",
             "unknown key 'column' in tables.collections.a.b",
         ),
-        (LEAST + "tables: {path: t, collections: {a.b: {columns: {n: money}}}}", "'money' is not a type of a column"),
+        (LEAST + "tables: {path: t, collections: {a.b: {columns: {n: money}}}}", "'money' is not a column type"),
         (LEAST + "tables: {path: t, collections: {a.b: {partitionBy: n}}}", "'n' is not a declared column of a.b"),
         (LEAST + "tables: {path: t, collections: [a.b], every: soon}", "tables.every must be a time such as"),
         (LEAST + "tables: {path: t, collections: [a.b], targetBytes: big}", "tables.targetBytes must be a number"),

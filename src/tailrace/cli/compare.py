@@ -203,7 +203,7 @@ def _print(report: Mapping[str, Any], compared: Compared, path: Path | None) -> 
         _print_difference(number, difference)
     again = f" ({compared.again:,} of them again after {compared.resumes} resumes)" if compared.resumes else ""
     if not compared.events and not compared.total:
-        say(f"differences: 0, but nothing was compared: there was no event of MongoDB {report['server']} in this time")
+        say(f"differences: 0, but nothing was compared: MongoDB {report['server']} gave no event during this time")
         tell("tailrace: nothing was written that the streams show. Compare while your applications write.")
     else:
         seen = f": {compared.seen}" if compared.events else ""

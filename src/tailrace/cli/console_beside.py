@@ -37,8 +37,8 @@ def check_console(args: argparse.Namespace) -> None:
     host, _ = _address(args.console)
     if not is_loopback(host):
         raise UsageError(
-            f"{_OPTION} serves this machine alone, and {host} is another address",
-            hint="tailrace console, a process of its own, serves others: with TLS, and behind the deployment's users",
+            f"{_OPTION} serves only this machine, and {host} is another address",
+            hint="tailrace console, a process of its own, serves other machines, with TLS and a login",
         )
 
 

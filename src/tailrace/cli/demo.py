@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     screen = _Screen()
     try:
         if args.keep_running:
-            screen.say("The shop works until Ctrl-C")
+            screen.say("The shop runs until Ctrl-C")
         result = Demo(settings, say=screen.say, show=screen.show, stop=stop).run()
     finally:
         for number, handler in before.items():

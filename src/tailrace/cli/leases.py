@@ -227,7 +227,7 @@ def _skip(args: argparse.Namespace, operations: LeaseOperations, resource: str) 
     if pending:
         say(
             f"{', '.join(pending)}: the next change will be left out; no listener has reached one within {wait:g} s. "
-            f"tailrace leases skip {resource} --withdraw takes it back"
+            f"tailrace leases skip {resource} --withdraw withdraws that"
         )
         return 1
     say(f"skipped one change of {resource}{_lanes(len(names))}; tailrace dead-letters --resource {resource} shows it")

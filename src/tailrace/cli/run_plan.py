@@ -102,7 +102,7 @@ def _lines(settings: PipelineSettings, *, accept_gap: bool) -> Iterator[PlanLine
         if accept_gap or settings.accept_gap:
             gap = find_gap(settings.lake, checkpoint, source)
             if gap is not None:
-                yield PlanLine("warning", f"events are lost and would be passed over: {gap}", {"gap": str(gap)})
+                yield PlanLine("warning", f"events are lost and would be left out: {gap}", {"gap": str(gap)})
         elif position[0] is not None:
             deployment.require_history(deployment.at(position[0]))
         yield from _copied(options, deployment, head)
@@ -135,12 +135,12 @@ def _position(
 
     if head is not None and held is not None:
         time = deployment.offset(held).cluster_time
-        return time, f"on from its checkpoint, at cluster time {time}"
+        return time, f"continued from its checkpoint, at cluster time {time}"
     if head is not None and head.last_token is not None:
         time = cluster_time_of(head.last_token)
-        return time, f"on from the lake's last event, at cluster time {time}"
+        return time, f"continued from the lake's last event, at cluster time {time}"
     if head is not None and head.reached is not None:
-        return head.reached, f"on from cluster time {head.reached}, which the lake was read up to"
+        return head.reached, f"continued from cluster time {head.reached}, up to which the lake was read"
     start = options.start
     if start is None or start.option == "now":
         return None, "a new stream, from the time at which it starts"
@@ -206,7 +206,7 @@ def _tables(settings: PipelineSettings, deployment: Deployment) -> Iterator[Plan
         "documents": documents,
         "bytes": size,
     }
-    followed = f"{len(known)} tables are followed" if known else "none is there yet"
+    followed = f"{len(known)} tables are followed" if known else "there are none yet"
     what = f"tables at {tables.root}: {followed}"
     if new:
         what += f"; {_few(new)} copied first: {documents:,} documents, {in_units(size)}"

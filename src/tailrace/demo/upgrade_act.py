@@ -51,7 +51,7 @@ def upgrade(*, seconds: float, rate: float, seed: int, say: Callable[[str], None
         try:
             thread.start()
             open_doors(shop)
-            say("The shop works on the old one; tailrace sync copies and follows it to the new one")
+            say("The shop runs on the old one; tailrace sync copies it to the new one and follows")
             aside = stack.enter_context(Sync(old.uri, new.uri, lease_s=10.0))
             _wait_until_equal(aside, thread)
             found = aside.verify()

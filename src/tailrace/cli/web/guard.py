@@ -107,10 +107,10 @@ class Guard:
         if len(hosts) != 1 or hosts[0] not in self._names:
             return 421, "this is not a name of this console: tailrace console --host NAME allows one", ()
         if scope["method"] not in _READ_ONLY:
-            return 405, "the console shows, and changes nothing: only GET", (("allow", "GET, HEAD"),)
+            return 405, "the console changes nothing: only GET is allowed", (("allow", "GET, HEAD"),)
         site = next((value for name, value in scope["headers"] if name == b"sec-fetch-site"), b"none")
         if site not in (b"none", b"same-origin") and scope["path"] != "/":
-            return 403, "another site may not ask for this", ()
+            return 403, "requests from another site are refused", ()
         return None
 
     async def _login(self, scope: Scope, logins: Logins) -> tuple[int, str, tuple[tuple[str, str], ...]] | None:

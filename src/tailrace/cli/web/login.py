@@ -91,7 +91,7 @@ class Logins:
         try:
             reason = self._check(*pair)
         except (TailraceError, PyMongoError):
-            return Admission(False, "the deployment cannot be asked at the moment", 5)
+            return Admission(False, "the deployment cannot be reached at the moment", 5)
         now = self._clock()
         if reason is None:
             self._good = {one: until for one, until in self._good.items() if until > now}
@@ -160,8 +160,8 @@ def _login_source(uri: ConnectionString) -> str:
     options = parsed["options"]
     if parsed["username"] is None and "authMechanism" not in options:
         raise UsageError(
-            "beyond this machine the console is behind the deployment's users, and the connection URI has none",
-            hint="Give a URI that logs in, or let it listen on this machine alone: --listen 127.0.0.1:8099",
+            "for other machines the console asks for a user of the deployment, and the connection URI has none",
+            hint="Give a URI that logs in, or let it listen only on this machine: --listen 127.0.0.1:8099",
         )
     found = str(options.get("authSource") or "admin")
     return "admin" if found == "$external" else found

@@ -53,7 +53,7 @@ def _query_of(frame: DataFrame) -> str:
     found = context.getLocalProperty(_QUERY) if context is not None else None
     if not found:
         raise UsageError(
-            "Spark does not tell which query this batch belongs to",
+            "Spark does not say which query this batch belongs to",
             hint="Name it: foreach_batch(handler, query='a name that stays with the checkpoint')",
         )
     return str(found)

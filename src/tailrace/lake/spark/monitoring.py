@@ -116,7 +116,7 @@ class MetricsListener(StreamingQueryListener):
                 return Health("", unready=f"the query {one.name} has ended")
             if one.backlog is not None and one.backlog.in_danger:
                 return Health("", unready=f"{one.name}: {one.backlog.warning()}")
-        return Health(f"{len(known)} queries run" if begun else "no query has begun yet", begun=begun)
+        return Health(f"{len(known)} queries are running" if begun else "no query has started yet", begun=begun)
 
     def snapshot(self) -> Iterable[QueryNumbers]:
         """The present numbers."""

@@ -244,7 +244,7 @@ def _check_stream(root: Path, known: Mapping[str, Any] | None, stream: Mapping[s
         if there.get(key) != here.get(key):
             if key.startswith("masks."):
                 raise UsageError(
-                    f"the lake {root} is masked otherwise: the {_MASKED_BY[key]} {_shown(there.get(key))} "
+                    f"the lake {root} is masked differently: the {_MASKED_BY[key]} {_shown(there.get(key))} "
                     f"there and {_shown(here.get(key))} here",
                     hint="Give the masks and the key that it was begun with, or begin another lake: what is in this "
                     "one stays as it was masked",

@@ -367,11 +367,11 @@ def check_store(root: ObjectPlace) -> None:
     try:
         etag = place.create(first)
         if not _refuses(lambda: place.create(other)) or place.read_bytes() != first:
-            raise _lacks(root, "writes an object twice that may be written once (If-None-Match)")
+            raise _lacks(root, "overwrites an object that may be written only once (If-None-Match)")
         if not _refuses(lambda: place.swap(other, '"00000000000000000000000000000000"')) or place.read_bytes() != first:
             raise _lacks(root, "does not compare before it replaces an object (If-Match)")
         if place.swap(other, etag) == etag or place.read_bytes() != other:
-            raise _lacks(root, "does not give a changed object another ETag")
+            raise _lacks(root, "does not give a changed object a new ETag")
         listed = [one for one in (root / "_tailrace").objects() if one.name == place.name]
         if not listed:
             raise _lacks(root, "does not list an object that it has just taken")

@@ -60,7 +60,7 @@ class TablesCopy:
         are to be read."""
         begun = self._state.copy_begun()
         if begun is not None and self._can_go_on(begun):
-            _log.info("the copy that has begun at %s goes on", begun.start)
+            _log.info("the copy that began at %s goes on", begun.start)
             return begun.start
         if begun is not None:
             _log.warning(
@@ -134,7 +134,7 @@ class TablesCopy:
                     self._keep(collection, waiting)
                     waiting, size, noted = [], 0, time.monotonic()
                 if self._stopped.is_set():
-                    raise SinkError("the copy was stopped before its end", hint="The next run goes on with it")
+                    raise SinkError("the copy was stopped before its end", hint="The next run continues it")
         except UnreadableNameError:
             return False
         self._keep(replace(collection, done=True), waiting)

@@ -61,7 +61,7 @@ def check_masks(root: TablePlace, there: Mapping[str, str], masks: Masks | None)
     for part, words in _PARTS.items():
         if there.get(part) != here.get(part):
             raise UsageError(
-                f"the tables in {root} are masked otherwise: the {words} {there.get(part, 'not set')} there and "
+                f"the tables in {root} are masked differently: the {words} {there.get(part, 'not set')} there and "
                 f"{here.get(part, 'not set')} here",
                 hint="Give the masks and the key that they were begun with (--masks), or begin another directory: what "
                 "is in this one stays as it was masked",

@@ -65,7 +65,7 @@ class TablesOwnership:
             self._etag = place.swap(made, etag) if etag else place.create(made)
         except FileExistsError:
             raise SinkError(
-                f"another writer of the tables in {root} begins just now", hint="Tables have one writer"
+                f"another writer of the tables in {root} is just starting", hint="Tables have one writer"
             ) from None
 
     def _compare(self, root: ObjectPlace, owner: dict[str, str], deployment: str, *, take_over: bool) -> None:
@@ -79,7 +79,7 @@ class TablesOwnership:
             sessions = self._state.sessions()
             if owner["session"] in sessions:
                 if owner["session"] != sessions[-1]:
-                    _log.warning("%s was set back, or a writer ended as it began: each table is compared", root)
+                    _log.warning("%s was set back, or a writer ended while it started: each table is compared", root)
                 return
             whose = "a copy of this state, or a newer one than it,"
         else:
@@ -87,7 +87,7 @@ class TablesOwnership:
         if not take_over:
             raise SinkError(
                 f"{whose} writes the tables in {root}",
-                hint="Run the writer where that state is. Where it is lost, `tailrace tables write --take-over` lets "
+                hint="Run the writer where that state is. If it is lost, `tailrace tables write --take-over` lets "
                 "this one write them: it rewrites each table, and stops the other writer if there is one",
             )
         _log.warning("%s wrote the tables in %s: they are taken over", whose, root)

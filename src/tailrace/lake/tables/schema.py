@@ -154,7 +154,7 @@ def arrow_type(type_: str) -> pa.DataType:
         return found
     match = _DECIMAL.fullmatch(type_)
     if match is None or not 1 <= int(match[1]) <= 38 or int(match[2]) > int(match[1]):
-        raise UsageError(f"'{type_}' is not a type of a column", hint=f"Types: {', '.join(_ARROW)}, decimal(p,s)")
+        raise UsageError(f"'{type_}' is not a column type", hint=f"Types: {', '.join(_ARROW)}, decimal(p,s)")
     return pa.decimal128(int(match[1]), int(match[2]))
 
 

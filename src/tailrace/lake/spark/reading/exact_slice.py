@@ -48,7 +48,7 @@ def _require_driver_s(folder: Path, slice_: OplogSlice) -> None:
     if mark is None or mark.id != slice_.images:
         raise UsageError(
             f"the task finds {'no' if mark is None else 'other'} images in {folder}: it is not the directory that the "
-            "driver has begun",
+            "driver created",
             hint="Driver and executors must see one directory under this path: run them on one machine, or share a "
             "file system that LMDB supports (not NFS)",
         )

@@ -111,10 +111,11 @@ def _source() -> dict[str, JsonSchema]:
     images = "exact, exactWhenAvailable: computed here, in the directory that images names."
     return {
         "uri": _said(
-            "The replica set or cluster: its URI, ${NAME} or @FILE. Without it the variable TAILRACE_URI counts.", _TEXT
+            "The replica set or cluster: its URI, ${NAME} or @FILE. Without it, the variable TAILRACE_URI is used.",
+            _TEXT,
         ),
-        "database": _said("Watch this database alone.", _TEXT),
-        "collection": _said("Watch this collection of the database alone.", _TEXT),
+        "database": _said("Watch only this database.", _TEXT),
+        "collection": _said("Watch only this collection of the database.", _TEXT),
         "collections": _names("Watch these collections, by name or pattern: shop.orders, logs_*.event_20??"),
         "pipeline": _said(
             "The stages that follow $changeStream, as YAML or as JSON text.", {"anyOf": [_STAGES, _TEXT]}
@@ -129,16 +130,16 @@ def _source() -> dict[str, JsonSchema]:
         ),
         **{name: _said("The server's own option.", _FLAG) for name in (*SERVER_FLAGS, V2_TOKENS)},
         "resumeAfter": _said("Begin after this resume token.", position),
-        "startAfter": _said("Begin after this resume token, also that of an invalidate event.", position),
+        "startAfter": _said("Begin after this resume token, even that of an invalidate event.", position),
         "startAtOperationTime": _said("Begin at this cluster time: 1700000000,1 or 2026-01-31T12:00:00Z.", position),
         "startingFrom": _said("Where a new stream begins.", _one_of("now", "oldest", "snapshot")),
         "endAtOperationTime": _said("Where a batch read ends.", position),
         "partitions": _said("How many tasks share a micro-batch.", counted),
         "filterPushdown": _said("Whether Spark's filters become part of the read.", _FLAG),
         "failOnInvalidate": _said("Whether the run fails when what it watches is dropped or renamed.", _FLAG),
-        "archive": _said("An archive to read what the oplog no longer holds from.", _TEXT),
+        "archive": _said("An archive that holds what the oplog no longer does.", _TEXT),
         "images": _said("A directory on a local disk for exact images.", _TEXT),
-        "snapshotDocumentsPerSecond": _said("How many documents a second a snapshot copies at most.", counted),
+        "snapshotDocumentsPerSecond": _said("The most documents a second that a snapshot copies.", counted),
     }
 
 
@@ -153,7 +154,7 @@ def _lake() -> dict[str, JsonSchema]:
         ),
         "documents": _said("The form of the columns with documents.", _one_of(*DOCUMENT_FORMS), default="json"),
         "acceptGap": _said("Continue although the oplog has lost events that the lake does not have.", _FLAG),
-        "partitionBy": _names("What a new lake's files are divided by.", _one_of(DAY, HOUR, COLLECTION)),
+        "partitionBy": _names("How a new lake's files are divided.", _one_of(DAY, HOUR, COLLECTION)),
         "onError": _said("What becomes of an event that cannot be written.", _one_of(*ON_ERRORS), default="fail"),
     }
 
@@ -164,7 +165,7 @@ def _trigger() -> dict[str, JsonSchema]:
         "every": _said(
             "A micro-batch starts this often.", {"anyOf": [{"type": "number", "minimum": 0}, every]}, default="1 second"
         ),
-        "availableNow": _said("Read what is there, and end.", _FLAG, default=False),
+        "availableNow": _said("Read what is there, then end.", _FLAG, default=False),
     }
 
 
@@ -180,9 +181,9 @@ def _archive() -> dict[str, JsonSchema]:
 def _limits() -> dict[str, JsonSchema]:
     return {
         "maxEventsPerTrigger": _said(
-            "Events of one micro-batch at most.", {"anyOf": [_number(1), _matching("[0-9]+")]}
+            "The most events in one micro-batch.", {"anyOf": [_number(1), _matching("[0-9]+")]}
         ),
-        "maxBytesPerTrigger": _said("Bytes of oplog of one micro-batch at most.", _bytes(), default="1g"),
+        "maxBytesPerTrigger": _said("The most bytes of oplog in one micro-batch.", _bytes(), default="1g"),
     }
 
 
@@ -190,7 +191,7 @@ def _compaction() -> dict[str, JsonSchema]:
     return {
         "every": _said("Look for files to merge after this many commits; 0: never.", _number(0)),
         "targetBytes": _said("How large merged files become.", _bytes()),
-        "fanIn": _said("How many files are merged at least in a day that still grows.", _number(2)),
+        "fanIn": _said("The fewest files that are merged in a day that still grows.", _number(2)),
         "retention": _said("How long replaced files stay for readers; 30 days at most.", _kept_for()),
     }
 
