@@ -129,11 +129,11 @@ class Command(Signalled):
 class Piped(Command):
     """One whose standard output is read here, as of a ``Popen`` with a pipe. What it says of errors goes to ours."""
 
-    def __init__(self, *arguments: str, code: str | None = None) -> None:
+    def __init__(self, *arguments: str, code: str | None = None, server: CommandServer = _server) -> None:
         ours, theirs = os.pipe()
         self.stdout = open(ours, "rb")  # noqa: SIM115  as long as the command
         try:
-            super().__init__(*arguments, stdout=theirs, stderr=2, code=code)
+            super().__init__(*arguments, stdout=theirs, stderr=2, code=code, server=server)
         finally:
             os.close(theirs)
 

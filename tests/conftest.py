@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tailrace.embedded import VERSIONS, ReplicaSet, ShardedCluster, wine
 from tests import shared_clock
 from tests.amounts import QUICK
 from tests.by_turns import mark_rest_slow
+from tests.lending import Lender
 from tests.quiet import without_noops
 from tests.server_in_use import is_of_other_versions
 
@@ -80,7 +81,19 @@ LONGEST_FIRST = (
     "gateway/test_drivers.py",
 )
 #: Then come the folders whose files take longest.
-FOLDERS = ("spark", "docs", "sharded", "differential", "consumer", "gateway", "tables", "compare", "spec", "embedded")
+FOLDERS = (
+    "spark",
+    "docs",
+    "sharded",
+    "sync",
+    "differential",
+    "consumer",
+    "gateway",
+    "tables",
+    "compare",
+    "spec",
+    "embedded",
+)
 #: Those of many short tests come last: when little is left, no process waits for another.
 SHORTEST_LAST = ("golden", "property", "unit")
 
@@ -175,6 +188,8 @@ _SECOND_SPARK_SESSION = (
     "spark/test_sharded.py",
     "spark/test_removed_shards.py",
 )
+#: Servers that one file of these has used serve the next (``tests.lending``).
+_FOLLOWING = ("test_cli_sync.py", "test_definitions.py", "test_deltas.py", "test_fence.py", "test_follower.py")
 #: Too long to wait for others, or for others to wait for.
 _ALONE = ("docs/test_pages.py",)
 
@@ -184,12 +199,14 @@ def group_of(file: Path) -> str:
     """The files that one process runs one after the other: those that ask for the Spark session, whose first queries
     take 25 s of processor, more than all others (two processes share them); and those that ask for the shared cluster,
     whose four servers take 5 s to begin with and 1 % of a processor while they wait. Each process would have a session
-    and a cluster of its own."""
+    and a cluster of its own. And most files of ``sync``, whose servers are lent (``tests.lending``)."""
     name, text = file.relative_to(Path(__file__).parent).as_posix(), file.read_text()
     if re.search(r"\bspark: SparkSession\b|\btailrace_run: Callable\b", text):
         return "the second Spark session" if name in _SECOND_SPARK_SESSION else "the Spark session"
     if name not in _ALONE and re.search(r"\bsharded_cluster: ShardedCluster\b", text):
         return _CLUSTER_GROUPS.get(file.parent.name, "clusters")
+    if file.parent.name == "sync" and re.search(r"\bused_servers\b|\blender: Lender\b", text):
+        return "syncs that follow" if file.name in _FOLLOWING else "syncs that copy"
     return name
 
 
@@ -219,12 +236,24 @@ def _clocks_stay_as_they_are(request: pytest.FixtureRequest) -> Iterator[None]:
             shared_clock.check(shared.uri)
 
 
+@pytest.fixture(scope="session")
+def lender() -> Iterator[Lender]:
+    with closing(Lender()) as lender:
+        yield lender
+
+
 @pytest.fixture
-def start_replica_set() -> Iterator[Callable[..., ReplicaSet]]:
-    """``start_replica_set(members=3, version="5.0.4", ...)``: replica sets of a test's own, stopped at its end."""
+def start_replica_set(request: pytest.FixtureRequest) -> Iterator[Callable[..., ReplicaSet]]:
+    """``start_replica_set(members=3, version="5.0.4", ...)``: replica sets of a test's own, stopped at its end. In a
+    file with the mark ``used_servers``, one of one member without options may have served a test before, and serves one
+    after (``tests.lending``)."""
+    may_be_used = request.node.get_closest_marker("used_servers") is not None
     with ExitStack() as stack:
 
         def start(members: int = 1, **options: Any) -> ReplicaSet:
+            if may_be_used and members == 1 and not options.keys() - {"version"}:
+                lender: Lender = request.getfixturevalue("lender")
+                return stack.enter_context(lender.lent(options.get("version")))
             return stack.enter_context(ReplicaSet(members, **options))
 
         yield start

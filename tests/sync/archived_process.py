@@ -11,11 +11,12 @@ from tailrace.act.sync import archiving
 from tailrace.sync import Sync
 
 
-def main(source: str, target: str, folder: str, limit: str) -> None:
+def main(arguments: list[str]) -> None:
+    source, target, folder, limit = arguments
     archiving._PUBLISHED_S = 0.3  # type: ignore[misc]
     with Sync(source, target, archive=folder, documents_per_second=float(limit), lease_s=2) as sync:
         sync.run()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

@@ -18,11 +18,13 @@ from tailrace.read.source.topology import Cluster
 LOST = 3
 
 
-def main(source: str, target: str, per_second: float, lease_s: float) -> int:
+def main(arguments: list[str]) -> int:
     """Go on with the copy."""
+    source, target, per_second, lease = arguments
+    lease_s = float(lease)
     client = open_client(source)
     deployment: Any = Cluster.discover(client, source, {}) or client
-    settings = SyncSettings(selection=Selection.of(["shop.*"]), documents_per_second=per_second, lease_s=lease_s)
+    settings = SyncSettings(selection=Selection.of(["shop.*"]), documents_per_second=float(per_second), lease_s=lease_s)
     state = SyncState(open_client(target), settings)
     try:
         with own(state, lanes=5, wait_s=60) as ownership:
@@ -35,4 +37,4 @@ def main(source: str, target: str, per_second: float, lease_s: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])))
+    sys.exit(main(sys.argv[1:]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -22,11 +20,12 @@ from tailrace.read.archive.layout import CONFIG_OPLOG
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.source.mongod import MongodSource
 from tailrace.sync import Sync
+from tests.commands import Piped
 from tests.patience import PATIENCE_S
 from tests.sync.following import unequal
+from tests.sync.programs import program
 
-pytestmark = pytest.mark.mongod
-ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.mongod, pytest.mark.used_servers]
 DOCUMENTS = 2_000
 
 
@@ -50,7 +49,7 @@ def test_an_archive_of_a_cluster_begins_before_the_sync_does(
         assert ArchiveSource(tmp_path / "archive", name).start < copied
 
 
-def until(what: Callable[[], Any], process: subprocess.Popen[bytes] | None = None) -> Any:
+def until(what: Callable[[], Any], process: Piped | None = None) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while not (found := what()):
         assert time.monotonic() < deadline
@@ -86,8 +85,7 @@ def test_a_copy_that_takes_longer_than_the_oplog_reaches_goes_on_from_the_archiv
     monkeypatch.setattr(archiving, "_PUBLISHED_S", 0.3)
     with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
         client.shop.orders.insert_many([{"_id": one, "pad": "p" * 1000} for one in range(DOCUMENTS)])
-        command = [sys.executable, "-m", "tests.sync.archived_process", source.uri, target.uri, str(folder), "20"]
-        with subprocess.Popen(command, cwd=ROOT) as process:
+        with program("archived_process", source.uri, target.uri, folder, 20) as process:
             try:
                 state = until(lambda: there.tailrace_sync.syncs.find_one({"prepared": True}), process)
                 with closing(MongodSource(source.uri)) as oplog:

@@ -21,6 +21,7 @@ from tests.differential.wire import Wire, raw_insert
 from tests.server_in_use import IN_BETWEEN
 from tests.sync import definitions_zoo as zoo
 
+pytestmark = pytest.mark.used_servers
 ALL = Selection.of(["zoo.*"])
 
 

@@ -14,6 +14,7 @@ from pymongo import MongoClient
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.sync import Sync
+from tests.lending import Lender
 from tests.patience import PATIENCE_S
 from tests.sync.both import STATE_DB, is_users, normal
 from tests.sync.equality import differences, held
@@ -24,8 +25,8 @@ SECONDS = 10**6
 
 
 @pytest.fixture(scope="module")
-def ends() -> Iterator[tuple[ReplicaSet, ReplicaSet]]:
-    with ReplicaSet(parameters={"ttlMonitorSleepSecs": 1}) as source, ReplicaSet() as target:
+def ends(lender: Lender) -> Iterator[tuple[ReplicaSet, ReplicaSet]]:
+    with ReplicaSet(parameters={"ttlMonitorSleepSecs": 1}) as source, lender.lent() as target:
         yield source, target
 
 

@@ -12,8 +12,8 @@ import pytest
 from pymongo import MongoClient
 
 from tailrace.cli.main import main
-from tailrace.embedded import ReplicaSet
 from tests.commands import Command, run_text
+from tests.lending import Lender
 from tests.patience import PATIENCE_S
 from tests.sync.both import STATE_DB
 
@@ -56,8 +56,8 @@ def test_settings_that_cannot_be_are_refused(
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[str, str]]:
-    with ReplicaSet() as source, ReplicaSet() as target:
+def ends(lender: Lender) -> Iterator[tuple[str, str]]:
+    with lender.lent() as source, lender.lent() as target:
         with MongoClient[Any](source.uri) as client:
             client.shop.orders.insert_many([{"_id": n} for n in range(20)])
         yield source.uri, target.uri

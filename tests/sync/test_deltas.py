@@ -19,6 +19,7 @@ from tailrace.embedded import ReplicaSet
 from tests.amounts import amount
 from tests.differential.fuzz_images import ImagesFuzz, Totals, corpus_values, key_of
 
+pytestmark = pytest.mark.used_servers
 INTERNAL = b"$_internalApplyOplogUpdate"
 
 

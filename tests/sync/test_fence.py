@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +20,12 @@ from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
+from tests.commands import Piped
 from tests.sync.follow import LOST
 from tests.sync.following import begun, following, now, unequal
+from tests.sync.programs import program
 
-pytestmark = pytest.mark.mongod
-ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.mongod, pytest.mark.used_servers]
 Start = Callable[..., ReplicaSet]
 OLDER = [pytest.param(version, marks=pytest.mark.slow) for version in ("5.0.4", "4.4.2")]
 VERSIONS = ["6.0.27", *OLDER, pytest.param("7.0.28", marks=[pytest.mark.slow, pytest.mark.wine])]
@@ -146,7 +145,7 @@ def test_a_commit_whose_answer_was_lost_is_not_done_twice(start_replica_set: Sta
         ownership.close()
 
 
-def asleep(process: subprocess.Popen[bytes]) -> None:
+def asleep(process: Piped) -> None:
     """Wait until a process has stopped itself."""
     end = time.monotonic() + 60
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
@@ -161,9 +160,8 @@ def test_one_that_slept_past_its_lease_changes_nothing_when_it_wakes(place: str,
     settings = SyncSettings(lease_s=1)
     begun(source.uri, target.uri, settings)
     with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
-        command = [sys.executable, "-m", "tests.sync.follow", source.uri, target.uri, "sync", "1", "1", place]
         client.shop.orders.insert_many([{"_id": one} for one in range(10)])
-        old = subprocess.Popen(command, cwd=ROOT)
+        old = program("follow", source.uri, target.uri, "sync", 1, 1, place)
         try:
             asleep(old)
             with following(source.uri, target.uri, settings) as follower:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import bson
@@ -31,10 +28,10 @@ from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
 from tests.server_in_use import IN_BETWEEN
 from tests.sync.following import begun, following, in_any_order, now, unequal
+from tests.sync.programs import program
 from tests.sync.workload import Kinds, writing
 
-pytestmark = pytest.mark.mongod
-ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.mongod, pytest.mark.used_servers]
 Start = Callable[..., ReplicaSet]
 OLDER = [pytest.param(version, marks=pytest.mark.slow) for version in ("5.0.4", "4.4.2")]
 VERSIONS = ["6.0.27", *OLDER, pytest.param("7.0.28", marks=[pytest.mark.slow, pytest.mark.wine])]
@@ -88,11 +85,10 @@ def killed(source: ReplicaSet, target: ReplicaSet, times: int, seed: int, lanes:
     begun(source.uri, target.uri, settings)
     moments = random.Random(seed)
     kinds = Kinds(series=False, capped=False)
-    command = [sys.executable, "-m", "tests.sync.follow", source.uri, target.uri, name, str(lanes), "2"]
     with writing(source.uri, seed, "6.0.27", kinds=kinds) as writes:
         with writes.running(pause_s=0.05):
             for _ in range(times):
-                process = subprocess.Popen(command, cwd=ROOT)
+                process = program("follow", source.uri, target.uri, name, lanes, 2)
                 time.sleep(2 + moments.random() * 3)
                 assert process.poll() is None, "it ended by itself"
                 process.kill()

@@ -21,7 +21,7 @@ from tests.small_disk import SmallDisk, small_disk
 from tests.sync.both import STATE_DB, is_users, normal
 from tests.sync.equality import differences, held
 
-pytestmark = pytest.mark.mongod
+pytestmark = [pytest.mark.mongod, pytest.mark.used_servers]
 ROOT = Path(__file__).parents[2]
 PAD = "x" * 50_000
 

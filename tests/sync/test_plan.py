@@ -25,6 +25,7 @@ from tailrace.read.snapshot.reader import places_of
 from tailrace.read.source.connection import open_client
 from tailrace.read.source.topology import Cluster
 
+pytestmark = pytest.mark.used_servers
 SETTINGS = SyncSettings(lease_s=10)
 
 

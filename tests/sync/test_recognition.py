@@ -13,6 +13,7 @@ from pymongo import MongoClient
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, TailraceError
 from tailrace.sync import Sync
+from tests.lending import Lender
 from tests.sync.both import STATE_DB, is_users, normal
 from tests.sync.equality import differences, held
 
@@ -22,8 +23,8 @@ Saved = dict[str, list[RawBSONDocument]]
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[list[ReplicaSet]]:
-    with ReplicaSet() as source, ReplicaSet() as target, ReplicaSet() as other:
+def servers(lender: Lender) -> Iterator[list[ReplicaSet]]:
+    with lender.lent() as source, lender.lent() as target, lender.lent() as other:
         yield [source, target, other]
 
 

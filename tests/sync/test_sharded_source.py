@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -20,12 +21,13 @@ from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import SourceError
 from tailrace.read.source.topology import Cluster
 from tests.amounts import amount
+from tests.pace import BETWEEN_LOOKS_S
 from tests.snapshot.test_snapshot_sharded import REGIONS, move, spread_over, write
 from tests.sync.equality import held
 from tests.sync.following import begun, following, now, without_limits
 from tests.tables.test_sharded_equality import transact
 
-pytestmark = pytest.mark.mongod
+pytestmark = [pytest.mark.mongod, pytest.mark.used_servers]
 Start = Callable[..., ReplicaSet]
 
 
@@ -67,8 +69,9 @@ def test_while_chunks_move_and_transactions_span_shards(
     target, router = start_replica_set(), sharded_cluster.router
     with synced(sharded_cluster, target, "moving") as settings:
         namespace = spread_over(sharded_cluster, "moving", {"region": 1, "_id": 1})
-        for number in range(200):
-            router.insert_one(namespace, {"_id": number, "region": REGIONS[number % 6], "v": {"a": [1, 2]}})
+        router.insert_many(
+            namespace, [{"_id": number, "region": REGIONS[number % 6], "v": {"a": [1, 2]}} for number in range(200)]
+        )
         router.insert_one("moving.plain", {"_id": 1})
         router.create_index(namespace, {"v": 1}, "v_1")
         for _ in range(2):
@@ -85,6 +88,7 @@ def test_while_chunks_move_and_transactions_span_shards(
                 with following(sharded_cluster.uri, target.uri, settings) as follower:
                     while len(moved) < 2 or follower.changes < amount(100, 300):
                         follower.run_until(now(sharded_cluster.uri))
+                        time.sleep(BETWEEN_LOOKS_S)  # to ask for the cluster's time is to discover the cluster
             finally:
                 stop.set()
                 for thread in threads:

@@ -14,6 +14,7 @@ from pymongo import MongoClient
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import UsageError
 from tailrace.sync import Sync
+from tests.lending import Lender
 from tests.sync.both import STATE_DB, beside, is_users, normal
 from tests.sync.equality import differences, held
 from tests.sync.mongos import WritingMongos
@@ -25,8 +26,8 @@ BY_REGION = {"region": 1, "_id": 1}
 
 
 @pytest.fixture(scope="module")
-def source() -> Iterator[ReplicaSet]:
-    with ReplicaSet() as running:
+def source(lender: Lender) -> Iterator[ReplicaSet]:
+    with lender.lent() as running:
         yield running
 
 

@@ -17,6 +17,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.read.source.connection import open_client
 from tests.sync.test_copying import begun, stored
 
+pytestmark = pytest.mark.used_servers
 SETTINGS = SyncSettings(selection=Selection.of(["shop.*"]), documents_per_second=30_000, lease_s=30)
 
 

@@ -14,6 +14,7 @@ from bson.max_key import MaxKey
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
+from tailrace.act.sync import verification
 from tailrace.act.sync.comparing import how_they_differ
 from tailrace.act.sync.indexes import restore_held
 from tailrace.act.sync.ownership import own
@@ -22,10 +23,12 @@ from tailrace.act.sync.verification import VerificationProgress, verify
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import SinkError, UsageError
+from tests.amounts import amount
 from tests.pace import BETWEEN_WRITES_S
 from tests.server_in_use import IN_BETWEEN
 from tests.sync.running import Following, following
 
+pytestmark = pytest.mark.used_servers
 SETTINGS = SyncSettings(selection=Selection.of(["shop.*"]), lease_s=10)
 
 #: What is done to the target, and what is to be said of it.
@@ -101,13 +104,14 @@ def test_each_planted_difference_is_named(start_replica_set: Callable[..., Repli
 def test_nothing_differs_beside_writers_and_definitions(start_replica_set: Callable[..., ReplicaSet]) -> None:
     there, here = start_replica_set(), start_replica_set()
     source = MongoClient(there.uri)
-    fill(source, 20_000)
+    count = amount(6_000, 20_000)
+    fill(source, count)
     stop = threading.Event()
 
     def write() -> None:
         chosen = random.Random(3)
         while not stop.wait(BETWEEN_WRITES_S / 5):
-            number = chosen.randrange(20_000)
+            number = chosen.randrange(count)
             match chosen.randrange(40):
                 case 0:
                     source.shop.d.rename(f"d{number}")
@@ -137,7 +141,7 @@ def test_nothing_differs_beside_writers_and_definitions(start_replica_set: Calla
             for _ in range(3):
                 result = verify(run.source, run.state, SETTINGS)
                 assert result.good, result.differences
-                assert result.documents > 10_000
+                assert result.documents > count // 2
         finally:
             stop.set()
             writer.join()
@@ -169,29 +173,34 @@ def test_a_sample_and_chosen_names(start_replica_set: Callable[..., ReplicaSet])
             verify(run.source, run.state, SETTINGS, names=["shop.e"])
 
 
-def test_one_that_was_stopped_goes_on(start_replica_set: Callable[..., ReplicaSet]) -> None:
+def test_one_that_was_stopped_goes_on(
+    start_replica_set: Callable[..., ReplicaSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = amount(20_000, 200_000)
+    monkeypatch.setattr(verification, "_RANGE_DOCUMENTS", count // 4)
+    monkeypatch.setattr(verification, "_CHUNK_DOCUMENTS", count // 100)
     there, here = start_replica_set(), start_replica_set()
     source, target = MongoClient(there.uri), MongoClient(here.uri)
-    source.shop.c.insert_many([{"_id": n} for n in range(200_000)])
+    source.shop.c.insert_many([{"_id": n} for n in range(count)])
     with following(there.uri, here.uri, SETTINGS) as run:
         run.settle()
-        target.shop.c.update_many({"_id": {"$in": [0, 199_999]}}, {"$set": {"v": 1}})
+        target.shop.c.update_many({"_id": {"$in": [0, count - 1]}}, {"$set": {"v": 1}})
         source.other.c.insert_one({})
         run.settle()
         stop = threading.Event()
 
         def halfway(progress: VerificationProgress) -> None:
-            if progress.documents > 20_000:
+            if progress.documents > count // 10:
                 stop.set()
 
         first = verify(run.source, run.state, SETTINGS, stop=stop, on_progress=halfway)
         assert not first.complete
-        assert 0 < first.documents < 200_000
+        assert 0 < first.documents < count
         whole = verify(run.source, run.state, SETTINGS, resume=True)
-        assert (whole.complete, whole.documents) == (True, 200_000)
+        assert (whole.complete, whole.documents) == (True, count)
         assert {str(one) for one in whole.differences} == {
             "shop.c: 0: the target also has v",
-            "shop.c: 199999: the target also has v",
+            f"shop.c: {count - 1}: the target also has v",
         }
 
 
@@ -204,8 +213,7 @@ def test_a_cluster(
     router.shard_collection("shop.c", {"_id": 1})
     router.split("shop.c", {"_id": 300})
     router.move_chunk("shop.c", {"_id": 300}, to="shard1")
-    for number in range(600):
-        router.insert_one("shop.c", {"_id": number})
+    router.insert_many("shop.c", [{"_id": number} for number in range(600)])
     router.insert_one("shop.plain", {"_id": 1})
     with MongoClient(cluster.shards["shard0"].uri) as shard:
         shard.shop.c.insert_one({"_id": 400, "orphan": True})
