@@ -179,7 +179,8 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
         _sampled(settings, args, log) as comparison,
     ):
         if args.progress == "line":
-            tell(f"tailrace: starting Spark, to write {settings.lake}")  # which takes seconds, and says nothing
+            # It takes seconds, and says nothing. Standard error is Spark's log by now.
+            tell(f"tailrace: starting Spark, to write {settings.lake}", stream=log.stderr)
         spark = local_session(
             "tailrace run", cores=settings.cores, memory=settings.memory, fast_start=True, config=settings.spark_config
         )
