@@ -166,7 +166,7 @@ def _print_progress(written: dict[str, ArchiveProgress], begun: float) -> None:
     size = sum(one.bytes for one in written.values())
     seconds = max(0.001, time.monotonic() - begun)
     reached = [one.until for one in written.values() if one.until]
-    behind = f", on disk up to {min(reached).for_people()}" if reached else ""
+    behind = f", on disk up to {min(reached)}" if reached else ""
     expired = sum(one.expired for one in written.values())
     gone = f", {expired} expired segments deleted" if expired else ""
     tell(f"tailrace: {entries:,} entries and {_bytes(size)} archived, {size / seconds / 1e6:.1f} MB/s{behind}{gone}")
@@ -203,8 +203,8 @@ def _print_report(report: OplogReport) -> None:
         f"{report.name}: {report.entries:,} entries{images} in {report.segments:,} segments, "
         f"{_bytes(report.bytes)} on disk for {_bytes(report.raw_bytes)}"
     )
-    say(f"  from {ClusterTime(report.after + 1).for_people()}")
-    say(f"  to   {report.until.for_people()}")
+    say(f"  from {ClusterTime(report.after + 1)}")
+    say(f"  to   {report.until}")
 
 
 def _bytes(count: int) -> str:

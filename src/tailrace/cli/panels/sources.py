@@ -210,7 +210,7 @@ def leases(client: Client[Any], store: tuple[str, str], shards: Shards) -> dict[
         "sealed": len(every) - len(lines),
         "leases": [
             {
-                **asdict(line),
+                **line.to_json(),
                 "left": None if reach is None or line.lag is None else max(0, round(reach - line.lag)),
                 "complete": shards.are_complete,
             }
