@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tailrace.cli.one_shard import warn_of_one_shard
 from tailrace.cli.output import say, show_progress, tell
 from tailrace.cli.stream_arguments import address_of, parse_duration
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -97,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
+    from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415
     from tailrace.read.archive.recorder import ArchivePolicy, Recorder  # noqa: PLC0415  so that --help does not load it
     from tailrace.read.archive.retention import Retention  # noqa: PLC0415
     from tailrace.read.archive.writer import SegmentLimits  # noqa: PLC0415

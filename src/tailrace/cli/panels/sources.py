@@ -16,7 +16,7 @@ from pymongo import MongoClient
 
 from tailrace.base.threads import CheckedThread
 from tailrace.cli.dead_letters import shown
-from tailrace.cli.doctor import examine_deployment
+from tailrace.cli.examination import examine_deployment
 from tailrace.cli.handler_argument import LETTERS, STORE, store_namespace
 from tailrace.cli.lease_lines import lease_lines, without_sealed
 from tailrace.cli.panels.difference import shown_event
