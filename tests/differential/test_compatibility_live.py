@@ -18,7 +18,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 import tailrace
-from tailrace.cli.doctor import examine
+from tailrace.cli.examination import examine
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.options import StreamOptions

@@ -18,7 +18,7 @@ import pytest
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
-from tailrace.cli.doctor import _unusual, _unusual_member, examine
+from tailrace.cli.examination import _unusual, _unusual_member, examine
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
 from tailrace.read.source.mongod import MongodSource

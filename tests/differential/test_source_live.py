@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import bson
@@ -23,6 +24,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, SourceError
+from tailrace.read.archive.writer import OplogWriter
 from tailrace.read.source.batch import entry_time
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.mongod import MongodSource
@@ -383,7 +385,7 @@ def wait_until_truncated(source: MongodSource, beyond: ClusterTime) -> None:
 
 
 def test_a_truncated_oplog_is_history_lost_for_readers_new_and_old(
-    start_replica_set: Callable[..., ReplicaSet],
+    start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
 ) -> None:
     # The oplog is kept back to the last checkpoint, so checkpoints come every second.
     replica_set = start_replica_set(1, oplog_size_mb=8, arguments=("--syncdelay", "1"))
@@ -402,8 +404,12 @@ def test_a_truncated_oplog_is_history_lost_for_readers_new_and_old(
         oldest, complete = source.oldest()
         assert oldest > small
         assert not complete
-        with pytest.raises(ChangeStreamHistoryLost, match="286 ChangeStreamHistoryLost"):
+        with pytest.raises(ChangeStreamHistoryLost, match=r"286 ChangeStreamHistoryLost.*UTC \(\d+,\d+\)") as lost:
             tail_until(source, overtaken, source.newest())
+        assert "Timestamp(" not in str(lost.value)
+        archive = OplogWriter(source, tmp_path / "archive", begin=begin, until=source.newest(), images=False)
+        with pytest.raises(ChangeStreamHistoryLost, match="archive into another directory"):
+            archive.run()
         with pytest.raises(ChangeStreamHistoryLost):
             next(source.tail(begin))
         with pytest.raises(ChangeStreamHistoryLost):

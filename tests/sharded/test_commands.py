@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.cli.main import main
+from tailrace.cli.one_shard import warn_of_one_shard_at
 from tailrace.embedded import ShardedCluster
 from tests.sharded.workload import spread
 
@@ -56,5 +57,11 @@ def test_a_uri_of_one_shard_is_told_by_every_command_that_reads_it(
     ):
         assert main(command) == 0
         assert said in capfd.readouterr().err
+    # Its first change, the lease itself, is not a number.
+    assert main(["listen", "builtins:int", "--uri", one, "--resource", "part", "--store", "of_a_shard.leases"]) == 1
+    assert said in capfd.readouterr().err
+    warn_of_one_shard_at(one)  # as run and gateway do, whose clients are elsewhere
+    assert said in capfd.readouterr().err
+    warn_of_one_shard_at(sharded_cluster.uri)
     assert main(["watch", sharded_cluster.uri, "--until", "now"]) == 0
     assert "only its part" not in capfd.readouterr().err

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import urllib.request
 from pathlib import Path
@@ -160,16 +161,19 @@ def test_what_is_wrong_is_told_in_one_sentence_without_starting_spark(
 
 @pytest.mark.mongod
 def test_the_seconds_that_spark_takes_to_start_are_told_of(
-    replica_set: ReplicaSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replica_set: ReplicaSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing was said for half a minute."""
+    """Nothing was said for half a minute, and later the line went to Spark's log: standard error is the file here, as
+    in a process of its own."""
 
     def no_java(*_: object, **__: object) -> None:
         raise UsageError("there is no Java")
 
     monkeypatch.setattr("tailrace.lake.spark.runtime.session.local_session", no_java)
     monkeypatch.setenv("TEST_URI", replica_set.uri)
-    assert main(["run", str(pipeline_file(tmp_path, "nothing"))]) == 1
-    begun, ended = capsys.readouterr().err.splitlines()
+    with open(2, "w", buffering=1, closefd=False) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert main(["run", str(pipeline_file(tmp_path, "nothing"))]) == 1
+    begun, ended = capfd.readouterr().err.splitlines()
     assert begun == f"tailrace: starting Spark, to write {tmp_path / 'lake'}"
     assert ended == "tailrace: there is no Java."

@@ -426,6 +426,8 @@ def test_the_small_files_are_read_as_written_and_refused_otherwise(tmp_path: Pat
     write_json(path, document)  # from before there were digests
     assert read_record(path) == document
     assert read_record(tmp_path / "none.json") is None
+    with pytest.raises(SourceError, match=r"cannot read .*: Is a directory$"):  # which no copy mends
+        read_record(tmp_path)
 
 
 def test_an_archive_without_any_entry_says_so(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_replay_says_which_versions_it_takes_of_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept(tmp_path, Description("rs0", (VersionNote("6.0.27"), VersionNote("7.0.28", LATER)), {}))
     assert told(capsys, str(tmp_path)) == (
-        "tailrace: the events are those of MongoDB 6.0.27, after Timestamp(500, 2) of 7.0.28: the archive says so\n"
+        "tailrace: the events are those of MongoDB 6.0.27, after 1970-01-01 00:08:20 UTC (500,2) of 7.0.28: the "
+        "archive says so\n"
     )
     assert told(capsys, str(tmp_path), "--start-at-operation-time", "500,3") == (
         "tailrace: the events are those of MongoDB 7.0.28: the archive says so\n"

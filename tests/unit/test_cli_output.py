@@ -23,7 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.cli import main as main_module
-from tailrace.cli.doctor import Finding, _print
+from tailrace.cli.doctor import _print
+from tailrace.cli.finding import Finding
 from tailrace.cli.main import main
 from tailrace.cli.output import tell
 from tailrace.core.printable import in_a_line, printable

@@ -10,7 +10,7 @@ import pytest
 
 from tailrace import connect
 from tailrace.cli import main as main_module
-from tailrace.cli.doctor import version_finding
+from tailrace.cli.examination import version_finding
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.options import StreamOptions
 from tailrace.core.plan.plan import build_plan

@@ -28,6 +28,7 @@ from tailrace.lake.tables.state import (
     TablesPosition,
     TableState,
 )
+from tailrace.lake.tables.state_file import clear_errors
 from tests.amounts import amount
 from tests.unit.test_lmdb_damage import _EQUAL, _REFUSED, PAGE, outcome
 
@@ -201,3 +202,12 @@ def test_metadata_without_a_checksum_that_is_no_metadata_is_refused(tmp_path: Pa
         with pytest.raises(SinkError, match=f"{tmp_path} is damaged: .*Remove {tmp_path}"):
             read()
     state.close()
+
+
+def test_a_user_who_may_not_write_is_told_who_may_read(tmp_path: Path) -> None:
+    """LMDB's words, twice with the path, were all that was said."""
+    with (
+        pytest.raises(SinkError, match=r"^this user may not write in .*as the user who writes"),
+        clear_errors(tmp_path),
+    ):
+        raise lmdb.Error(f"{tmp_path}: Permission denied")

@@ -110,5 +110,5 @@ def test_a_chain_that_leads_to_itself_is_refused_with_its_position() -> None:
     entry = bson.decode(_chain(members=2, operations_each=1, size=5)[1], codec_options=OPTIONS)
     entry["prevOpTime"] = {"ts": Timestamp(9, 2), "t": Int64(1)}
     raw = bson.encode(entry, codec_options=OPTIONS)
-    with pytest.raises(OplogFormatError, match=r"does not lead back.*Timestamp\(9, 2\)"):
+    with pytest.raises(OplogFormatError, match=r"does not lead back.*UTC \(9,2\)"):
         list(_pipeline().process(OplogBatch(raw, ClusterTime.of(9, 3))))

@@ -231,7 +231,9 @@ def read_json(path: Path) -> dict[str, object] | None:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise SinkError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
         raise SinkError(f"cannot read {path}: {error}") from error
     try:
         value = json.loads(text)

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tailrace.base.bind_failure import bind_failure
 from tailrace.base.health import Health
-from tailrace.errors import SinkError
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -39,7 +39,8 @@ def serve_metrics(
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
-        raise SinkError(f"statistics cannot be served at {host}:{port}: {error.strerror or error}") from None
+        another = "name another address (--metrics)"
+        raise bind_failure("statistics cannot be served at", host, port, error, another) from None
     statistics = server.get_app()
     server.set_app(_with_health(statistics, health) if statistics is not None else None)
     try:

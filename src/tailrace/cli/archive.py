@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tailrace.cli.one_shard import warn_of_one_shard
 from tailrace.cli.output import say, show_progress, tell
 from tailrace.cli.stream_arguments import address_of, parse_duration
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -97,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
+    from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415
     from tailrace.read.archive.recorder import ArchivePolicy, Recorder  # noqa: PLC0415  so that --help does not load it
     from tailrace.read.archive.retention import Retention  # noqa: PLC0415
     from tailrace.read.archive.writer import SegmentLimits  # noqa: PLC0415
@@ -166,7 +166,7 @@ def _print_progress(written: dict[str, ArchiveProgress], begun: float) -> None:
     size = sum(one.bytes for one in written.values())
     seconds = max(0.001, time.monotonic() - begun)
     reached = [one.until for one in written.values() if one.until]
-    behind = f", on disk up to {min(reached).for_people()}" if reached else ""
+    behind = f", on disk up to {min(reached)}" if reached else ""
     expired = sum(one.expired for one in written.values())
     gone = f", {expired} expired segments deleted" if expired else ""
     tell(f"tailrace: {entries:,} entries and {_bytes(size)} archived, {size / seconds / 1e6:.1f} MB/s{behind}{gone}")
@@ -203,8 +203,8 @@ def _print_report(report: OplogReport) -> None:
         f"{report.name}: {report.entries:,} entries{images} in {report.segments:,} segments, "
         f"{_bytes(report.bytes)} on disk for {_bytes(report.raw_bytes)}"
     )
-    say(f"  from {ClusterTime(report.after + 1).for_people()}")
-    say(f"  to   {report.until.for_people()}")
+    say(f"  from {ClusterTime(report.after + 1)}")
+    say(f"  to   {report.until}")
 
 
 def _bytes(count: int) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tailrace.cli.handler_argument import LETTERS, STORE, store_namespace
-from tailrace.cli.one_shard import warn_of_one_shard
 from tailrace.cli.output import tell
 from tailrace.cli.stream_arguments import add_uri_argument, address_of
 from tailrace.read.source.uri import find_uri
@@ -95,6 +94,7 @@ def targets_of(args: argparse.Namespace) -> Targets:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
+    from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415
     from tailrace.cli.web.server import ConsoleOptions, serving_console  # noqa: PLC0415  so that --help does not load it
     from tailrace.read.source.connection import open_client  # noqa: PLC0415
 

@@ -221,7 +221,7 @@ def shown(letter: DeadLetter) -> dict[str, Any]:
     return {
         "resource": letter.resource,
         "change": letter.message_id,
-        "position": str(letter.cluster_time),
+        "position": letter.cluster_time.for_programs(),
         "namespace": letter.namespace,
         "operationType": letter.operation_type,
         "documentKey": letter.shown_key,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
@@ -15,7 +15,9 @@ from bson.timestamp import Timestamp
 
 from tailrace.cli.output import ColourTerminal, reader_is_gone, say, tell
 from tailrace.errors import UsageError
-from tailrace.read.source.mask_file import Masks
+
+if TYPE_CHECKING:
+    from tailrace.read.source.mask_file import Masks
 
 FORMATS: Final = ("pretty", "json", "bson")
 

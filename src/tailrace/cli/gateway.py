@@ -253,6 +253,7 @@ async def _serve(
     comparison: SampledComparison | None,
     numbers: ServiceNumbers,
 ) -> int:
+    from tailrace.cli.one_shard import warn_of_one_shard_at  # noqa: PLC0415  so that --help does not load it
     from tailrace.watch.gateway.process import raise_file_limit, settle  # noqa: PLC0415
     from tailrace.watch.gateway.pulse import Pulse  # noqa: PLC0415
 
@@ -265,6 +266,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     tell(f"tailrace: listening at {gateway.address}")
+    await asyncio.to_thread(warn_of_one_shard_at, uri)
     if options.host in _ALL and options.tls is None:
         tell("tailrace: anyone who can reach this machine can connect, and nothing is encrypted")
     pulse = Pulse(gateway.tail_statistics)

@@ -39,7 +39,7 @@ class LeaseLine:
     version: int | None = None
     state: str = ""
     age: float | None = None
-    position: str | None = None
+    position: ClusterTime | str | None = None
     lag: int | None = None
     gaps: int = 0
     trouble: str | None = None
@@ -48,7 +48,16 @@ class LeaseLine:
     skip: bool = False
     token: str | None = None
     committed: str | None = None
-    lost: Sequence[tuple[str, str]] = field(default=())
+    lost: Sequence[tuple[ClusterTime, ClusterTime]] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        position = self.position
+        return {
+            **asdict(self),
+            "position": position.for_programs() if isinstance(position, ClusterTime) else position,
+            "lost": [[time.for_programs() for time in gap] for gap in self.lost],
+        }
 
 
 def lease_lines(
@@ -73,7 +82,7 @@ def lease_lines(
         for lane in lanes:
             line = lines.get(lane, LeaseLine(lane, state="free"))
             if line.position is None and line.trouble is None and start is not None:
-                line = replace(line, position=str(start), lag=_lag(newest, start))
+                line = replace(line, position=start, lag=_lag(newest, start))
             lines[lane] = line
         lines[name] = _line_of_lanes(lines[name], [lines[lane] for lane in lanes])
     return [lines[name] for name in sorted(lines)]
@@ -111,7 +120,7 @@ def lease_line(resource: str, found: Lease | TailraceError, now: datetime, newes
         found.version,
         state,
         None if age is None else round(age, 1),
-        None if time is None and lanes is None else f"{lanes} lanes" if time is None else str(time),
+        None if time is None and lanes is None else f"{lanes} lanes" if time is None else time,
         None if time is None else _lag(newest, time),
         len(gaps),
         paused=None if found.paused_at is None else _shown(found.paused_at),
@@ -119,9 +128,7 @@ def lease_line(resource: str, found: Lease | TailraceError, now: datetime, newes
         skip=found.skip is not None,
         token=((position or {}).get("token") or {}).get("_data"),
         committed=None if found.committed_at is None else _shown(found.committed_at),
-        lost=[
-            (str(ClusterTime.from_timestamp(gap["from"])), str(ClusterTime.from_timestamp(gap["to"]))) for gap in gaps
-        ],
+        lost=[(ClusterTime.from_timestamp(gap["from"]), ClusterTime.from_timestamp(gap["to"])) for gap in gaps],
     )
 
 
@@ -150,7 +157,7 @@ def without_sealed(lines: Sequence[LeaseLine]) -> list[LeaseLine]:
 
 def say_json(lines: Sequence[LeaseLine], *, details: bool) -> None:
     """As JSON."""
-    shown = [asdict(line) for line in lines]
+    shown = [line.to_json() for line in lines]
     for one in () if details else shown:
         for name in _DETAILS:
             del one[name]

@@ -167,7 +167,8 @@ def run_here(args: argparse.Namespace) -> int:
     from tailrace.act.consumer.listener import Listener  # noqa: PLC0415
     from tailrace.act.consumer.mongo_lease_store import MongoLeaseStore  # noqa: PLC0415
     from tailrace.act.consumer.rules.unrun import is_coroutine_function  # noqa: PLC0415
-    from tailrace.cli.unknown import tell_unknown  # noqa: PLC0415  so that --help does not load it
+    from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415  so that --help does not load it
+    from tailrace.cli.unknown import tell_unknown  # noqa: PLC0415
     from tailrace.watch.client import connect  # noqa: PLC0415
 
     handler = load_handler(args.handler)
@@ -211,6 +212,7 @@ def run_here(args: argparse.Namespace) -> int:
             _stopping_on_signals([told, listener.stop], args.is_part),
         ):
             tell(f"tailrace: listening as {listener.owner} on {args.resource}")
+            warn_of_one_shard(client)
             tell_unknown(client, scope)
             if isinstance(listener, AsyncListener):
                 asyncio.run(listener.run())

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
 from tailrace.cli.output import say
-from tailrace.read.source.mask_file import Masks
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,6 +31,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit code. Raises UsageError for a wrong declaration, key or token."""
+    from tailrace.read.source.mask_file import Masks  # noqa: PLC0415  so that --help does not load the engine
+
     masks = Masks.load(args.masks)
     if args.action == "check":
         for name, value in masks.witness.items():

@@ -22,13 +22,10 @@ from tailrace.cli.stream_arguments import (
     stage_of,
     token_argument,
 )
-from tailrace.core.masking.events import without_values
-from tailrace.core.masking.stages import check_stages
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.profile import PROFILES, ServerProfile, chosen_profile, for_people, profile_for
 from tailrace.errors import TailraceError, UsageError
-from tailrace.read.source.mask_file import Masks
 
 if TYPE_CHECKING:
     from tailrace.core.event.event_block import EventBlock
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
     from tailrace.read.source.base import OplogSource
     from tailrace.read.source.dump import DumpSource
     from tailrace.read.source.dump_version import SaidVersion
+    from tailrace.read.source.mask_file import Masks
 
 _DESCRIPTION = """\
 Print the change events that a running deployment would have given for the entries of an oplog dump: the oplog.bson of
@@ -109,7 +107,11 @@ def run(args: argparse.Namespace) -> int:
         try:
             found = _print_events(blocks, writer if masks is None else MaskingWriter(writer, masks), until)
         except TailraceError as error:
-            raise error if masks is None else without_values(error) from None
+            if masks is None:
+                raise
+            from tailrace.core.masking.events import without_values  # noqa: PLC0415  as below
+
+            raise without_values(error) from None
         finally:
             writer.flush()
         if not found and args.namespace:
@@ -121,6 +123,9 @@ def _masks(file: str | None, options: StreamOptions) -> Masks | None:
     """The masks that a file declares, for a stream whose pipeline goes together with them."""
     if file is None:
         return None
+    from tailrace.core.masking.stages import check_stages  # noqa: PLC0415  so that --help does not load the engine
+    from tailrace.read.source.mask_file import Masks  # noqa: PLC0415
+
     masks = Masks.load(file)
     check_stages(options.pipeline)
     _ = masks.compiled  # a key that is missing is told first

@@ -120,8 +120,10 @@ def run(args: argparse.Namespace) -> int:
     if args.verify:
         return print_verification(settings.lake, full=args.full, checkpoint=settings.checkpoint)
     if args.dry_run:
+        from tailrace.cli.one_shard import warn_of_one_shard_at  # noqa: PLC0415
         from tailrace.cli.run_plan import print_plan  # noqa: PLC0415  PySpark
 
+        warn_of_one_shard_at(settings.source["uri"])
         return print_plan(settings, accept_gap=args.accept_gap, as_json=args.progress == "json")
     return _stream(settings, args)
 
@@ -156,6 +158,7 @@ def _check_flags(args: argparse.Namespace) -> None:
 def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     # PySpark looks at pandas when it is imported, which the pipeline does not use.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    from tailrace.cli.one_shard import warn_of_one_shard_at  # noqa: PLC0415
     from tailrace.cli.run_archive import archiving, has_history  # noqa: PLC0415
     from tailrace.cli.run_tables import tabling  # noqa: PLC0415
     from tailrace.lake.spark.query import options as source_options  # noqa: PLC0415
@@ -179,7 +182,9 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
         _sampled(settings, args, log) as comparison,
     ):
         if args.progress == "line":
-            tell(f"tailrace: starting Spark, to write {settings.lake}")  # which takes seconds, and says nothing
+            # It takes seconds, and says nothing. Standard error is Spark's log by now.
+            tell(f"tailrace: starting Spark, to write {settings.lake}", stream=log.stderr)
+        warn_of_one_shard_at(settings.source["uri"], stream=log.stderr)
         spark = local_session(
             "tailrace run", cores=settings.cores, memory=settings.memory, fast_start=True, config=settings.spark_config
         )

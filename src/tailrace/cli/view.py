@@ -5,24 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
-import tailrace
-from tailrace.act.consumer.mongo_lease_store import MongoLeaseStore
-from tailrace.act.consumer.views.keeper import ViewKeeper
-from tailrace.act.consumer.views.raw_value import MISSING
-from tailrace.act.consumer.views.totals import Totals
-from tailrace.act.consumer.views.totals_upkeep import TotalsUpkeep
-from tailrace.act.consumer.views.upkeep import ViewDifference, ViewUpkeep
-from tailrace.act.consumer.views.view import VERSIONS_FIELD, View
 from tailrace.cli.listen import add_retry_arguments, error_policy
 from tailrace.cli.output import say, tell
 from tailrace.cli.standing import add_health_arguments, watched_over
 from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.errors import UsageError
 from tailrace.read.source.uri import find_uri
+
+if TYPE_CHECKING:
+    from tailrace.act.consumer.views.totals import Totals
+    from tailrace.act.consumer.views.upkeep import ViewDifference, ViewUpkeep
+    from tailrace.act.consumer.views.view import View
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -86,10 +83,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Returns 1 where the view differs. Raises UsageError for a view that cannot be."""
+    from tailrace.act.consumer.views.totals import Totals  # noqa: PLC0415  so that --help does not load the engine
+    from tailrace.act.consumer.views.totals_upkeep import TotalsUpkeep  # noqa: PLC0415
+    from tailrace.act.consumer.views.upkeep import ViewUpkeep  # noqa: PLC0415
+    from tailrace.watch.client import connect  # noqa: PLC0415
+
     view = _view(args)
     if args.grace < 0:
         raise UsageError("--grace must be a number of seconds, 0 or more")
-    with tailrace.connect(find_uri(args.uri)) as client:
+    with connect(find_uri(args.uri)) as client:
         if args.action == "run":
             return _keep(client, view, args)
         upkeep = TotalsUpkeep(client, view) if isinstance(view, Totals) else ViewUpkeep(client, view)
@@ -103,6 +105,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _view(args: argparse.Namespace) -> View | Totals:
+    from tailrace.act.consumer.views.totals import Totals  # noqa: PLC0415
+    from tailrace.act.consumer.views.view import View  # noqa: PLC0415
+
     if args.field and (args.count or args.sum):
         raise UsageError("a view carries fields, or counts and sums", hint="Make two views")
     if args.count or args.sum:
@@ -134,6 +139,9 @@ def _verify(upkeep: ViewUpkeep, args: argparse.Namespace) -> int:
 
 
 def _line(difference: ViewDifference, form: str) -> str:
+    from tailrace.act.consumer.views.raw_value import MISSING  # noqa: PLC0415
+    from tailrace.act.consumer.views.view import VERSIONS_FIELD  # noqa: PLC0415
+
     if form == "json":
         shown = {"documentKey": difference.document_key, "field": difference.path}
         values = {"found": difference.found, "wanted": difference.wanted}
@@ -150,10 +158,15 @@ def _line(difference: ViewDifference, form: str) -> str:
 
 
 def _text(value: Any) -> str:
+    from tailrace.act.consumer.views.raw_value import MISSING  # noqa: PLC0415
+
     return "nothing" if value is MISSING else dumps(value, json_options=RELAXED_JSON_OPTIONS, ensure_ascii=False)
 
 
 def _keep(client: Any, view: View | Totals, args: argparse.Namespace) -> int:
+    from tailrace.act.consumer.mongo_lease_store import MongoLeaseStore  # noqa: PLC0415
+    from tailrace.act.consumer.views.keeper import ViewKeeper  # noqa: PLC0415
+
     database, dot, name = args.leases.partition(".")
     if not (database and dot and name):
         raise UsageError(f"--leases {args.leases} is not DATABASE.COLLECTION")

@@ -99,8 +99,8 @@ class Verification:
         return {
             "good": self.good,
             "complete": self.complete,
-            "since": str(self.since),
-            "time": str(self.time),
+            "since": self.since.for_programs(),
+            "time": self.time.for_programs(),
             "collections": self.collections,
             "documents": self.documents,
             "bytes": self.bytes,

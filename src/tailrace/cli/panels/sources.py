@@ -16,7 +16,7 @@ from pymongo import MongoClient
 
 from tailrace.base.threads import CheckedThread
 from tailrace.cli.dead_letters import shown
-from tailrace.cli.doctor import examine_deployment
+from tailrace.cli.examination import examine_deployment
 from tailrace.cli.handler_argument import LETTERS, STORE, store_namespace
 from tailrace.cli.lease_lines import lease_lines, without_sealed
 from tailrace.cli.panels.difference import shown_event
@@ -210,7 +210,7 @@ def leases(client: Client[Any], store: tuple[str, str], shards: Shards) -> dict[
         "sealed": len(every) - len(lines),
         "leases": [
             {
-                **asdict(line),
+                **line.to_json(),
                 "left": None if reach is None or line.lag is None else max(0, round(reach - line.lag)),
                 "complete": shards.are_complete,
             }

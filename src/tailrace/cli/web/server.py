@@ -13,6 +13,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from tailrace.base.bind_failure import bind_failure
 from tailrace.base.threads import CheckedThread
 from tailrace.cli.panels.showing import Showing
 from tailrace.cli.panels.sources import Targets
@@ -20,7 +21,7 @@ from tailrace.cli.web.app import make_app
 from tailrace.cli.web.feed import Feed
 from tailrace.cli.web.guard import HostNames, is_loopback
 from tailrace.cli.web.login import Logins, login_check
-from tailrace.errors import SinkError, UsageError
+from tailrace.errors import UsageError
 from tailrace.read.source.uri import ConnectionString
 from tailrace.watch.client import connect
 
@@ -96,10 +97,8 @@ def _listening(host: str, port: int) -> socket.socket:
             found.close()
             raise
     except OSError as error:
-        raise SinkError(
-            f"the console cannot listen at {host}:{port}: {error.strerror or error}",
-            hint="Another program may be listening there; --listen names another address, and port 0 a free one",
-        ) from None
+        another = "name another address (--listen; port 0 is a free one)"
+        raise bind_failure("the console cannot listen at", host, port, error, another) from None
     return found
 
 

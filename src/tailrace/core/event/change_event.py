@@ -204,7 +204,7 @@ class ChangeEvent:
         txn = "" if self.txn_number is None else f", txnNumber: {self.txn_number}"
         return (
             f'{{operationType: "{self.operation_type}", ns: {{db: "{database}"{coll}}}, '
-            f"clusterTime: {self.cluster_time}{txn}}}"
+            f"clusterTime: {self.cluster_time.for_programs()}{txn}}}"
         )
 
 

@@ -51,13 +51,14 @@ class ClusterTime(int):
         """The 8 bytes of a BSON timestamp value."""
         return int(self).to_bytes(8, "little")
 
-    def for_people(self) -> str:
+    def for_programs(self) -> str:
+        """``Timestamp(seconds, increment)``: for JSON that programs read, and in the words of the server."""
+        return f"Timestamp({self.seconds}, {self.increment})"
+
+    def __str__(self) -> str:
         """Date and time, and ``seconds,increment`` as the command line takes it: without it for a whole second."""
         text = f"{datetime.fromtimestamp(self.seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
         return text if self.increment == _LAST else f"{text} ({self.seconds},{self.increment})"
-
-    def __str__(self) -> str:
-        return f"Timestamp({self.seconds}, {self.increment})"
 
     def __repr__(self) -> str:
         return f"ClusterTime.of({self.seconds}, {self.increment})"

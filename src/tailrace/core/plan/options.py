@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import bson
 from bson.errors import BSONError
@@ -12,12 +12,14 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace.core import raw_bson
 from tailrace.core.event.resume_token import ResumeToken
-from tailrace.core.expression.values.collation import Collation, order_of, parse_collation
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.profile import ServerProfile
 from tailrace.core.raw_bson import BOOL, NULL, OBJECT, STRING, TIMESTAMP, Element
 from tailrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from tailrace.core.expression.values.collation import Collation
 
 FULL_DOCUMENT_MODES: Final = ("default", "updateLookup", "whenAvailable", "required")
 BEFORE_CHANGE_MODES: Final = ("off", "whenAvailable", "required")
@@ -101,8 +103,13 @@ class StreamOptions:
         question. A ``collation`` other than simple is refused (115) where ICU is not installed.
         """
         scope.check_names()
-        asked = None if collation is None else parse_collation(to_bson(collation))
-        order_of(asked)
+        asked = None
+        if collation is not None:
+            # The language takes a while to load; many ask this module for its names alone.
+            from tailrace.core.expression.values.collation import order_of, parse_collation  # noqa: PLC0415
+
+            asked = parse_collation(to_bson(collation))
+            order_of(asked)
         raw = to_bson(stage)
         chosen: dict[str, Any] = {}
         all_changes: bool | None = None

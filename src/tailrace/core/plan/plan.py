@@ -86,8 +86,8 @@ class Plan:
         """
         if self.read_after is not None and not reaches_back(self.read_after, oldest, complete):
             raise history_lost(
-                f"The stream would start at {self.start} and the oldest entry is {oldest}: start a new stream at "
-                "or after that time, and keep a longer oplog (replSetResizeOplog, minRetentionHours)"
+                f"The stream would start at {self.start}, and the oldest entry is of {oldest}: start a new stream "
+                "then or later, and keep a longer oplog (replSetResizeOplog, minRetentionHours)"
             )
 
 

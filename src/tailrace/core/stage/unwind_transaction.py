@@ -156,7 +156,7 @@ class UnwindTransaction:
 def _history_lost(time: ClusterTime, term: int) -> ChangeStreamHistoryLost:
     return ChangeStreamHistoryLost(
         f"{_HISTORY_LOST} :: caused by :: oplog no longer contains the complete write history of this "
-        f"transaction, log with opTime {{ ts: {time}, t: {term} }} cannot be found",
+        f"transaction, log with opTime {{ ts: {time.for_programs()}, t: {term} }} cannot be found",
         hint="Start the stream after this transaction, or keep a longer oplog",
     )
 

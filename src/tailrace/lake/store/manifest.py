@@ -121,7 +121,7 @@ class Gap:
 
     def __str__(self) -> str:
         return (
-            f"events after {self.after.for_people()} (token {self.after_token}) and before {self.until.for_people()} "
+            f"events after {self.after} (token {self.after_token}) and before {self.until} "
             f"are missing: the oplog had lost them, and this was accepted on {self.accepted_at:%Y-%m-%d at %H:%M} UTC"
         )
 

@@ -109,13 +109,13 @@ def as_of(
     found, following = versions.around(folder, time)
     if found is None:
         raise UsageError(
-            f"the table of {namespace} does not reach back to {time.for_people()}: {_first(folder)}",
+            f"the table of {namespace} does not reach back to {time}: {_first(folder)}",
             hint="Ask for a later time; tables.retention says how long old versions are kept",
         )
     last = max(found.time, reached or ZERO)
     if following is None and time > last:
         raise UsageError(
-            f"the table of {namespace} reaches only to {last.for_people()}, but {time.for_people()} was asked for",
+            f"the table of {namespace} reaches only to {last}, but {time} was asked for",
             hint=None if reached is not None else "The collection is not followed: no rule of the tables selects it",
         )
     check_log(folder, found if following is None else following, known.mark)
@@ -133,7 +133,7 @@ def as_of(
 
 def _first(folder: TablePlace) -> str:
     oldest = versions.oldest_whole(folder)
-    return "it has no versions" if oldest is None else f"its oldest version is of {oldest.time.for_people()}"
+    return "it has no versions" if oldest is None else f"its oldest version is of {oldest.time}"
 
 
 class _Known(NamedTuple):
@@ -170,8 +170,7 @@ def _rows(table: DeltaTable, wanted: Stated) -> pa.Table:
         return table.to_pyarrow_table()
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise SinkError(
-            f"version {wanted.version} of the table, which is that of "
-            f"{wanted.time.for_people()}, cannot be read: {reason(error)}",
+            f"version {wanted.version} of the table, which is that of {wanted.time}, cannot be read: {reason(error)}",
             hint="Replaced files are kept for tables.retention, or until `tailrace tables expire` removes them",
         ) from error
 
@@ -197,8 +196,7 @@ def _members(
         return members, lambda: None
     if uri is None:
         raise UsageError(
-            f"{time.for_people()} lies inside a micro-batch of {namespace}: between "
-            f"{following.after.for_people()} and {following.time.for_people()}",
+            f"{time} lies inside a micro-batch of {namespace}: between {following.after} and {following.time}",
             hint="Give an archive, or the URI of the deployment, with the oplog entries since the version before",
         )
     client = open_client(uri)
@@ -335,9 +333,9 @@ class _Replay:
         except StateMismatchError as error:
             raise SinkError(
                 f"version {found.version} of the table does not hold what was changed before "
-                f"{self._time.for_people()}: {error.message}",
+                f"{self._time}: {error.message}",
                 hint="A document that was in quarantine is not in the versions of its table. Ask for "
-                f"{found.time.for_people()}, or {self._following.time.for_people()} or later",
+                f"{found.time}, or {self._following.time} or later",
             ) from error
         # Not every change is of the document with that key: see DELETE_OF.
         changed = sorted(overlay.changed.get(_NUMBER, ()))
@@ -362,8 +360,8 @@ class _Replay:
         if uuid not in fold.collections:
             raise UsageError(
                 f"another collection was renamed to {self._namespace} just before "
-                f"{self._time.for_people()}: what it held is not in the oplog",
-                hint=f"Ask for {self._following.time.for_people()} or later",
+                f"{self._time}: what it held is not in the oplog",
+                hint=f"Ask for {self._following.time} or later",
             )
         _, overlay, changes = self._applied(fold, _rows(self._table, self._found).slice(0, 0), self._found)
         return self._of(self._found, changes, overlay.documents(fold.collections[uuid].number))

@@ -39,6 +39,10 @@ _SEALED: Final = "sealed-"
 #: So many neighbours are compared on either side of a key that is missed. Every document that an application deletes is
 #: missed once.
 NEAR: Final = 2
+_SAME_USER: Final = (
+    "Run the command as the user who writes the tables: whoever reads them notes in lock.mdb what he reads, so that "
+    "the writer leaves it there"
+)
 MADE_ANEW: Final = "Remove {path}: the next run copies the collections again, and rewrites the tables"
 
 
@@ -196,4 +200,6 @@ def clear_errors(path: Path) -> Iterator[None]:
         # LMDB says no more than that about a write that was cut short.
         if full or ("Input/output error" in text and durable.has_no_room(path)):
             raise LakeFullError(f"no room left to write {path}: {text}", hint="Make room and start again") from error
+        if "Permission denied" in text:
+            raise SinkError(f"this user may not write in {path}", hint=_SAME_USER) from error
         raise SinkError(f"cannot use {path}: {text}") from error

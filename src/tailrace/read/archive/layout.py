@@ -88,8 +88,8 @@ class Reach:
             "compatibility": settings,
         }
         return {
-            "after": {"clusterTime": f"{self.start:016x}", "readable": str(self.start)},
-            "until": {"clusterTime": f"{self.until:016x}", "readable": str(self.until)},
+            "after": {"clusterTime": f"{self.start:016x}", "readable": self.start.for_programs()},
+            "until": {"clusterTime": f"{self.until:016x}", "readable": self.until.for_programs()},
             **{name: value for name, value in known.items() if value},
         }
 
@@ -167,7 +167,7 @@ class Description:
             "version": VERSION,
             "serverVersion": self.server_version,
             "serverVersions": [
-                {"version": note.version, "since": f"{note.since:016x}", "readable": str(note.since)}
+                {"version": note.version, "since": f"{note.since:016x}", "readable": note.since.for_programs()}
                 for note in self.versions
             ],
             **({**kind, "since": f"{self.since:016x}"} if self.name is None else {"replicaSet": self.name}),

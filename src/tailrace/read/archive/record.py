@@ -36,7 +36,8 @@ def read_record(path: Path) -> dict[str, Any] | None:
         if said is None:
             return read_sealed(path, _KEYS)
     except SinkError as error:
-        raise SourceError(error.message, hint=_HINT) from None
+        # What cannot be read at all, as by a user who may not, is not damaged.
+        raise SourceError(error.message, hint=None if isinstance(error.__cause__, OSError) else _HINT) from None
     if found is not None and said != _earlier_digest(found):
         raise SourceError(f"{path} is damaged: it was changed after it was written", hint=_HINT)
     return found

@@ -23,6 +23,7 @@ from tailrace.read.archive.record import write_record
 from tailrace.read.archive.retention import Retention, remove_before, retain
 from tailrace.read.archive.segment import ROW_GROUP_BYTES, ImagesWriter, SegmentWriter
 from tailrace.read.archive.unknown import UnknownEntries
+from tailrace.read.source.advice import told_how_to_begin
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.member_version import MemberVersion
 from tailrace.read.source.mongod import MongodSource
@@ -30,6 +31,7 @@ from tailrace.read.source.mongod import MongodSource
 #: Batches between the two threads.
 _QUEUE: Final = 4
 _AWAIT_MS: Final = 1000
+_ANOTHER: Final = "archive into another directory: what is in this one stays readable"
 _ELSEWHERE: Final = "Archive into a new directory; this one stays as it is, and can be replayed"
 
 
@@ -148,7 +150,8 @@ class OplogWriter:
             worker = threading.Thread(target=self._write, args=(after,), name="tailrace-archive", daemon=True)
             worker.start()
             try:
-                self._read(after)
+                with told_how_to_begin(_ANOTHER):
+                    self._read(after)
             except SourceError:
                 if not self._stopped.is_set():  # what is interrupted may say so
                     raise

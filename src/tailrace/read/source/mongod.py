@@ -484,8 +484,9 @@ class MongodSource:
             raise AutoReconnect("the member changed between two reads")
         if not reaches_back(position.after, oldest, complete):
             raise history_lost(
-                f"The oldest oplog entry of {self.name} is at {oldest} and the reader at {position.after}: start "
-                "a new stream, and enlarge the oplog or read more often"
+                f"The oldest entry in the oplog of {self.name} is of {oldest}, and the reader has come to "
+                f"{position.after}: what lies between is lost, and it has to begin anew. Keep a longer oplog "
+                "(replSetResizeOplog, minRetentionHours), or read more often"
             )
         if position.entry is not None:
             raise OtherHistoryError(

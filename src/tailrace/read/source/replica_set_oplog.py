@@ -66,7 +66,7 @@ class ReplicaSetOplog:
         oldest, complete = self.source.oldest()
         if not reaches_back(after, oldest, complete):
             raise history_lost(
-                f"The checkpoint stands at {after} and the oldest entry is {oldest}. What lies between is lost to "
+                f"The checkpoint stands at {after} and the oldest entry is of {oldest}. What lies between is lost to "
                 "this stream: start a new one with a new checkpointLocation and startingFrom=oldest, load the gap from "
                 "the collections, and keep a longer oplog (replSetResizeOplog, minRetentionHours)"
             )

@@ -34,6 +34,7 @@ from tailrace.core.stage.oplog_match import OplogMatch
 from tailrace.core.stage.unwind_transaction import UnwindTransaction, is_commit, operations_of
 from tailrace.errors import OplogFormatError, OtherHistoryError, SourceError, TailraceError, on_shard
 from tailrace.read.archive.layout import CONFIG_OPLOG
+from tailrace.read.source.advice import told_how_to_begin
 from tailrace.read.source.base import OplogSource
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.membership import Removed, changes, removed_shards
@@ -211,7 +212,8 @@ class LiveOplog(OplogMember):
 
     def read(self, after: ClusterTime, until: ClusterTime, bytes_max: int) -> tuple[list[EntryRun], ClusterTime]:
         try:
-            return super().read(after, until, bytes_max)
+            with told_how_to_begin(self._anew):
+                return super().read(after, until, bytes_max)
         except OtherHistoryError as error:
             raise OtherHistoryError(error.message, hint=OTHER_HISTORY + self._anew) from None
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
+from tailrace.base.bind_failure import bind_failure
 from tailrace.errors import SinkError
 from tailrace.read.source.uri import ConnectionString
 from tailrace.read.tail.shared_tail import ReaderMaker, TailStatistics
@@ -309,10 +310,7 @@ class _Arrival(asyncio.Protocol):
 
 
 def not_listening(host: str, port: int, error: OSError) -> SinkError:
-    return SinkError(
-        f"cannot listen at {host}:{port}: {error.strerror or error}",
-        hint="Another program may be listening there; --listen names another address",
-    )
+    return bind_failure("cannot listen at", host, port, error, "name another address (--listen)")
 
 
 def _own_address(writer: asyncio.StreamWriter) -> str:

@@ -79,7 +79,10 @@ class StreamLogic(LeaseLogic):
         policy = self.settings.on_history_lost
         position = self._position
         if policy == "fail" or position is None:
-            hint = 'on_history_lost="snapshot" copies the documents again; "gap" goes on after the gap and notes it'
+            hint = (
+                'on_history_lost="snapshot" (--on-history-lost snapshot) copies the documents again; "gap" goes on '
+                "after the gap and notes it"
+            )
             raise ChangeStreamHistoryLost(error.message, hint=f"{error.hint}. {hint}" if error.hint else hint)
         self._losses += 1
         if self._losses > 1:  # the oplog is being truncated, or another lane's place is lost too
