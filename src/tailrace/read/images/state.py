@@ -439,9 +439,7 @@ class ImageState:
         if not 1 <= buckets <= BUCKETS_MAX:
             raise UsageError(f"a state has 1 to {BUCKETS_MAX} buckets, not {buckets}")
         self.flush()
-        generation = int(self._folder.name.rpartition("-")[2]) + 1
-        folder = self.directory / f"generation-{generation}"
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = self._next_folder()
         layout = _new_layout(buckets, folder.name)
         opened = [_opened(folder, layout, number, MAP_BYTES) for number in range(buckets)]
         try:
@@ -452,6 +450,34 @@ class ImageState:
                 bucket.close()
         self.close()
         return ImageState.open(self.directory, undo_bytes=self._undo_bytes, memory_bytes=self._memory_bytes)
+
+    def _next_folder(self) -> Path:
+        """The folder of files that take the place of those that there are."""
+        generation = int(self._folder.name.rpartition("-")[2]) + 1
+        folder = self.directory / f"generation-{generation}"
+        shutil.rmtree(folder, ignore_errors=True)
+        return folder
+
+    def past(self) -> Iterator[bytes]:
+        """The keys of the documents that are kept to undo batches, each as often as it is."""
+        self.flush()
+        for bucket in self._buckets:
+            yield from bucket.past()
+
+    def forget_past(self, goes: Callable[[bytes], bool]) -> None:
+        """Write all files anew: without what was deleted, and without the documents that are kept to undo batches under
+        keys that ``goes`` selects. Batches can be undone as before; these documents are then not there. Closes the
+        state; a crash leaves the old files or the new ones."""
+        self.flush()
+        folder = self._next_folder()
+        for number, bucket in enumerate(self._buckets):
+            bucket.write_anew(folder / f"{number:04d}", goes)
+        durable.sync_directory(folder)
+        durable.step("images.rewritten")
+        _write_layout(self.directory, _layout(self.directory, self.buckets) | {"folder": folder.name})
+        durable.step("images.replaced")
+        self.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _copy_to(self, opened: list[ImageBucket]) -> None:
         for bucket in self._buckets:
