@@ -16,6 +16,7 @@ from tailrace.base import durable
 from tailrace.cli.main import main
 from tailrace.core.event.named_document import NamedDocument, NamedDocuments
 from tailrace.lake.store import quarantine
+from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.verification import verify
 from tailrace.read.images.key import state_key
 from tailrace.read.images.state import ImageState
@@ -121,11 +122,10 @@ def test_a_lake_forgets_documents_and_nothing_else(tmp_path: Path, capsys: pytes
 def test_what_a_lake_cannot_tell_is_left_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "lake"
     fill(root)
-    day = next(path.parent for path in root.rglob("*.parquet"))
-    whole = next(path for path in day.glob("*.parquet"))
-    loose = day / f"{whole.stem[:-1]}x.parquet"
-    shutil.copy(whole, loose)  # as a task that was killed leaves it
     number = min(seen(root))
+    whole = root / CommitLog(root).state().in_order[0].name
+    loose = whole.with_name(f"{whole.stem[:-1]}x.parquet")
+    shutil.copy(whole, loose)  # as a task that was killed leaves it
     status, found = erase(capsys, *of(number), "--lake", root)
     assert (status, found["erased"]) == (1, 1)
     assert "files that no commit names" in found["left"][0]

@@ -51,7 +51,7 @@ def erase_documents(root: Path, documents: NamedDocuments, *, dry_run: bool = Fa
         report, works = StoreErasure("tables", str(root)), []
         marks = _checked(root, documents)
         for namespace in documents.namespaces:
-            work = _Work(root, namespace, documents.keys(namespace), marks.get(namespace))
+            work = _TablePast(root, namespace, documents.keys(namespace), marks.get(namespace))
             works.append(work)
             for what, number in work.rows.items():
                 report.count(what, number)
@@ -102,7 +102,7 @@ def _still_there(root: Path, namespace: str) -> UsageError:
 
 
 @dataclass
-class _Work:
+class _TablePast:
     """What one table keeps of the past of documents with some keys."""
 
     root: Path

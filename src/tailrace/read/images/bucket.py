@@ -257,7 +257,7 @@ class ImageBucket:
         try:
             with self._env.begin(write=True) as txn, txn.cursor(db=self._undo) as cursor:
                 while cursor.last() and int.from_bytes(cursor.key()[:8], "big") > batch:
-                    for key, old in self._undone(cursor.key(), cursor.value()):
+                    for key, old in _undone(self, cursor.key(), cursor.value()):
                         if old is None:
                             txn.delete(key, db=self._documents)
                         else:
@@ -324,32 +324,17 @@ class ImageBucket:
         try:
             with self._env.begin() as txn, txn.cursor(db=self._undo) as cursor:
                 for name, record in cursor:
-                    yield from (key for key, old in self._undone(name, record) if old is not None)
+                    yield from (key for key, old in _undone(self, name, record) if old is not None)
         except lmdb.Error as error:
             raise self._failed(error) from error
 
-    def _undone(self, name: bytes, record: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-        is_chunk = int.from_bytes(name[8:], "big") >= _FIRST_CHUNK
-        return (_of_chunk if is_chunk else _of_record)(self._checked(name, record))
-
     def write_anew(self, target: Path, goes: Callable[[bytes], bool]) -> None:
-        """Write the bucket to a new file in ``target``. What is kept to undo batches has no document there under keys
+        """Write the bucket to a new file in ``target``, where what is kept to undo batches has no document under keys
         that ``goes`` selects. Outside of a transaction."""
-
-        def kept(database: bytes, name: bytes, record: bytes) -> bytes:
-            if database != _UNDO:
-                return record
-            found = list(self._undone(name, record))
-            if not any(old is not None and goes(key) for key, old in found):
-                return record
-            keys, before = [key for key, _ in found], [None if goes(key) else old for key, old in found]
-            if int.from_bytes(name[8:], "big") < _FIRST_CHUNK:
-                raise ImageStateError(f"the images in {self.directory} are of an earlier version", hint=AGAIN)
-            return self._record(name, _chunk(keys, before))
-
         try:
             durable.make_directory(target)
-            copied(self._env, target, map_bytes=self._env.info()["map_size"], kept=kept)
+            size = self._env.info()["map_size"]
+            copied(self._env, target, map_bytes=size, kept=lambda *record: _kept(self, goes, *record))
         except lmdb.Error as error:
             raise self._failed(error) from error
         except OSError as error:
@@ -368,6 +353,22 @@ class ImageBucket:
             note_closed(self.directory)
             os.close(self._lock)
             self._lock = -1
+
+
+def _undone(bucket: ImageBucket, name: bytes, record: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """Keys and previous documents of a record that undoes a batch."""
+    is_chunk = int.from_bytes(name[8:], "big") >= _FIRST_CHUNK
+    return (_of_chunk if is_chunk else _of_record)(bucket._checked(name, record))
+
+
+def _kept(bucket: ImageBucket, goes: Callable[[bytes], bool], database: bytes, name: bytes, record: bytes) -> bytes:
+    """The record that ``write_anew`` writes for one."""
+    found = list(_undone(bucket, name, record)) if database == _UNDO else []
+    if not any(old is not None and goes(key) for key, old in found):
+        return record
+    if not bucket._checks:
+        raise ImageStateError(f"the images in {bucket.directory} are of an earlier version", hint=AGAIN)
+    return bucket._record(name, _chunk([key for key, _ in found], [None if goes(key) else old for key, old in found]))
 
 
 def _chunk(keys: Sequence[bytes], before: Sequence[bytes | None]) -> bytes:

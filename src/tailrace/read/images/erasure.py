@@ -11,8 +11,8 @@ from tailrace.base import durable
 from tailrace.core.event.named_document import NamedDocuments, StoreErasure
 from tailrace.errors import UsageError
 from tailrace.read.images.key import state_key
+from tailrace.read.images.past import PastImages
 from tailrace.read.images.source import STREAM
-from tailrace.read.images.state import ImageState
 
 _UUID_SIZE: Final = 16
 _EARLIER: Final = (
@@ -40,7 +40,7 @@ def erase_documents(
         _check_scope(folder, documents, uuid)
     goes = _selects(documents, uuid)
     with ExitStack() as stack:
-        states = [stack.enter_context(ImageState.open(folder)) for folder in folders]
+        states = [stack.enter_context(PastImages.open(folder)) for folder in folders]
         for state in states:
             if any(goes(key) for key, _ in state.documents()):
                 raise UsageError(
@@ -51,7 +51,7 @@ def erase_documents(
             report.count("images of earlier states", sum(map(goes, state.past())))
         if not dry_run:
             for state in states:
-                state.forget_past(goes)  # also what is not found: deleted documents stay in LMDB's files
+                state.forget(goes)  # also what is not found: deleted documents stay in LMDB's files
             report.erased = report.total
     if report.total:
         report.kept.append(_EARLIER)
