@@ -335,10 +335,8 @@ class ImageBucket:
             durable.make_directory(target)
             size = self._env.info()["map_size"]
             copied(self._env, target, map_bytes=size, kept=lambda *record: _kept(self, goes, *record))
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             raise self._failed(error) from error
-        except OSError as error:
-            raise _os_error(error, target) from error
 
     def __len__(self) -> int:
         with self._env.begin() as txn:
