@@ -103,6 +103,12 @@ def test_what_is_gone_at_the_source_leaves_no_byte(
     held = lock(root)
     assert "another process writes the tables" in erase(root, capsys)[1]["left"][0]
     durable.os.close(held)
+    # What killed writers leave: a file that was begun, and a copy of the log for a checkpoint.
+    folder = root / folder_of("tables_erase.people")
+    (folder / f".{'0' * 32}.parquet").write_bytes(MARKER.encode())
+    shutil.copytree(folder / "_delta_log", folder / "_checkpoint" / "_delta_log")
+    (folder / "_checkpoint" / "_delta_log" / "x.checkpoint.parquet").write_bytes(MARKER.encode())
+    before = contents(root)
     status, found = erase(root, capsys, "--dry-run")
     assert (status, found["erased"], contents(root)) == (1, 0, before)
     assert found["found"].keys() == {"rows of earlier versions", "rows of the change feed", "rows of the quarantine"}

@@ -28,7 +28,7 @@ from tailrace.core.event.named_document import NamedDocuments, StoreErasure
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import delta, places
 from tailrace.lake.tables.data_files import opened
-from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.delta_table import BESIDE, CollectionTable
 from tailrace.lake.tables.holding import STATE, lock
 from tailrace.lake.tables.names import KEY, place_of
 from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE
@@ -127,7 +127,7 @@ class _TablePast:
     def _look(self, name: str) -> None:
         """Look into a file, whether a version names it or not."""
         *above, last = name.split("/")
-        if above[:1] == [delta.LOG] or not last.endswith(".parquet"):
+        if above[:1] in ([delta.LOG], [BESIDE]) or not last.endswith(".parquet"):
             return
         if last.startswith("."):
             self._files.append(self._folder / name)  # of a writer that was killed: it has no footer
@@ -155,6 +155,7 @@ class _TablePast:
             return
         if self._bounded() and any(not one.name.startswith(".") for one in self._files):
             self._shorten_log()
+        shutil.rmtree(self._folder / BESIDE, ignore_errors=True)  # of a checkpoint that was not finished
         for file in self._files:
             with durable.writing(file):
                 file.unlink(missing_ok=True)
@@ -185,7 +186,6 @@ class _TablePast:
                 delta.commit_path(self._folder, number).unlink(missing_ok=True)
         for path in (path for number, paths in names.items() if number < table.version for path in paths):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self._folder / "_checkpoint", ignore_errors=True)
         durable.sync_directory(self._folder / delta.LOG)
         durable.step("tables.log_erased")
 
