@@ -501,3 +501,45 @@ def test_what_cannot_be_is_refused(shop: Any) -> None:
     database.letters.insert_one({"_id": 1})
     with pytest.raises(UsageError, match="is not one: 'token'"):
         list(DeadLetters(database.letters).letters())
+
+
+def test_letters_of_named_documents_are_erased(
+    shop: Any, replica_set: ReplicaSet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database, store = shop
+    marker, seen = "anna-4711@example.com", list[Any]()
+    ended = threading.Event()
+
+    def handle(change: Change) -> None:
+        seen.append(change.document_key["_id"])
+        if len(seen) == 3:
+            ended.set()
+        raise ValueError(f"no such person: {change.full_document['who']}")
+
+    letters = DeadLetters(database.letters, tries=1)
+    with Listener(database.people, handle, resource="people", store=store, on_error=letters):
+        database.people.insert_many([{"_id": 1, "who": marker}, {"_id": "1", "who": "b"}, {"_id": 2, "who": "c"}])
+        assert ended.wait(300)
+    one = database.letters.find_one({"documentKey": '{"_id": 2}'})
+    for change, key in (("x", '{"_id": 1.0}'), ("y", '{"_id": 3}'), ("z", '{"_id": "cut')):
+        found = {**one, "_id": {**one["_id"], "change": change}, "event": None, "documentKey": key}
+        database.letters.insert_one(found)
+    where = ("--dead-letters", replica_set.uri, "--letters", f"{database.name}.letters")
+    which = ("--document", f"{database.name}.people", "1")
+    assert main(["erase", *which, *where, "--dry-run"]) == 1
+    assert "2 dead letters found\n" in capsys.readouterr().out
+    assert database.letters.count_documents({}) == 6
+    assert main(["erase", *which, *where]) == 1
+    said = capsys.readouterr().out
+    assert "2 dead letters found, 2 erased" in said
+    assert "1 dead letters have no event" in said
+    left = list(database.letters.find())
+    assert sorted(one["documentKey"] for one in left) == ['{"_id": "1"}', '{"_id": "cut', '{"_id": 2}', '{"_id": 3}']
+    assert marker not in repr(left)
+    database.letters.delete_one({"_id.change": "z"})
+    assert main(["erase", *which, *where, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["stores"]
+    assert (found["found"], found["left"], found["place"]) == ({}, [], f"{database.name}.letters")
+    database.letters.insert_one({"_id": 5})
+    assert main(["erase", *which, *where]) == 1
+    assert "is not one" in capsys.readouterr().out

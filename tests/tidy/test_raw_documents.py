@@ -26,6 +26,7 @@ OURS_IN = {
     "watch/compare/comparison.py": {"event"},
     "watch/compare/pairing.py": {"event", "mine", "ours", "ours.events[0]", "server", "server.events[0]"},
     "act/consumer/change.py": {"self._raw"},
+    "act/consumer/letter_erasure.py": {"letter"},
     "act/consumer/newer_changes.py": {"letter"},
     "read/images/fast.py": {"made", "operations"},
     "core/kernel/images.py": {"made"},

@@ -63,6 +63,8 @@ _CHECKSUM_BYTES: Final = 4
 #: more than so many bytes of them.
 NEAR: Final = 64
 _NEAR_BYTES: Final = 1 << 18
+#: So many records are copied in one transaction.
+_AT_ONCE: Final = 4096
 
 
 class _Damage(Exception):  # noqa: N818  never leaves this module
@@ -128,6 +130,36 @@ def note_closed(directory: Path) -> None:
     """Note that the file in ``directory`` is as LMDB has left it. After the environment was closed."""
     with suppress(OSError):  # it is checked then
         (directory / _NOTED).write_text(_stamp(directory / "data.mdb"), encoding="utf-8")
+
+
+def copied(
+    source: Any,
+    target: Path,
+    *,
+    map_bytes: int,
+    kept: Callable[[bytes, bytes, bytes], bytes | None] = lambda database, key, record: record,
+) -> None:
+    """Write the records of all databases of the environment ``source`` to a new file in ``target``, and sync it: what
+    was deleted is not in it, which a copy of LMDB's own may have at the ends of pages. ``kept`` gives the record that
+    is written for one of a database, or ``None``. Nobody writes the source meanwhile. Raises ``lmdb.Error``,
+    OSError."""
+    with source.begin() as transaction, transaction.cursor() as cursor:
+        names = list(cursor.iternext(values=False))
+    with lmdb.open(str(target), map_size=map_bytes, max_dbs=len(names), sync=False) as new:
+        for name in names:
+            database, made = source.open_db(name, create=False), new.open_db(name)
+            with source.begin(database) as transaction, transaction.cursor() as cursor:
+                rows = ((key, kept(name, key, record)) for key, record in cursor)
+                while part := list(islice(rows, _AT_ONCE)):
+                    with new.begin(made, write=True) as writing, writing.cursor() as place:
+                        place.putmulti([row for row in part if row[1] is not None], append=True)
+        new.sync(True)
+    descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    note_closed(target)
 
 
 def _stamp(path: Path) -> str:

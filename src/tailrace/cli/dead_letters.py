@@ -89,7 +89,7 @@ def run(args: argparse.Namespace, words: list[str]) -> int:
     _check(args, action)
     where = args.letters or LETTERS
     database, collection = store_namespace(where)
-    with connect(find_uri(uri)) as client, _needing_rights(where):
+    with connect(find_uri(uri)) as client, needing_rights(where):
         letters = DeadLetters(client[database][collection])
         if handler is not None:
             return _replay(letters, handler, args, client)
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, words: list[str]) -> int:
 
 
 @contextmanager
-def _needing_rights(where: str) -> Iterator[None]:
+def needing_rights(where: str) -> Iterator[None]:
     """Says which rights on the collection of dead letters a user lacks. Raises SinkError."""
     from pymongo.errors import OperationFailure  # noqa: PLC0415  as in run()
 

@@ -131,6 +131,15 @@ class DeadLetters:
             if found is not None:
                 yield DeadLetter.of(found, self._collection)
 
+    @property
+    def full_name(self) -> str:
+        """The collection, as ``database.collection``."""
+        return str(self._collection.full_name)
+
+    def remove(self, letter: DeadLetter) -> None:
+        """Remove one letter."""
+        self._collection.delete_one(letter.key)
+
     def changes(self, resource: str | None = None) -> set[str]:
         """The message ids of the letters."""
         return {str(found["_id"]["change"]) for found in self._collection.find(_chosen(resource, None), {"_id": 1})}
@@ -160,7 +169,7 @@ class DeadLetters:
             if keeps(letter):
                 continue
             refuse_unrun(handler(letter), "the handler of dead letters")
-            self._collection.delete_one(letter.key)
+            self.remove(letter)
             count += 1
         return count
 

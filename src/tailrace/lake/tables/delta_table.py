@@ -38,7 +38,7 @@ from tailrace.lake.tables.versions import Keeping
 #: A checkpoint of the log is written every this many versions.
 CHECKPOINT_EVERY: Final = 50
 #: Where the next checkpoint is made. Readers and Delta's VACUUM pass over names that begin so.
-_BESIDE: Final = "_checkpoint"
+BESIDE: Final = "_checkpoint"
 _NAMESPACE: Final = "tailrace.namespace"
 _FEED: Final = "delta.enableChangeDataFeed"
 _DECLARED: Final = "tailrace.declared"
@@ -382,7 +382,7 @@ def _publish_checkpoint(root: TablePlace, table: DeltaTable) -> None:
         return
     version = table.version()
     base = max((one for one in delta.checkpoints_in(root) if one < version), default=None)
-    publish_checkpoint(root, version, root / _BESIDE, base=base)
+    publish_checkpoint(root, version, root / BESIDE, base=base)
 
 
 def _check_versions(root: TablePlace, numbers: Iterable[int], state: str) -> None:

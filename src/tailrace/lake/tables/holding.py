@@ -15,6 +15,7 @@ from tailrace.lake.store.object_place import ObjectPlace
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.store.places import UPLOADS
 from tailrace.lake.tables.state import TableMark, TableState
+from tailrace.lake.tables.state_file import finish_rewriting
 
 #: The folder of the state and the lock, in the directory of the tables.
 STATE: Final = "_tailrace"
@@ -72,6 +73,11 @@ def lock(root: TablePlace) -> int:
     except OSError:
         os.close(descriptor)
         raise SinkError(f"another process writes the tables in {root}", hint="Tables have one writer") from None
+    try:
+        finish_rewriting(path.parent / "state")
+    except BaseException:
+        os.close(descriptor)
+        raise
     for left in (path.parent / UPLOADS).glob("*.parquet"):  # of a process that was killed
         left.unlink(missing_ok=True)
     return descriptor

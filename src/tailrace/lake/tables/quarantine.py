@@ -21,6 +21,8 @@ from tailrace.lake.tables.delta_commit import Batch, token_of
 from tailrace.lake.tables.rows import CLUSTER_TIME, Misfitting, changed_at
 from tailrace.lake.tables.state import TabledCollection
 
+#: Where it lies, in the directory of the tables.
+FOLDER: Final = "_quarantine"
 _SCHEMA: Final = pa.schema(
     [
         pa.field("namespace", pa.string()),

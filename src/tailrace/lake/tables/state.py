@@ -256,6 +256,16 @@ class TableState:
             for _, value in self._records(self._databases.documents, _NUMBER.pack(number)):
                 yield _document(value)
 
+    def holds(self, number: int, key: bytes) -> bool:
+        """Whether a collection's document with a sortable key is there, or its row waits to be taken over."""
+        place, databases = _NUMBER.pack(number) + state_key(key), self._databases
+        with self._reading_documents(number), self._environment.begin() as transaction:
+            if any(transaction.get(place, db=one) is not None for one in (databases.documents, databases.waiting)):
+                return True
+            with transaction.cursor(databases.documents) as cursor:
+                databases.confirm_missing(cursor, place)
+            return False
+
     def waiting_keys(self, number: int) -> list[bytes]:
         """The keys whose rows the collection's table has to take over."""
         with clear_errors(self._path):

@@ -7,6 +7,7 @@ two formats have none; whoever opens one for writing gives it some, in one trans
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tailrace.base.lmdb_file import (
     check_before_opening,
     check_before_reading,
     confirm_missing,
+    copied,
     records,
     sealed,
     unsealed,
@@ -183,6 +185,44 @@ def _seal(transaction: Any, plain: list[Any], with_seals: list[Any]) -> None:
         with transaction.cursor(old) as reading, transaction.cursor(new) as writing:
             writing.putmulti(((key, sealed(key, value)) for key, value in reading), append=True)
         transaction.drop(old)
+
+
+def rewrite_file(directory: Path) -> None:
+    """Write the file in ``directory`` anew, with what counts of it and nothing else: LMDB leaves deleted records where
+    they were until something is written over them. The caller holds the lock; readers keep the file that they have."""
+    part, whole, _ = _beside(directory)
+    finish_rewriting(directory)
+    with clear_errors(directory), durable.writing(part):
+        check_before_opening(directory)
+        durable.make_directory(part)
+        with lmdb.open(str(directory), readonly=True, max_dbs=2 * len(_DATABASES), readahead=False) as file:
+            copied(file, part, map_bytes=_MAP_BYTES)
+        part.rename(whole)
+        durable.sync_directory(directory.parent)
+    durable.step("state.rewritten")
+    finish_rewriting(directory)
+
+
+def finish_rewriting(directory: Path) -> None:
+    """Finish what a crash has interrupted. The caller holds the lock."""
+    part, whole, gone = _beside(directory)
+    with durable.writing(directory):
+        if whole.exists():
+            if directory.exists():
+                directory.rename(gone)
+                durable.step("state.put_aside")
+            whole.rename(directory)
+            durable.sync_directory(directory.parent)
+            durable.step("state.replaced")
+        for left in (gone, part):
+            if left.exists():
+                shutil.rmtree(left)
+
+
+def _beside(directory: Path) -> tuple[Path, Path, Path]:
+    """A file that is being written, one that is whole and takes the place of that in ``directory``, and the old one."""
+    part, whole, gone = (directory.with_name(f"{directory.name}.{one}") for one in ("part", "whole", "gone"))
+    return part, whole, gone
 
 
 @contextmanager

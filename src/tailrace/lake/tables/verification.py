@@ -37,6 +37,7 @@ from tailrace.lake.tables.fold import FoldOfOne
 from tailrace.lake.tables.holding import state_folder
 from tailrace.lake.tables.masking import check_masks, masked_changes
 from tailrace.lake.tables.names import BEGIN_ANEW, BSON, KEY, place_of
+from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE_FOLDER
 from tailrace.lake.tables.standing import harm_of
 from tailrace.lake.tables.state import UNKNOWN, TabledCollection, TableMark, TablesPosition, TableState
 from tailrace.read.snapshot.places import Placement
@@ -280,7 +281,7 @@ class _Verification:
     def _quarantined(self, keys: set[bytes]) -> dict[bytes, bytes]:
         """The documents in quarantine, of those that the table lacks."""
         try:
-            table = places.delta_table(self._root / "_quarantine")
+            table = places.delta_table(self._root / QUARANTINE_FOLDER)
         except TableNotFoundError:
             return {}
         ours = pc.field("namespace") == self._namespace

@@ -37,6 +37,7 @@ from tailrace.lake.tables.open_tables import OpenTables, position_of
 from tailrace.lake.tables.ownership import TablesOwnership
 from tailrace.lake.tables.pace import Pace
 from tailrace.lake.tables.progress import TablesProgress
+from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE_FOLDER
 from tailrace.lake.tables.quarantine import Quarantine
 from tailrace.lake.tables.resync import Resyncs
 from tailrace.lake.tables.schema import DocumentMisfitError
@@ -105,7 +106,7 @@ class TablesWriter:
         self._resyncs = Resyncs(self._client, self._cluster, self._oplogs, self._state, settings)
         self._tables = OpenTables(settings, self._state, self._oplogs)
         self._selected = SelectedCollections(settings, self._state, self._oplogs, self._copy, self._tables)
-        self._take_over = TakeOver(self._tables, self._state, Quarantine(settings.root / "_quarantine"))
+        self._take_over = TakeOver(self._tables, self._state, Quarantine(settings.root / QUARANTINE_FOLDER))
         self._batches = self._changes = 0
         #: Whether there is more to read at once.
         self._behind = False

@@ -13,20 +13,21 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 
 from tailrace.base import durable
-from tailrace.base.lmdb_file import check_before_opening, confirm_missing, note_closed, sealed, unsealed
+from tailrace.base.lmdb_file import check_before_opening, confirm_missing, copied, note_closed, sealed, unsealed
 from tailrace.errors import TailraceError
 
 #: The address space of a new environment, in bytes. The file is only as long as what was written to it.
 MAP_BYTES: Final = 4 << 30
 #: LMDB's lock file, which it maps into memory.
 _LOCK_BYTES: Final = 8192
+_UNDO: Final = b"undo"
 _ABSENT: Final = b"\0"
 _SEQUENCE: Final = 4
 #: Records of earlier versions, with one document each, have sequence numbers below this one.
@@ -123,7 +124,7 @@ class ImageBucket:
             with durable.begun_whole(self.directory / "data.mdb"):
                 env = lmdb.open(str(self.directory), map_size=map_bytes, max_dbs=4, max_readers=64, readahead=False)
             self._documents = env.open_db(b"documents")
-            self._undo = env.open_db(b"undo")
+            self._undo = env.open_db(_UNDO)
             self._meta = env.open_db(b"meta")
         except lmdb.Error as error:
             raise self._failed(error) from error
@@ -256,9 +257,7 @@ class ImageBucket:
         try:
             with self._env.begin(write=True) as txn, txn.cursor(db=self._undo) as cursor:
                 while cursor.last() and int.from_bytes(cursor.key()[:8], "big") > batch:
-                    is_chunk = int.from_bytes(cursor.key()[8:], "big") >= _FIRST_CHUNK
-                    record = self._checked(cursor.key(), cursor.value())
-                    for key, old in (_of_chunk if is_chunk else _of_record)(record):
+                    for key, old in _undone(self, cursor.key(), cursor.value()):
                         if old is None:
                             txn.delete(key, db=self._documents)
                         else:
@@ -320,6 +319,25 @@ class ImageBucket:
             raise self._failed(error) from error
         return count
 
+    def past(self) -> Iterator[bytes]:
+        """The keys of the documents that are kept to undo batches, each as often as it is."""
+        try:
+            with self._env.begin() as txn, txn.cursor(db=self._undo) as cursor:
+                for name, record in cursor:
+                    yield from (key for key, old in _undone(self, name, record) if old is not None)
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+
+    def write_anew(self, target: Path, goes: Callable[[bytes], bool]) -> None:
+        """Write the bucket to a new file in ``target``, where what is kept to undo batches has no document under keys
+        that ``goes`` selects. Outside of a transaction."""
+        try:
+            durable.make_directory(target)
+            size = self._env.info()["map_size"]
+            copied(self._env, target, map_bytes=size, kept=lambda *record: _kept(self, goes, *record))
+        except (lmdb.Error, OSError) as error:
+            raise self._failed(error) from error
+
     def __len__(self) -> int:
         with self._env.begin() as txn:
             count: int = txn.stat(self._documents)["entries"]
@@ -333,6 +351,22 @@ class ImageBucket:
             note_closed(self.directory)
             os.close(self._lock)
             self._lock = -1
+
+
+def _undone(bucket: ImageBucket, name: bytes, record: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """Keys and previous documents of a record that undoes a batch."""
+    is_chunk = int.from_bytes(name[8:], "big") >= _FIRST_CHUNK
+    return (_of_chunk if is_chunk else _of_record)(bucket._checked(name, record))
+
+
+def _kept(bucket: ImageBucket, goes: Callable[[bytes], bool], database: bytes, name: bytes, record: bytes) -> bytes:
+    """The record that ``write_anew`` writes for one."""
+    found = list(_undone(bucket, name, record)) if database == _UNDO else []
+    if not any(old is not None and goes(key) for key, old in found):
+        return record
+    if not bucket._checks:
+        raise ImageStateError(f"the images in {bucket.directory} are of an earlier version", hint=AGAIN)
+    return bucket._record(name, _chunk([key for key, _ in found], [None if goes(key) else old for key, old in found]))
 
 
 def _chunk(keys: Sequence[bytes], before: Sequence[bytes | None]) -> bytes:

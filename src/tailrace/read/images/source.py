@@ -36,7 +36,8 @@ _MEMORY_BYTES: Final = 64 << 20
 _EMPTY: Final = "began-empty.json"
 #: How often to check whether another process has released the state.
 _LOOK_S: Final = 0.05
-_STREAM: Final = "stream.json"
+#: The file that says whose a directory is.
+STREAM: Final = "stream.json"
 #: In the state's witness: the same as in that file.
 _OF_STREAM: Final = "stream"
 
@@ -118,7 +119,7 @@ class ExactSource(RelayedSource):
             check_kind(self._directory, sharded=False)
         else:
             make_folder(self._directory.parent.parent)
-        path = self._directory / _STREAM
+        path = self._directory / STREAM
         with self.state as state:  # one at a time
             found = durable.read_sealed(path, self._stream.keys())
             if found is None and state.position is not None:

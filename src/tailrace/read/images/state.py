@@ -156,7 +156,7 @@ class ImageState:
         path = Path(directory)
         if buckets is not None and not 1 <= buckets <= BUCKETS_MAX:
             raise UsageError(f"a state has 1 to {BUCKETS_MAX} buckets, not {buckets}")
-        layout = _layout(path, buckets or BUCKETS)
+        layout = layout_in(path, buckets or BUCKETS)
         count = layout["buckets"]
         if buckets not in (None, count):
             raise UsageError(
@@ -168,7 +168,7 @@ class ImageState:
             for number in range(int(count)):
                 opened.append(_opened(folder, layout, number, map_bytes))
             if layout["format"] >= _FORMAT and not layout.get("begun"):
-                _write_layout(path, layout | {"begun": True})
+                write_layout(path, layout | {"begun": True})
             for other in path.glob("generation-*"):
                 if other != folder:  # left by an unfinished rebucket
                     shutil.rmtree(other, ignore_errors=True)
@@ -439,14 +439,12 @@ class ImageState:
         if not 1 <= buckets <= BUCKETS_MAX:
             raise UsageError(f"a state has 1 to {BUCKETS_MAX} buckets, not {buckets}")
         self.flush()
-        generation = int(self._folder.name.rpartition("-")[2]) + 1
-        folder = self.directory / f"generation-{generation}"
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = next_folder(self._folder)
         layout = _new_layout(buckets, folder.name)
         opened = [_opened(folder, layout, number, MAP_BYTES) for number in range(buckets)]
         try:
             self._copy_to(opened)
-            _write_layout(self.directory, layout | {"begun": True})
+            write_layout(self.directory, layout | {"begun": True})
         finally:
             for bucket in opened:
                 bucket.close()
@@ -502,7 +500,14 @@ def _meta_of(sizes: Mapping[int, int]) -> list[tuple[bytes, bytes | None]]:
     return [*meta, (_POSITION, list(numbers.values())[-1])]
 
 
-def _layout(path: Path, buckets: int) -> dict[str, Any]:
+def next_folder(folder: Path) -> Path:
+    """The folder of files that take the place of those in ``folder``; it is not there."""
+    found = folder.with_name(f"generation-{int(folder.name.rpartition('-')[2]) + 1}")
+    shutil.rmtree(found, ignore_errors=True)
+    return found
+
+
+def layout_in(path: Path, buckets: int) -> dict[str, Any]:
     """The layout in ``path``; written if there is none yet."""
     try:
         durable.make_private(path)
@@ -511,7 +516,7 @@ def _layout(path: Path, buckets: int) -> dict[str, Any]:
     found: dict[str, Any] | None = durable.read_sealed(path / "layout.json", _LAYOUT)
     if found is None:
         found = _new_layout(buckets, "generation-1")
-        _write_layout(path, found)
+        write_layout(path, found)
     if found.get("format") not in _FORMATS:
         raise ImageStateError(
             f"the images in {path} are of format {found.get('format')}, and this version knows {_FORMAT}",
@@ -524,7 +529,8 @@ def _new_layout(buckets: int, folder: str) -> dict[str, Any]:
     return {"format": _FORMAT, "buckets": buckets, "folder": folder, "id": uuid.uuid4().hex}
 
 
-def _write_layout(path: Path, layout: Mapping[str, Any]) -> None:
+def write_layout(path: Path, layout: Mapping[str, Any]) -> None:
+    """Write the layout: from now on the files that it names count."""
     try:
         durable.write_sealed(path / "layout.json", layout)
     except durable.LakeFullError as error:

@@ -1,0 +1,248 @@
+"""Take documents that are gone out of what tables keep of the past: older versions, the change feed, the quarantine and
+the state's file.
+
+A table equals its collection, so a document that is still in it is refused: it goes at the source, and the table
+follows. What is kept besides is not needed for the newest version, and goes file by file: a data file or a file of the
+feed that holds one of the documents. A version that lacks a file is one that ``as of`` passes over, and a feed that
+lacks one is an error to whoever reads it, as for versions that have grown old. Everything here can be repeated: what a
+crash has left is found by the next run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from tailrace.base import durable
+from tailrace.core.event.named_document import NamedDocuments, StoreErasure
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake.store import delta, places
+from tailrace.lake.tables.data_files import opened
+from tailrace.lake.tables.delta_table import BESIDE, CollectionTable
+from tailrace.lake.tables.holding import STATE, lock
+from tailrace.lake.tables.names import KEY, place_of
+from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE
+from tailrace.lake.tables.state import TableMark, TableState
+from tailrace.lake.tables.state_file import rewrite_file
+
+_FOLLOW: Final = "Let the writer follow (`tailrace tables write ... --once`, or `tailrace run`), then repeat"
+_RESTORE: Final = "Restore it from a copy, or remove the quarantine"
+_STATS: Final = "delta.dataSkippingStatsColumns"
+
+
+def erase_documents(root: Path, documents: NamedDocuments, *, dry_run: bool = False) -> StoreErasure:
+    """Erase what the tables in ``root`` keep of ``documents``. ``dry_run`` counts, and changes nothing.
+
+    Raises UsageError where there are no tables, and where one of the documents is still in its table, SinkError where a
+    writer runs or something is damaged. Nothing has changed then, unless the error comes from the disk."""
+    if not (root / STATE).is_dir():
+        raise UsageError(f"{root} holds no tables of Tailrace")
+    with _held(root):
+        report, works = StoreErasure("tables", str(root)), []
+        marks = _checked(root, documents)
+        for namespace in documents.namespaces:
+            work = _TablePast(root, namespace, documents.keys(namespace), marks.get(namespace))
+            works.append(work)
+            for what, number in work.rows.items():
+                report.count(what, number)
+        aside = _InQuarantine(root / QUARANTINE, documents)
+        report.count("rows of the quarantine", aside.rows)
+        if dry_run:
+            return report
+        for work in works:
+            work.carry_out()
+        aside.carry_out()
+        # Whatever was found: pages that LMDB has given up still hold what was on them.
+        rewrite_file(root / STATE / "state")
+        report.erased = report.total
+        report.kept += [note for work in works for note in work.notes]
+    return report
+
+
+@contextmanager
+def _held(root: Path) -> Iterator[None]:
+    descriptor = lock(root)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _checked(root: Path, documents: NamedDocuments) -> dict[str, TableMark]:
+    """What the tables took over last, if all that is known of the documents is the past."""
+    state = TableState(root / STATE / "state", readonly=True)
+    try:
+        if state.position() is None or state.copy_begun() is not None or state.copying() or state.resyncing():
+            raise UsageError(f"a copy into the tables in {root} has not come to its end", hint=_FOLLOW)
+        collections = state.collections()
+        for document in documents.documents:
+            for one in collections:
+                if one.namespace == document.namespace and state.holds(one.number, document.key):
+                    raise _still_there(root, document.namespace)
+        return state.marks()
+    finally:
+        state.close()
+
+
+def _still_there(root: Path, namespace: str) -> UsageError:
+    return UsageError(
+        f"a document to erase is still in the table of {namespace} in {root}",
+        hint=f"Delete it at the source: the table follows. {_FOLLOW}",
+    )
+
+
+@dataclass
+class _TablePast:
+    """What one table keeps of the past of documents with some keys."""
+
+    root: Path
+    namespace: str
+    keys: set[bytes]
+    mark: TableMark | None = None
+    rows: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _files: list[Path] = field(default_factory=list)
+    _folder: Path = field(init=False)
+    _live: set[str] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._folder = place_of(self.root, self.namespace)
+        if not delta.is_table(self._folder):
+            return
+        table = CollectionTable(self._folder, self.namespace)
+        self._live = {file.name for file in table.files()}
+        for name in sorted(file.name for file in places.files_below(self._folder)):
+            self._look(name)
+
+    def _look(self, name: str) -> None:
+        """Look into a file, whether a version names it or not."""
+        *above, last = name.split("/")
+        if above[:1] in ([delta.LOG], [BESIDE]) or not last.endswith(".parquet"):
+            return
+        if last.startswith("."):
+            self._files.append(self._folder / name)  # of a writer that was killed: it has no footer
+            return
+        found = self._count(name)
+        if not found:
+            return
+        if name in self._live:
+            raise _still_there(self.root, self.namespace)
+        what = "rows of the change feed" if above == [delta.FEED_FOLDER] else "rows of earlier versions"
+        self.rows[what] = self.rows.get(what, 0) + found
+        self._files.append(self._folder / name)
+
+    def _count(self, name: str) -> int:
+        wanted = pa.array(sorted(self.keys), pa.binary())
+        with opened(self._folder, name) as file:
+            if KEY not in file.schema_arrow.names:
+                raise SinkError(f"{self._folder / name} is not a file of this table", hint="Take it away, and repeat")
+            pieces = file.iter_batches(65_536, columns=[KEY])
+            return sum(pc.sum(pc.is_in(one.column(0), value_set=wanted)).as_py() or 0 for one in pieces)
+
+    def carry_out(self) -> None:
+        """Remove the files, and from the log the bounds of their columns."""
+        if not delta.is_table(self._folder):
+            return
+        if self._bounded() and any(not one.name.startswith(".") for one in self._files):
+            self._shorten_log()
+        shutil.rmtree(self._folder / BESIDE, ignore_errors=True)  # of a checkpoint that was not finished
+        for file in self._files:
+            with durable.writing(file):
+                file.unlink(missing_ok=True)
+                durable.sync_directory(file.parent)
+            durable.step("tables.erased")
+        if self.rows:
+            self.notes.append(
+                f"{self.namespace}: the row is gone from the newest version; versions and feed before the files that "
+                "were removed can no longer be read"
+            )
+
+    def _bounded(self) -> bool:
+        configuration: Mapping[str, str | None] = DeltaTable(str(self._folder)).metadata().configuration
+        return bool(configuration.get(_STATS))
+
+    def _shorten_log(self) -> None:
+        """The bounds of columns are values of documents, and the log has them for each file: let it begin with the
+        newest version. Raises SinkError if no checkpoint of it can be made."""
+        table = CollectionTable(self._folder, self.namespace)
+        table.make_checkpoint()
+        if table.version and table.version not in delta.checkpoints_in(self._folder):
+            raise SinkError(f"a checkpoint of the table {self._folder} cannot be written", hint="Make room, and repeat")
+        numbers, names = delta.listed(self._folder)
+        # The commit that the state knows was made when the documents were gone.
+        known = table.version if self.mark is None or self.mark.version < 0 else self.mark.version
+        for number in numbers:
+            if number < min(table.version, known):
+                delta.commit_path(self._folder, number).unlink(missing_ok=True)
+        for path in (path for number, paths in names.items() if number < table.version for path in paths):
+            path.unlink(missing_ok=True)
+        durable.sync_directory(self._folder / delta.LOG)
+        durable.step("tables.log_erased")
+
+
+class _InQuarantine:
+    """Rows of the quarantine that are of some documents: the others are written anew, and every file that no longer
+    counts goes. ``rows``: how many, of the newest version and of older files."""
+
+    def __init__(self, root: Path, documents: NamedDocuments) -> None:
+        self._root = root
+        self._documents = documents
+        self._left: pa.Table | None = None
+        self._files: list[Path] = []
+        self.rows = 0
+        try:
+            table = places.delta_table(root)
+        except TableNotFoundError:
+            return
+        except (DeltaError, OSError, ValueError) as error:
+            raise SinkError(
+                f"the quarantine {root} cannot be read: {error}", hint="Restore it, or remove it"
+            ) from error
+        live = {root / name for name in pa.table(table.get_add_actions()).column("path").to_pylist()}
+        pieces, gone = [], 0
+        for path in sorted(root.rglob("*.parquet")):
+            if path.parent.name == delta.LOG:
+                continue
+            read, is_one = self._read(path)
+            found = is_one.count(True)
+            self.rows += found
+            if path in live:
+                gone += found
+                pieces.append(read.filter(pa.array([not one for one in is_one], pa.bool_())))
+            if found:
+                self._files.append(path)
+        if gone:
+            self._left = pa.concat_tables(pieces)
+
+    def _read(self, path: Path) -> tuple[pa.Table, list[bool]]:
+        try:
+            with places.parquet_file(path) as file:
+                read = file.read()
+            columns = [read.column(name).to_pylist() for name in ("namespace", KEY)]
+        except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+            raise SinkError(f"{path} cannot be read: {error}", hint=_RESTORE) from error
+        return read, [key in self._documents.keys(name) for name, key in zip(*columns, strict=True)]
+
+    def carry_out(self) -> None:
+        """Write the other rows, and remove the files."""
+        if self._left is not None:
+            try:
+                write_deltalake(str(self._root), self._left, mode="overwrite")
+            except (DeltaError, OSError) as error:
+                raise SinkError(f"the quarantine {self._root} cannot be written: {error}") from error
+            durable.step("tables.quarantine_written")
+        for path in self._files:
+            with durable.writing(path):
+                path.unlink(missing_ok=True)
+                durable.sync_directory(path.parent)
+            durable.step("tables.quarantine_erased")
