@@ -161,9 +161,10 @@ def _held(uri: str) -> dict[str, Held]:
 
 
 def normal(version: str, to_version: str, *, ages: bool) -> Any:
-    """What is compared of options and indexes: all of it, but limits of age that are held, and but what a newer server
-    than 4.4 writes otherwise when it makes the index: it sorts the options, and gives them types of its own."""
-    is_older = version.startswith("4.") and not to_version.startswith("4.")
+    """What is compared of options and indexes: all of it, but limits of age that are held, and but what a 4.4 shows in
+    an order or with types that it need not have on the target: a newer server sorts options and gives them types of
+    its own, and 4.4 itself does so where they are altered."""
+    is_old, is_newer = version.startswith("4."), not to_version.startswith("4.")
 
     def normalised(kind: str, raw: bytes) -> bytes:
         if not raw:
@@ -171,15 +172,17 @@ def normal(version: str, to_version: str, *, ages: bool) -> Any:
         fields = list(RawBSONDocument(raw, RAW).items())
         if not ages:
             fields = [(name, value) for name, value in fields if name != "expireAfterSeconds"]
-        if kind == "index" and is_older:
-            fields = sorted((name, _as_newer(name, value)) for name, value in fields)
+        if kind == "index" and is_old:
+            fields = sorted((name, _with_one_type(name, value, is_newer)) for name, value in fields)
         return bson.encode(dict(fields))
 
     return normalised
 
 
-def _as_newer(name: str, value: Any) -> Any:
-    """An option of an index with the type that servers from 5.0 on give it."""
-    if name in ("unique", "sparse", "background", "hidden"):
+def _with_one_type(name: str, value: Any, is_newer: bool) -> Any:
+    """An option of an index with the type that ``collMod`` gives it, or servers from 5.0 on."""
+    if name == "expireAfterSeconds":
+        return int(value)
+    if is_newer and name in ("unique", "sparse", "background", "hidden"):
         return bool(value)
-    return float(value) if name in ("min", "max") and isinstance(value, int) else value
+    return float(value) if is_newer and name in ("min", "max") and isinstance(value, int) else value

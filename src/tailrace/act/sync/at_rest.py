@@ -82,8 +82,8 @@ def catalog_at_rest(
 
 _HINT: Final = (
     "A sync cannot begin in the middle of $out, mapReduce, convertToCapped, a rename to another database or of a "
-    "sharded collection, a resharding or a change of a database's primary shard. Begin it when that is done; drop what an attempt that was given up has "
-    "left behind"
+    "sharded collection, a resharding or a change of a database's primary shard. Begin it when that is done; drop what "
+    "an attempt that was given up has left behind"
 )
 
 
@@ -91,8 +91,11 @@ def _elections(deployment: MongoClient[Any] | Cluster) -> list[Any]:
     """What tells the primaries, and the elections that made them, from others. A member that is no primary tells
     nothing: a client that leads to a secondary alone sees what a majority has, or what is going to have one."""
     clients = deployment.clients if isinstance(deployment, Cluster) else [deployment]
-    connections = [Connection(client, retry_seconds=RETRY_SECONDS) for client in clients]
-    return [one.retrying(lambda one=one: one.client.admin.command("hello")).get("electionId") for one in connections]
+    return [_election(Connection(client, retry_seconds=RETRY_SECONDS)) for client in clients]
+
+
+def _election(connection: Connection) -> Any:
+    return connection.retrying(lambda: connection.client.admin.command("hello")).get("electionId")
 
 
 def in_the_making(deployment: MongoClient[Any] | Cluster, selection: OnSource) -> Iterator[str]:

@@ -55,18 +55,32 @@ class SyncOwner:
             return self._follow(ownership, goal)
 
     def _copy(self, ownership: SyncOwnership) -> bool:
-        """Copy what is left. Whether all is copied."""
+        """Copy what is left. Whether all is copied. Raises OtherHistoryError where a part of it was read from another
+        history: a source that is put back to an older state has no entries that take back what it has lost."""
         asked = threading.Event()
 
         def noted(progress: SyncCopyProgress) -> None:
             self._counted.copied(progress.documents, progress.estimate_documents, progress.bytes)
+            self._witness(ownership)
             if self._tell() is not None:
                 asked.set()
                 copy_stop.set()
 
+        self._witness(ownership)
         copy_stop = _Either(self._stopped)
         copy = Copy(self._ends.deployment, self._ends.state, ownership, self._settings, stopped=copy_stop)
-        return copy.run(_at_most_every(LOOK_S, noted)) and not asked.is_set()
+        is_done = copy.run(_at_most_every(LOOK_S, noted))
+        self._witness(ownership)
+        return is_done and not asked.is_set()
+
+    def _witness(self, ownership: SyncOwnership) -> None:
+        """Make sure that the source goes on from the entries that were last noted, and note its newest ones."""
+        oplogs, before = self._ends.oplogs, standing.document_of(self._ends.state).witness
+        if before is not None:
+            oplogs.check(before)
+        witness, members = oplogs.witness().to_document(), oplogs.members
+        sets = {"witness": witness, "members": [{"name": name, "host": host} for name, host in members.items()]}
+        ownership.run(lambda _: None, sets=sets, what="note how far the source is")
 
     def _follow(self, ownership: SyncOwnership, goal: ClusterTime | None) -> bool:
         """Follow until ``stop`` or up to ``goal``; false where another process asks for the lease."""
