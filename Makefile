@@ -61,7 +61,7 @@ test-slow: $(INSTALLED) ## the slow tests, which make test leaves out: takes hou
 
 # What is compared with a live server, on another version of it: make test-7.0, or make test-version VERSION=5.0.4.
 VERSION ?= 7.0.28
-ON_A_SERVER := golden differential sharded gateway spec consumer compare snapshot tables/test_equality.py embedded/test_wine.py
+ON_A_SERVER := golden differential sharded gateway spec consumer compare snapshot tables/test_equality.py embedded/test_wine.py sync/test_at_rest.py
 
 test-7.0: ## the tests that compare with a live server, on mongod 7.0.28 (needs wine64); VERSION=7.0.25
 	@$(MAKE) --no-print-directory test-version VERSION=$(VERSION) ARGS="$(ARGS)"

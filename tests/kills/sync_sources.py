@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -127,9 +128,11 @@ class WrittenCluster:
 
     def _definitions(self, stop: threading.Event) -> None:
         for _ in range(_ROUNDS - 1):
+            begun = time.monotonic()
             with self._quiet:
                 self._source.write(_STEPS)
-            if stop.wait(2.0):
+            # A sync begins at a moment without definitions. On a busy machine it needs a longer one to list them all.
+            if stop.wait(max(2.0, time.monotonic() - begun)):
                 return
         stop.wait()
 

@@ -54,6 +54,8 @@ _LEASE_S: Final = 5
 #: Between two harms, on an average.
 _PAUSE_S: Final = 5.0
 _PHASES: Final = ("copy", "catchUp", "follow")
+#: Documents a second, at most: in lives that are to end in the copy, and in the others.
+_SLOW, _QUICK = "30", "300"
 
 
 @dataclass
@@ -150,8 +152,8 @@ class Killed:
                 written.begin()
                 with written.running():
                     with harms.under_way(counts):
-                        for _ in range(share.kills):
-                            self._live(number)
+                        for phase in self._phases(share.kills):
+                            self._live(number, phase)
                         self._begin()
                         self._wait(lambda: harms.are_done)
                     if harms.done:
@@ -172,7 +174,7 @@ class Killed:
 
     def _command(self, *more: str) -> list[str]:
         lanes = "4" if self._seed % 3 == 2 else "1"
-        options = ["--lease-seconds", str(_LEASE_S), "--documents-per-second", "300", "--lanes", lanes]
+        options = ["--lease-seconds", str(_LEASE_S), "--documents-per-second", _QUICK, "--lanes", lanes]
         return [sys.executable, "-m", "tailrace", "sync", self._written_by.uri, self._target.uri, *options, *more]
 
     def _begin(self, *more: str) -> subprocess.Popen[bytes]:
@@ -183,13 +185,17 @@ class Killed:
                 )
         return self._process
 
-    def _live(self, number: int) -> None:
-        """Begin, and be killed in a phase that is chosen, or a later one: as soon as it is reached, or some time
-        later."""
-        rng, process = self._rng, self._begin()
+    def _phases(self, kills: int) -> list[str]:
+        """In which the lives of one sync are to end. A copy that is done does not come again, so these are first."""
+        lives = ("copy", "copy", "catchUp", "catchUp", "follow", "follow", "follow")
+        return sorted((self._rng.choice(lives) for _ in range(kills)), key=_PHASES.index)
+
+    def _live(self, number: int, wanted: str) -> None:
+        """Begin, and be killed in a phase, or a later one: as soon as it is reached, or some time later."""
+        rng = self._rng
+        process = self._begin("--documents-per-second", _SLOW if wanted == "copy" else _QUICK)
         epoch = self._epoch()
         self._wait(lambda: self._epoch() > epoch)
-        wanted = rng.choice(("copy", "copy", "catchUp", "catchUp", "follow", "follow", "follow"))
         self._wait(lambda: _PHASES.index(self._document()["phase"]) >= _PHASES.index(wanted))
         time.sleep(rng.choice((rng.uniform(0, 0.3), rng.uniform(0, 4.0))))
         if wanted == "follow":  # mostly at a position, and not in the middle of a definition

@@ -61,7 +61,8 @@ class ReplicaSetSource:
     def __init__(self, deployment: ReplicaSet, chosen: Any) -> None:
         self.uri, self.version = deployment.uri, deployment.version
         # A transaction of 24 MB stands still in a mongod 4.4.2 whose cache is as small as an embedded one's.
-        kinds = Kinds(series=chosen.series, capped=chosen.capped, large=not self.version.startswith("4."))
+        large = not self.version.startswith("4.")
+        kinds = Kinds(series=chosen.series, capped=chosen.capped, large=large, columns=chosen.columns)
         self._writes = Writes(deployment.uri, chosen.seed, deployment.version, kinds=kinds)
         self.databases = self._writes.databases
         self._writes.clear()
@@ -160,9 +161,10 @@ def _held(uri: str) -> dict[str, Held]:
 
 
 def normal(version: str, to_version: str, *, ages: bool) -> Any:
-    """What is compared of options and indexes: all of it, but limits of age that are held, and but the order in which
-    a 4.4 shows an index's options, which a newer server sorts when it makes the index."""
-    is_sorted = version.startswith("4.") and not to_version.startswith("4.")
+    """What is compared of options and indexes: all of it, but limits of age that are held, and but what a 4.4 shows in
+    an order or with types that it need not have on the target: a newer server sorts options and gives them types of
+    its own, and 4.4 itself does so where they are altered."""
+    is_old, is_newer = version.startswith("4."), not to_version.startswith("4.")
 
     def normalised(kind: str, raw: bytes) -> bytes:
         if not raw:
@@ -170,8 +172,17 @@ def normal(version: str, to_version: str, *, ages: bool) -> Any:
         fields = list(RawBSONDocument(raw, RAW).items())
         if not ages:
             fields = [(name, value) for name, value in fields if name != "expireAfterSeconds"]
-        if kind == "index" and is_sorted:
-            fields.sort(key=lambda field: field[0])
+        if kind == "index" and is_old:
+            fields = sorted((name, _with_one_type(name, value, is_newer)) for name, value in fields)
         return bson.encode(dict(fields))
 
     return normalised
+
+
+def _with_one_type(name: str, value: Any, is_newer: bool) -> Any:
+    """An option of an index with the type that ``collMod`` gives it, or servers from 5.0 on."""
+    if name == "expireAfterSeconds":
+        return int(value)
+    if is_newer and name in ("unique", "sparse", "background", "hidden"):
+        return bool(value)
+    return float(value) if is_newer and name in ("min", "max") and isinstance(value, int) else value

@@ -9,7 +9,7 @@
 Of every five seeds, one gives databases other names, one leaves collections out, one has four lanes; every second one
 is cut over and reversed at its end. In each round the sync ends in the middle and another goes on; a verification of
 its own runs while the writers write. The workload of a seed is always the same; how it and the sync interleave is the
-machine's. Exit code 1 where anything differs; the last line gives the totals.
+machine's. Exit code 1 where anything differs, or where nothing was compared; the last line gives the totals.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Chosen:
     rounds: int = 3
     capped: bool = True
     series: bool = False
+    columns: bool = True
 
     def options(self, databases: tuple[str, ...]) -> dict[str, Any]:
         """Of the sync."""
@@ -258,12 +259,17 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"DIFFERENCE {text}", flush=True)
             told = len(report.differences)
     print(f"{options.version} to {options.to_version or options.version}: {report}", flush=True)
-    return 1 if report.differences else 0
+    if not report.comparisons:
+        print("NOTHING was compared: every seed was refused", flush=True)
+    return 1 if report.differences or not report.comparisons else 0
 
 
 def _chosen(options: argparse.Namespace, seed: int) -> Chosen:
     old = options.version.startswith("4.")
-    return Chosen(seed, options.steps, options.rounds, capped=options.capped and not old, series=options.series)
+    # A newer target refuses values that the older source holds, and nothing is compared: one seed of ten shows that.
+    columns = not (options.version < "6" <= (options.to_version or options.version)) or seed % 10 == 0
+    capped = options.capped and not old
+    return Chosen(seed, options.steps, options.rounds, capped=capped, series=options.series, columns=columns)
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:

@@ -6,20 +6,22 @@ collection. Tests had begun their syncs before the resharding, and the campaign 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
 
+from tailrace.act.sync import at_rest
 from tailrace.act.sync.at_rest import catalog_at_rest
-from tailrace.act.sync.catalog import OnSource
+from tailrace.act.sync.catalog import DeploymentCatalog, OnSource
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import SourceError
 from tailrace.read.source.topology import Cluster
+from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -63,6 +65,29 @@ def test_what_is_never_done_is_refused_with_its_name(client: MongoClient[Any]) -
     assert catalog_at_rest(client, chosen("another.*"), wait=never)[0].collections == {}
 
 
+def test_a_list_of_a_primary_that_is_none_any_more_does_not_count(
+    start_replica_set: Callable[..., ReplicaSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold what no majority ever had: of what is rolled back, no entry tells. Tests had begun their syncs while
+    nobody was elected, and campaigns hit the moment of the list too rarely."""
+    running = start_replica_set(1)
+    reads = list[int]()
+
+    def read(*arguments: Any) -> DeploymentCatalog:
+        reads.append(1)
+        found = read_catalog(*arguments)
+        if len(reads) == 1:
+            running.step_down()
+        return found
+
+    read_catalog = at_rest.read_catalog
+    monkeypatch.setattr(at_rest, "read_catalog", read)
+    with MongoClient[Any](running.uri) as client:
+        client.resting.orders.insert_one({"_id": 1})
+        found, _ = catalog_at_rest(client, chosen("resting.*"), wait=never)
+    assert (list(found.collections), len(reads)) == (["resting.orders"], 2)
+
+
 @contextmanager
 def opened(running: ShardedCluster) -> Iterator[Cluster]:
     with MongoClient[Any](running.uri) as client:
@@ -99,3 +124,39 @@ def test_a_database_that_is_on_its_way_to_another_shard_is_waited_for(sharded_cl
             other.going.orders.drop()
     finally:
         router.drop_database("going")
+
+
+@pytest.mark.skipif(SERVER_VERSION.startswith("4."), reason="4.4 renames no sharded collection")
+@pytest.mark.parametrize("shards", [["shard0"], ["shard0", "shard1"]])
+def test_a_rename_that_the_config_server_does_not_know_yet_is_waited_for(
+    sharded_cluster: ShardedCluster, shards: list[str]
+) -> None:
+    """Each shard renames for itself, and the config server learns of it at the end. A sync that began in between gave
+    the collection its former name, or both, and no later entry told otherwise. Tests had begun their syncs before the
+    rename, and campaigns rename faster than they begin syncs."""
+    router = sharded_cluster.router
+    router.create_database("renaming", "shard0")
+    router.insert_one("renaming.orders", {"_id": 1})
+    router.shard_collection("renaming.orders", {"_id": 1})
+    if "shard1" in shards:
+        router.split("renaming.orders", {"_id": 5})
+        router.move_chunk("renaming.orders", {"_id": 7}, to="shard1")
+
+    def rename(before: str, after: str) -> None:
+        for shard in shards:
+            with MongoClient[Any](sharded_cluster.shards[shard].uri) as client:
+                client.admin.command({"renameCollection": f"renaming.{before}", "to": f"renaming.{after}"})
+
+    try:
+        with opened(sharded_cluster) as cluster:
+            rename("orders", "sales")
+            for pattern in ("renaming.*", "renaming.sales", "renaming.orders"):
+                with pytest.raises(SourceError, match=r"renaming\.sales on shard. is renaming\.orders on the config"):
+                    catalog_at_rest(cluster, chosen(pattern), wait=lambda _: None, patience_s=1)
+            catalog_at_rest(cluster, chosen("renaming.other"), wait=never)
+            rename("sales", "orders")
+            assert list(catalog_at_rest(cluster, chosen("renaming.*"), wait=never)[0].collections) == [
+                "renaming.orders"
+            ]
+    finally:
+        router.drop_database("renaming")

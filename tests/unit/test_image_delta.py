@@ -124,6 +124,13 @@ def test_an_entry_that_does_not_fit_its_document_is_an_error(entry: bytes) -> No
         apply_entry(before, entry)
 
 
+def test_a_field_that_is_there_twice_is_told_of_with_what_to_do() -> None:
+    """It was told as if somebody else had written to the target of a sync."""
+    with pytest.raises(ImageMismatchError, match="holds twice the field that is changed, 'a'") as raised:
+        apply_entry(document([("_id", 1), ("a", 1), ("a", 2)]), delta(u={"a": 3}), again=True)
+    assert "Give one of the two fields another name" in str(raised.value.hint)
+
+
 @pytest.mark.parametrize("entry", [delta(u={"a": 1}), update({"$set": {"a": 1}}), bson.encode({"op": "d", "o": {}})])
 def test_an_update_or_delete_of_an_unknown_document_is_an_error(entry: bytes) -> None:
     with pytest.raises(UnknownDocumentError):

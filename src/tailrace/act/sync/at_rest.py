@@ -4,7 +4,12 @@ A collection that is being made under a name of the server's own turns into a us
 another database, ``convertToCapped`` and resharding fill one and rename it at their end. The same holds for a database
 that is getting another primary shard: its collections are copied there before they count. The entry of the creation
 comes before the catalogue's time then, and what was filled in so far is in no list and in no later entry. So nothing
-begins in the middle of such work: it is waited for.
+begins in the middle of such work: it is waited for. So is a rename that some shards have carried out while the config
+server still tells the former name.
+
+A primary lists what it has, whether a majority has it or not. If another member is elected meanwhile, what was listed
+may have been rolled back, and no entry tells of that. So a list counts if the primary is the same before and after it,
+and a majority has had all of its entries in between.
 """
 
 from __future__ import annotations
@@ -23,7 +28,13 @@ from tailrace.core.printable import in_a_line
 from tailrace.errors import SourceError
 from tailrace.read.snapshot.reader import places_of
 from tailrace.read.source.connection import RETRY_SECONDS, Connection
-from tailrace.read.source.listing import INTERNAL_DATABASES, database_names, list_collections, readable
+from tailrace.read.source.listing import (
+    INTERNAL_DATABASES,
+    ListedCollection,
+    database_names,
+    list_collections,
+    readable,
+)
 from tailrace.read.source.topology import Cluster
 
 #: For so long work that turns one collection into another may go on.
@@ -41,10 +52,12 @@ def catalog_at_rest(
     wait: Callable[[float], object] = time.sleep,
 ) -> tuple[DeploymentCatalog, ClusterTime]:
     """A time, and the catalogue exactly as it was then: no definition changed between that time and the end of
-    reading, and no collection was in the making. Raises SourceError where definitions change during each of the
-    attempts, or where one thing is in the making for ``patience_s`` seconds; what ``wait`` raises comes through."""
+    reading, no member was elected, and no collection was in the making. Raises SourceError where definitions or
+    primaries change during each of the attempts, or where one thing is in the making for ``patience_s`` seconds; what
+    ``wait`` raises comes through."""
     places, waited, before = places_of(deployment, RETRY_SECONDS), 0.0, ""
     while tries:
+        elected = _elections(deployment)
         begun = places.now()
         making = next(in_the_making(deployment, selection), None)
         if making is not None:
@@ -58,20 +71,31 @@ def catalog_at_rest(
             waited += _PAUSE_S
             continue
         catalog = read_catalog(deployment, selection)
-        if not definitions_changed(deployment, begun, places.now()):
+        if not definitions_changed(deployment, begun, places.now()) and _elections(deployment) == elected:
             return catalog, begun
         tries -= 1
     raise SourceError(
-        "collections, views or indexes of the source changed during each attempt to read them",
+        "collections, views, indexes or primaries of the source changed during each attempt to list the collections",
         hint="Begin when collections and indexes are not being created, renamed or dropped all the time",
     )
 
 
 _HINT: Final = (
-    "A sync cannot begin in the middle of $out, mapReduce, convertToCapped, a rename to another database, a resharding "
-    "or a change of a database's primary shard. Begin it when that is done; drop what an abandoned attempt has left "
-    "behind"
+    "A sync cannot begin in the middle of $out, mapReduce, convertToCapped, a rename to another database or of a "
+    "sharded collection, a resharding or a change of a database's primary shard. Begin it when that is done; drop what "
+    "an abandoned attempt has left behind"
 )
+
+
+def _elections(deployment: MongoClient[Any] | Cluster) -> list[Any]:
+    """What tells the primaries, and the elections that made them, from others. A member that is no primary tells
+    nothing: a client that leads to a secondary alone sees what a majority has, or what is going to have one."""
+    clients = deployment.clients if isinstance(deployment, Cluster) else [deployment]
+    return [_election(Connection(client, retry_seconds=RETRY_SECONDS)) for client in clients]
+
+
+def _election(connection: Connection) -> Any:
+    return connection.retrying(lambda: connection.client.admin.command("hello")).get("electionId")
 
 
 def in_the_making(deployment: MongoClient[Any] | Cluster, selection: OnSource) -> Iterator[str]:
@@ -82,25 +106,28 @@ def in_the_making(deployment: MongoClient[Any] | Cluster, selection: OnSource) -
     connection = Connection(deployment, retry_seconds=RETRY_SECONDS)
     connection.wait_for_hello()
     names = database_names(connection) if selection.databases is None else selection.databases
-    for namespace in _listed(connection, names, selection):
-        if is_in_the_making(namespace):
-            yield f"{in_a_line(namespace)} is still being made into another collection"
+    for one in _listed(connection, names, selection):
+        if is_in_the_making(one.namespace):
+            yield f"{in_a_line(one.namespace)} is still being made into another collection"
 
 
 def _on_shards(cluster: Cluster, selection: OnSource) -> Iterator[str]:
     config = Connection(cluster.config_client(), retry_seconds=RETRY_SECONDS)
     databases, collections = (cluster.config_collection(name) for name in ("databases", "collections"))
     primaries = config.retrying(lambda: {str(one["_id"]): str(one["primary"]) for one in databases.find()})
-    sharded = config.retrying(
-        lambda: {str(one["_id"]) for one in collections.find({"dropped": {"$ne": True}}, {"_id": 1})}
-    )
+    found = config.retrying(lambda: list(collections.find({"dropped": {"$ne": True}}, {"uuid": 1})))
+    sharded = {str(one["_id"]) for one in found}
+    names = {bytes(one["uuid"]): str(one["_id"]) for one in found if "uuid" in one}
     wanted = primaries.keys() if selection.databases is None else primaries.keys() & set(selection.databases)
     for shard in cluster.shards():
         connection = Connection(cluster.client(shard.name), retry_seconds=RETRY_SECONDS)
         connection.wait_for_hello()
-        for namespace in _listed(connection, sorted(wanted - INTERNAL_DATABASES), selection):
+        for one in _listed(connection, sorted(wanted - INTERNAL_DATABASES), selection):
+            namespace, named = one.namespace, names.get(one.uuid, one.namespace)
             database = namespace.partition(".")[0]
-            if is_in_the_making(namespace):
+            if named != namespace and (selection.has(named) or selection.has(namespace)):
+                yield f"{in_a_line(namespace)} on {shard.name} is {in_a_line(named)} on the config server"
+            elif is_in_the_making(namespace):
                 yield f"{in_a_line(namespace)} on {shard.name} is still being made into another collection"
             elif primaries[database] != shard.name and namespace not in sharded and selection.has(namespace):
                 yield (
@@ -109,8 +136,7 @@ def _on_shards(cluster: Cluster, selection: OnSource) -> Iterator[str]:
                 )
 
 
-def _listed(connection: Connection, databases: Iterable[str], selection: OnSource) -> Iterator[str]:
+def _listed(connection: Connection, databases: Iterable[str], selection: OnSource) -> Iterator[ListedCollection]:
     for database in readable(databases, str, tells=False):
         if selection.may_cover(database):
-            for one in list_collections(connection, database, {"type": "collection"}):
-                yield one.namespace
+            yield from list_collections(connection, database, {"type": "collection"})

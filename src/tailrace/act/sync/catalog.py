@@ -6,6 +6,8 @@ collection and of index) and is told in docs/design/sync.md. Two catalogues are 
 
 * 4.4 lists the fields of an index in another order at times, so its order counts for nothing there. The order of the
   key does count, everywhere.
+* ``collMod`` of 4.4 makes ``expireAfterSeconds`` a long whole number, whatever it was. A sync to 4.4 holds and restores
+  the limits of age by it, so there only the number counts, without what follows its point, as for the server.
 * From 5.0 on, ``unique``, ``sparse``, ``background`` and ``hidden`` of an index are true or false,
   ``expireAfterSeconds`` is a whole number, and ``min`` and ``max`` of a 2d index are doubles, whatever they were given
   as. 4.4 keeps them.
@@ -505,7 +507,7 @@ def _alike(mine: bytes, theirs: bytes, of: tuple[int, int], to: tuple[int, int])
 
 
 def _parts(spec: bytes, *, normal: bool) -> Sequence[tuple[bytes, int, bytes]]:
-    """The fields of a definition, in no order, with the types that 5.0 gives them."""
+    """The fields of a definition, in no order. ``normal``: with the types that 5.0 gives them."""
     parts = []
     for one in raw_bson.elements(spec):
         type_, value = one.type, raw_bson.value(spec, one)
@@ -513,7 +515,7 @@ def _parts(spec: bytes, *, normal: bool) -> Sequence[tuple[bytes, int, bytes]]:
             type_, value = raw_bson.BOOL, b"\x01" if truth_of(spec, one.name) else b"\x00"
         elif normal and one.name in (b"min", b"max") and (number := number_of(spec, one.name)) is not None:
             type_, value = raw_bson.DOUBLE, struct.pack("<d", number)
-        elif normal and one.name == b"expireAfterSeconds" and (number := number_of(spec, one.name)) is not None:
+        elif one.name == b"expireAfterSeconds" and (number := number_of(spec, one.name)) is not None:
             whole = int(max(-(2**31), min(TTL_MAX, number))) if not math.isnan(number) else TTL_MAX
             type_, value = raw_bson.INT32, raw_bson.encode_int32(whole)
         parts.append((one.name, type_, value))

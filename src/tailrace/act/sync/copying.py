@@ -271,7 +271,8 @@ class Copy:
             waiting.put(one)
         lanes = range(1, self._ownership.lanes) if self._ownership.lanes > 1 else range(1)
         lanes = lanes[: min(PARALLEL, max(1, len(left)))]
-        start = places_of(self._source, RETRY_SECONDS).now()
+        # A member that is late gives an early time, and may be read: what it has not heard of yet comes with no entry.
+        start = max(self._document().time, places_of(self._source, RETRY_SECONDS).now())
         failed = threading.Event()
 
         def work(lane: int) -> None:

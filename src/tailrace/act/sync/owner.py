@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
 from tailrace.act.sync import standing
@@ -16,6 +17,8 @@ from tailrace.act.sync.progress import Counted, SyncProgress
 from tailrace.act.sync.recognition import recognise
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.core.oplog.witness import Witness
+from tailrace.read.window.oplogs import Oplogs
 
 #: How often the owner looks for what is asked of it, and tells how far it is.
 LOOK_S: Final = 1.0
@@ -55,18 +58,25 @@ class SyncOwner:
             return self._follow(ownership, goal)
 
     def _copy(self, ownership: SyncOwnership) -> bool:
-        """Copy what is left. Whether all is copied."""
+        """Copy what is left. Whether all is copied. Raises OtherHistoryError where a part of it was read from another
+        history."""
         asked = threading.Event()
 
         def noted(progress: SyncCopyProgress) -> None:
             self._counted.copied(progress.documents, progress.estimate_documents, progress.bytes)
+            history.note()
             if self._tell() is not None:
                 asked.set()
                 copy_stop.set()
 
         copy_stop = _Either(self._stopped)
         copy = Copy(self._ends.deployment, self._ends.state, ownership, self._settings, stopped=copy_stop)
-        return copy.run(_at_most_every(LOOK_S, noted)) and not asked.is_set()
+        with closing(self._ends.new_oplogs()) as oplogs:
+            history = _CopiedHistory(oplogs, ownership)
+            history.note()
+            is_done = copy.run(_at_most_every(LOOK_S, noted))
+            history.note()
+        return is_done and not asked.is_set()
 
     def _follow(self, ownership: SyncOwnership, goal: ClusterTime | None) -> bool:
         """Follow until ``stop`` or up to ``goal``; false where another process asks for the lease."""
@@ -102,6 +112,27 @@ class SyncOwner:
         if request is not None and not last:
             return str(request["kind"])
         return "paused" if document.extra.get("paused") and document.phase != standing.COPY else None
+
+
+class _CopiedHistory:
+    """Which history a copy is read from, noted in the sync's document: a source that is put back to an older state has
+    no entries that take back what it has lost, and the position stays where it was at the beginning.
+
+    ``oplogs``: opened with what was noted before, which they have compared then.
+    """
+
+    def __init__(self, oplogs: Oplogs, ownership: SyncOwnership) -> None:
+        self._oplogs, self._ownership = oplogs, ownership
+        self._last: Witness | None = None
+
+    def note(self) -> None:
+        """Note the newest entries. Raises OtherHistoryError if those that were noted last are no longer there."""
+        if self._last is not None:
+            self._oplogs.check(self._last)
+        self._last = self._oplogs.witness()
+        members = [{"name": name, "host": host} for name, host in self._oplogs.members.items()]
+        sets = {"witness": self._last.to_document(), "members": members}
+        self._ownership.run(lambda _: None, sets=sets, what="note how far the source is")
 
 
 class _Either(threading.Event):

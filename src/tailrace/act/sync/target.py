@@ -28,7 +28,8 @@ _NOT_STORABLE: Final = (52, 378, 4772600, 4772602)
 _NO_ROOM: Final = 14031
 _GOES_ON: Final = "Then start the sync again: it goes on where it was, and nothing is lost"
 _RETRYABLE: Final = "RetryableWriteError"
-_NO_TRANSACTION: Final = 251
+#: What a transaction has begun is gone; or it was too much for the cache just now (TemporarilyUnavailable).
+_AGAIN: Final = frozenset({251, 365})
 
 
 def is_worth_again(error: PyMongoError) -> bool:
@@ -36,7 +37,7 @@ def is_worth_again(error: PyMongoError) -> bool:
     labels = (TRANSIENT, _RETRYABLE, UNKNOWN_COMMIT)
     if any(error.has_error_label(label) for label in labels) or is_transient(error):
         return True
-    return isinstance(error, WTimeoutError) or (isinstance(error, OperationFailure) and error.code == _NO_TRANSACTION)
+    return isinstance(error, WTimeoutError) or (isinstance(error, OperationFailure) and error.code in _AGAIN)
 
 
 def sink_error(what: str, error: PyMongoError | BSONError) -> SinkError:

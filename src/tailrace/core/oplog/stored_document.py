@@ -28,6 +28,10 @@ _PADDING_MAX: Final = 1_500_000
 #: A document's nesting, and what the server's storage adds to it.
 _DEPTH_MAX: Final = DEPTH_MAX + 50
 _ID: Final = b"_id"
+_RENAME: Final = (
+    "The server may have changed the first or both, which no entry tells. Give one of the two fields another name, or "
+    "leave the collection out, and begin anew"
+)
 
 
 class ImageMismatchError(TailraceError):
@@ -180,7 +184,9 @@ def _elements(document: bytes, start: int, changes: Container[bytes]) -> Iterato
     for element in raw_bson.elements(document, start):
         if element.name in changes:
             if element.name in seen:
-                raise _mismatch("the document holds twice the field that is changed,", element.name)
+                raise ImageMismatchError(
+                    f"the document holds twice the field that is changed, '{_text(element.name)}'", hint=_RENAME
+                )
             seen.add(element.name)
         yield element
 

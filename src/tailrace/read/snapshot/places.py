@@ -117,9 +117,10 @@ class ReplicaSetPlaces:
         self.connection = Connection(client, retry_seconds=retry_seconds)
 
     def now(self) -> ClusterTime:
-        """See ``Places``."""
+        """See ``Places``. The primary's: a member that is late knows nothing of what was acknowledged just now, and a
+        client that may read secondaries would take the time from one and documents from another."""
         client = self.connection.client
-        reply = self.connection.retrying(lambda: client.admin.command("ping", read_preference=client.read_preference))
+        reply = self.connection.retrying(lambda: client.admin.command("ping"))
         return ClusterTime.from_timestamp(reply["operationTime"])
 
     def collections(self, scope: Scope, selection: Selection | None = None) -> list[Found]:

@@ -96,7 +96,7 @@ class DocumentWork(Generic[C]):
         return StateMismatchError(
             f"{self.collection.namespace}: the change at {ClusterTime(time & _TIME)} of the document with the key "
             f"{self.key.hex()[:80]} does not fit what {self.collection.holder} holds: {error.message}",
-            hint=self.collection.anew,
+            hint=error.hint or self.collection.anew,
         )
 
 
