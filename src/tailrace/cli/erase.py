@@ -23,9 +23,9 @@ from tailrace.read.source.uri import find_uri
 
 _DESCRIPTION = """\
 Take documents out of everything named here that keeps copies of them. Delete them at the source first, and let what
-follows the source come to the present: what is still current is refused.
+follows the source catch up: what is still current is refused.
 
-  --lake         their events, also those of copies and in the quarantine; replaced files are removed at once
+  --lake         their events, including those of copies and in the quarantine; replaced files are removed at once
   --tables       rows of older versions, of the change feed and of the quarantine, and what the state's file still
                  holds of deleted documents. No writer may run
   --dead-letters the dead letters of their changes
@@ -52,18 +52,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         default=[],
         metavar=("DB.COLL", "ID"),
-        help="one by its collection and _id, as Extended JSON: --document shop.customers 5; may be repeated",
+        help="its collection, and its _id as Extended JSON: --document shop.customers 5; may be repeated",
     )
     which.add_argument(
-        "--documents", metavar="FILE", help='several: a line such as {"ns": "shop.customers", "_id": 5} for each'
+        "--documents", metavar="FILE", help='one line for each document, such as {"ns": "shop.customers", "_id": 5}'
     )
     where = parser.add_argument_group("from which stores; each may be repeated")
-    for name in ("lake", "tables", "images", "archive"):
-        where.add_argument(f"--{name}", type=Path, action="append", default=[], metavar="DIR")
-    where.add_argument("--dead-letters", action="append", default=[], metavar="URI", help="the deployment they are in")
+    for name, what in (("lake", "a lake"), ("tables", "tables"), ("images", "images"), ("archive", "an archive")):
+        where.add_argument(
+            f"--{name}", type=Path, action="append", default=[], metavar="DIR", help=f"the directory of {what}"
+        )
+    where.add_argument("--dead-letters", action="append", default=[], metavar="URI", help="their deployment")
     parser.add_argument("--letters", metavar="DB.COLL", help=f"their collection (default: {LETTERS})")
     parser.add_argument(
-        "--uuid", metavar="UUID", help="of the documents' collection, for images of more than one collection"
+        "--uuid", metavar="UUID", help="the UUID of the documents' collection, for images of more than one collection"
     )
     parser.add_argument("--dry-run", action="store_true", help="count what would be erased, and change nothing")
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
