@@ -189,7 +189,15 @@ _SECOND_SPARK_SESSION = (
     "spark/test_removed_shards.py",
 )
 #: Servers that one file of these has used serve the next (``tests.lending``).
-_FOLLOWING = ("test_cli_sync.py", "test_definitions.py", "test_deltas.py", "test_fence.py", "test_follower.py")
+_FOLLOWING = (
+    "test_channel.py",
+    "test_cli_sync.py",
+    "test_definitions.py",
+    "test_deltas.py",
+    "test_fence.py",
+    "test_follower.py",
+    "test_recognition.py",
+)
 #: Too long to wait for others, or for others to wait for.
 _ALONE = ("docs/test_pages.py",)
 

@@ -246,7 +246,7 @@ def test_what_waits_for_the_copy_is_built_at_its_end(pair: tuple[ReplicaSet, Rep
     source, target = pair
     settings = settings_for("waiting")
     with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
-        begun(source.uri, target.uri, settings, hold=ClusterTime(int(now(source.uri)) + (1 << 34)))
+        begun(source.uri, target.uri, settings, hold=ClusterTime(int(now(source.uri)) + (600 << 32)))
         client.waiting.a.insert_many([{"_id": one, "n": one} for one in range(5)])
         client.waiting.a.create_index("n", unique=True)
         client.waiting.a.create_index("t", expireAfterSeconds=100)

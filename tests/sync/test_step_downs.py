@@ -15,6 +15,7 @@ from tailrace.act.sync.settings import SyncSettings
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
 from tailrace.read.source.connection import open_client
+from tests.amounts import amount
 from tests.sync.test_copying import begun, stored
 
 pytestmark = pytest.mark.used_servers
@@ -27,7 +28,8 @@ def test_every_document_is_there_once(start_replica_set: Callable[..., ReplicaSe
     there, here = start_replica_set(members[0]), start_replica_set(members[1])
     source: MongoClient[Any] = open_client(there.uri)
     target: MongoClient[Any] = open_client(here.uri)
-    for first in range(0, 120_000, 10_000):
+    count = amount(60_000, 120_000)
+    for first in range(0, count, 10_000):
         source.shop.c.insert_many([{"_id": n, "s": "x" * 100} for n in range(first, first + 10_000)])
     source.shop.c.create_index("s")
     state = begun(source, target, SETTINGS)
@@ -35,7 +37,7 @@ def test_every_document_is_there_once(start_replica_set: Callable[..., ReplicaSe
     over = threading.Event()
 
     def step_down() -> None:
-        while not over.wait(1.0) and len(counts) < 3:
+        while not over.wait(count / 120_000) and len(counts) < 3:
             counts.append(state.ranges.count_documents({"done": True}))
             (here if which == "target" else there).step_down()
 
@@ -49,5 +51,5 @@ def test_every_document_is_there_once(start_replica_set: Callable[..., ReplicaSe
             thread.join()
     assert len(counts) >= 2
     assert stored(target, "shop.c") == stored(source, "shop.c")
-    assert sum(one["documents"] for one in state.ranges.find({})) == 120_000
+    assert sum(one["documents"] for one in state.ranges.find({})) == count
     assert [one["name"] for one in target.shop.c.list_indexes()] == ["_id_", "s_1"]

@@ -26,7 +26,7 @@ from tailrace.errors import UsageError
 
 MEMBERS_MAX = 7  # the server's limit of voting members
 ALREADY_INITIALIZED = 23
-_STEP_S = 0.02
+_STEP_S = 0.05
 _PORT_FREED_S = 10.0
 T = TypeVar("T")
 _PRIMARY, _SECONDARY = 1, 2  # member states
