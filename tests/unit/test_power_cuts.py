@@ -20,6 +20,8 @@ from tailrace.lake.store import delta
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.compaction import compact
 from tailrace.lake.tables.schema import TableSchema
+from tailrace.lake.tables.state import TableState
+from tailrace.lake.tables.state_file import finish_rewriting, rewrite_file
 from tailrace.lake.tables.versions import Keeping
 from tailrace.read.archive.layout import DESCRIPTION, HEAD, Description, Reach, VersionNote, oplog_folder
 from tailrace.read.archive.record import write_record
@@ -171,3 +173,24 @@ def test_a_directory_that_is_not_synced_would_be_found(
 ) -> None:
     monkeypatch.setattr(durable, "sync_directory", _nothing)
     assert harm(store, tmp_path) != []
+
+
+def test_a_state_that_is_written_anew_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    directory = tmp_path / "top" / "state"
+    state = TableState(directory)
+    documents = [(bytes([60, number]), bson.encode({"_id": number, "pad": "x" * 3_000})) for number in range(40)]
+    with state.writing() as writing:
+        for key, document in documents:
+            writing.put(1, key, time_of(1), document)
+    state.close()
+    cuts = PowerCuts(tmp_path / "top")
+    with cuts.recorded():
+        rewrite_file(directory)
+        cuts.acknowledged += 1
+    assert len(cuts.moments) > 5
+    for disk, moment, _ in cuts.played(tmp_path / "disks"):
+        finish_rewriting(disk / "state")
+        assert sorted(path.name for path in disk.iterdir()) == ["state"], moment.call
+        found = TableState(disk / "state")
+        assert [(one.key, one.document) for one in found.documents(1)] == documents, moment.call
+        found.close()

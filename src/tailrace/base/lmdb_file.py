@@ -153,12 +153,12 @@ def copied(
                 while part := list(islice(rows, _AT_ONCE)):
                     with new.begin(made, write=True) as writing, writing.cursor() as place:
                         place.putmulti([row for row in part if row[1] is not None], append=True)
-        new.sync(True)
-    descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    for path, flags in ((target / "data.mdb", os.O_RDONLY), (target, os.O_RDONLY | os.O_DIRECTORY)):
+        descriptor = os.open(path, flags)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     note_closed(target)
 
 
