@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Self
@@ -23,6 +23,7 @@ from tailrace.act.sync.definitions import TargetDefinitions
 from tailrace.act.sync.deltas import DeltaEncoder, takes_deltas
 from tailrace.act.sync.fold import ChangeSegment, DocumentChanges, SyncFold
 from tailrace.act.sync.folded_catalog import Definition
+from tailrace.act.sync.halves import TOO_LARGE, write_halves
 from tailrace.act.sync.index_definitions import Note
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
@@ -32,7 +33,7 @@ from tailrace.act.sync.state import COMMITS_KEPT, Committed, SyncDocument, Synce
 from tailrace.act.sync.writer import ANEW, NAMES_SINCE, ChangesWriter, OtherWayError
 from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.errors import UsageError
+from tailrace.errors import SinkError, UsageError
 from tailrace.read.source.topology import Cluster
 from tailrace.read.window.oplogs import Oplogs, OplogWindow
 from tailrace.read.window.read_ahead import ReadAhead
@@ -258,6 +259,12 @@ class Follower:
             except OtherWayError as error:
                 _log.debug("written another way: %s", error)
                 ways[error.uuid] = error.way
+            except SinkError as error:
+                if error.code != TOO_LARGE or len(documents) < 2:
+                    raise
+                self._hold_to(segment.until)
+                write_halves(documents, self._write_part)
+                self.hold, documents, tolerant = max(self.hold, segment.until), [], True
         self._committed(segment)
         self._look_at_hold()
         self._adapt(segment.changes, writer.written_bytes, time.monotonic() - begun)
@@ -314,9 +321,7 @@ class Follower:
     def _in_lanes(self, segment: ChangeSegment, *, tolerant: bool) -> list[DocumentChanges]:
         """Write a segment by several transactions at once. Before, ``hold`` goes to its end: until the position is
         there, the target may be newer in places. Returns what is left for the last transaction."""
-        self._ownership.run(
-            lambda session: None, sets={"hold": segment.until.to_timestamp()}, what="note the lanes' goal"
-        ) if segment.until > self.hold else None
+        self._hold_to(segment.until)
         count = self._ownership.lanes - 1
         parts: list[list[DocumentChanges]] = [[] for _ in range(count)]
         for one in segment.documents:
@@ -339,6 +344,19 @@ class Follower:
             thread.check()
         self.hold = max(self.hold, segment.until)
         return segment.documents if failed else []
+
+    def _hold_to(self, until: ClusterTime) -> None:
+        """Note that the target may be newer in places, up to a time."""
+        if until > self.hold:
+            self._ownership.run(lambda _: None, sets={"hold": until.to_timestamp()}, what="note what it may hold")
+
+    def _write_part(self, documents: Sequence[DocumentChanges]) -> None:
+        writer = self._writer()
+
+        def body(session: ClientSession) -> None:
+            writer.write(session, documents, self.collections, tolerant=True, ways={})
+
+        self._ownership.run(body, what="write changes")
 
     def _write_lane(
         self,
