@@ -267,7 +267,7 @@ class Follower:
                 self.hold, documents, tolerant = max(self.hold, segment.until), [], True
         self._committed(segment)
         self._look_at_hold()
-        self._adapt(segment.changes, writer.written_bytes, time.monotonic() - begun)
+        self._most = _adapted(self._most, segment.changes, writer.written_bytes, time.monotonic() - begun)
 
     def _writer(self) -> ChangesWriter:
         version = self._definitions.version
@@ -310,12 +310,6 @@ class Follower:
             self._ownership.run(lambda session: None, sets=self._commits(), what="note a position")
             self._uncommitted = None
 
-    def _adapt(self, changes: int, size: int, seconds: float) -> None:
-        if size > _LARGE_BYTES or seconds > _SLOW_S:
-            self._most = max(_LEAST, self._most // 2)
-        elif changes >= self._most and size < _SMALL_BYTES:
-            self._most = min(_MOST, self._most * 2)
-
     # -- lanes ------------------------------------------------------------------------------------------------------
 
     def _in_lanes(self, segment: ChangeSegment, *, tolerant: bool) -> list[DocumentChanges]:
@@ -350,29 +344,19 @@ class Follower:
         if until > self.hold:
             self._ownership.run(lambda _: None, sets={"hold": until.to_timestamp()}, what="note what it may hold")
 
-    def _write_part(self, documents: Sequence[DocumentChanges]) -> None:
-        writer = self._writer()
-
-        def body(session: ClientSession) -> None:
-            writer.write(session, documents, self.collections, tolerant=True, ways={})
-
-        self._ownership.run(body, what="write changes")
-
-    def _write_lane(
-        self,
-        lane: int,
-        documents: list[DocumentChanges],
-        failed: list[DocumentChanges],
-        *,
-        tolerant: bool,
-    ) -> None:
+    def _write_part(self, documents: Sequence[DocumentChanges], lane: int = 0, *, tolerant: bool = True) -> None:
         writer = self._writer()
 
         def body(session: ClientSession) -> None:
             writer.write(session, documents, self.collections, tolerant=tolerant, ways={})
 
+        self._ownership.run(body, lane=lane, what="write changes")
+
+    def _write_lane(
+        self, lane: int, documents: list[DocumentChanges], failed: list[DocumentChanges], *, tolerant: bool
+    ) -> None:
         try:
-            self._ownership.run(body, lane=lane, what="write changes")
+            self._write_part(documents, lane, tolerant=tolerant)
         except OtherWayError:
             failed += documents  # another lane has to be first: all is written in one transaction instead
 
@@ -412,6 +396,13 @@ def _keys(state: SyncState, definitions: TargetDefinitions) -> dict[bytes, dict[
         return {}
     found = keys_of(state.cluster)
     return found | {before: found[there] for before, there in definitions.chosen.items() if there in found}
+
+
+def _adapted(most: int, changes: int, size: int, seconds: float) -> int:
+    """How many changes the next segment may have, after one of so many changes and bytes that took so long."""
+    if size > _LARGE_BYTES or seconds > _SLOW_S:
+        return max(_LEAST, most // 2)
+    return min(_MOST, most * 2) if changes >= most and size < _SMALL_BYTES else most
 
 
 def _lane(one: DocumentChanges, count: int) -> int:
