@@ -17,11 +17,12 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
+from pymongo.errors import OperationFailure
 
 from tailrace.act.sync.deltas import DeltaEncoder
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
-from tailrace.act.sync.writer import TargetMismatchError
+from tailrace.act.sync.writer import ChangesWriter, TargetMismatchError
 from tailrace.core import raw_bson
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
@@ -144,6 +145,38 @@ def test_what_is_being_filled_outlives_an_election(pair: tuple[ReplicaSet, Repli
         with following(source.uri, target.uri, settings) as follower:
             follower.run_until(now(source.uri))
     equal(source, target, settings)
+
+
+def test_what_does_not_fit_the_cache_of_the_target_is_written_in_parts(
+    replica_set: ReplicaSet, start_replica_set: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server with a small cache ended the transaction of a whole segment, and so the sync. Tests had segments that
+    fitted; the campaign met one on a busy machine, where nothing was written out in time."""
+    source, target = replica_set, start_replica_set()
+    whole, refused = ChangesWriter.write, list[int]()
+
+    def write(writer: ChangesWriter, session: Any, documents: Any, *rest: Any, **options: Any) -> None:
+        whole(writer, session, documents, *rest, **options)
+        if len(documents) > 3:
+            refused.append(len(documents))
+            raise OperationFailure("transaction is too large and will not fit in the storage engine cache", 388)
+
+    settings = SyncSettings(name="halves", selection=Selection.of(["halves.*"]))
+    with MongoClient[Any](source.uri) as client:
+        begun(source.uri, target.uri, settings)
+        client.halves.c.insert_many([{"_id": number, "n": 0} for number in range(20)])
+        monkeypatch.setattr(ChangesWriter, "write", write)
+        with following(source.uri, target.uri, settings) as follower:
+            client.halves.c.update_many({}, {"$inc": {"n": 1}})
+            client.halves.c.delete_one({"_id": 3})
+            client.halves.c.insert_one({"_id": 30})
+            follower.run_until(now(source.uri))
+            assert follower.is_consistent
+            written = list(client.halves.c.find().sort("_id"))
+        client.drop_database("halves")
+    assert refused
+    with MongoClient[Any](target.uri) as client:
+        assert list(client.halves.c.find().sort("_id")) == written
 
 
 def test_lanes_give_the_same_as_one(start_replica_set: Start) -> None:

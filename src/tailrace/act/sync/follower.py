@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Self
@@ -23,6 +23,7 @@ from tailrace.act.sync.definitions import TargetDefinitions
 from tailrace.act.sync.deltas import DeltaEncoder, takes_deltas
 from tailrace.act.sync.fold import ChangeSegment, DocumentChanges, SyncFold
 from tailrace.act.sync.folded_catalog import Definition
+from tailrace.act.sync.halves import TOO_LARGE, write_halves
 from tailrace.act.sync.index_definitions import Note
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
@@ -32,7 +33,7 @@ from tailrace.act.sync.state import COMMITS_KEPT, Committed, SyncDocument, Synce
 from tailrace.act.sync.writer import ANEW, NAMES_SINCE, ChangesWriter, OtherWayError
 from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.errors import UsageError
+from tailrace.errors import SinkError, UsageError
 from tailrace.read.source.topology import Cluster
 from tailrace.read.window.oplogs import Oplogs, OplogWindow
 from tailrace.read.window.read_ahead import ReadAhead
@@ -258,9 +259,15 @@ class Follower:
             except OtherWayError as error:
                 _log.debug("written another way: %s", error)
                 ways[error.uuid] = error.way
+            except SinkError as error:
+                if error.code != TOO_LARGE or len(documents) < 2:
+                    raise
+                self._hold_to(segment.until)
+                write_halves(documents, self._write_part)
+                self.hold, documents, tolerant = max(self.hold, segment.until), [], True
         self._committed(segment)
         self._look_at_hold()
-        self._adapt(segment.changes, writer.written_bytes, time.monotonic() - begun)
+        self._most = _adapted(self._most, segment.changes, writer.written_bytes, time.monotonic() - begun)
 
     def _writer(self) -> ChangesWriter:
         version = self._definitions.version
@@ -303,20 +310,12 @@ class Follower:
             self._ownership.run(lambda session: None, sets=self._commits(), what="note a position")
             self._uncommitted = None
 
-    def _adapt(self, changes: int, size: int, seconds: float) -> None:
-        if size > _LARGE_BYTES or seconds > _SLOW_S:
-            self._most = max(_LEAST, self._most // 2)
-        elif changes >= self._most and size < _SMALL_BYTES:
-            self._most = min(_MOST, self._most * 2)
-
     # -- lanes ------------------------------------------------------------------------------------------------------
 
     def _in_lanes(self, segment: ChangeSegment, *, tolerant: bool) -> list[DocumentChanges]:
         """Write a segment by several transactions at once. Before, ``hold`` goes to its end: until the position is
         there, the target may be newer in places. Returns what is left for the last transaction."""
-        self._ownership.run(
-            lambda session: None, sets={"hold": segment.until.to_timestamp()}, what="note the lanes' goal"
-        ) if segment.until > self.hold else None
+        self._hold_to(segment.until)
         count = self._ownership.lanes - 1
         parts: list[list[DocumentChanges]] = [[] for _ in range(count)]
         for one in segment.documents:
@@ -340,21 +339,24 @@ class Follower:
         self.hold = max(self.hold, segment.until)
         return segment.documents if failed else []
 
-    def _write_lane(
-        self,
-        lane: int,
-        documents: list[DocumentChanges],
-        failed: list[DocumentChanges],
-        *,
-        tolerant: bool,
-    ) -> None:
+    def _hold_to(self, until: ClusterTime) -> None:
+        """Note that the target may be newer in places, up to a time."""
+        if until > self.hold:
+            self._ownership.run(lambda _: None, sets={"hold": until.to_timestamp()}, what="note what it may hold")
+
+    def _write_part(self, documents: Sequence[DocumentChanges], lane: int = 0, *, tolerant: bool = True) -> None:
         writer = self._writer()
 
         def body(session: ClientSession) -> None:
             writer.write(session, documents, self.collections, tolerant=tolerant, ways={})
 
+        self._ownership.run(body, lane=lane, what="write changes")
+
+    def _write_lane(
+        self, lane: int, documents: list[DocumentChanges], failed: list[DocumentChanges], *, tolerant: bool
+    ) -> None:
         try:
-            self._ownership.run(body, lane=lane, what="write changes")
+            self._write_part(documents, lane, tolerant=tolerant)
         except OtherWayError:
             failed += documents  # another lane has to be first: all is written in one transaction instead
 
@@ -394,6 +396,13 @@ def _keys(state: SyncState, definitions: TargetDefinitions) -> dict[bytes, dict[
         return {}
     found = keys_of(state.cluster)
     return found | {before: found[there] for before, there in definitions.chosen.items() if there in found}
+
+
+def _adapted(most: int, changes: int, size: int, seconds: float) -> int:
+    """How many changes the next segment may have, after one of so many changes and bytes that took so long."""
+    if size > _LARGE_BYTES or seconds > _SLOW_S:
+        return max(_LEAST, most // 2)
+    return min(_MOST, most * 2) if changes >= most and size < _SMALL_BYTES else most
 
 
 def _lane(one: DocumentChanges, count: int) -> int:

@@ -26,6 +26,7 @@ _UNAUTHORIZED: Final = 13
 #: document of a capped collection with the name ``$v``, which 5.0 takes for an update's version.
 _NOT_STORABLE: Final = (52, 378, 4772600, 4772602)
 _NO_ROOM: Final = 14031
+_TOO_LARGE: Final = 388
 _GOES_ON: Final = "Then start the sync again: it goes on where it was, and nothing is lost"
 _RETRYABLE: Final = "RetryableWriteError"
 #: What a transaction has begun is gone; or it was too much for the cache just now (TemporarilyUnavailable).
@@ -51,6 +52,8 @@ def sink_error(what: str, error: PyMongoError | BSONError) -> SinkError:
         )
     elif code in _NOT_STORABLE:
         hint = "No server accepts such a document from a client. Change it on the source, or leave its collection out"
+    elif code == _TOO_LARGE:
+        hint = f"Give the target more cache (storage.wiredTiger.engineConfig.cacheSizeGB). {_GOES_ON}"
     elif code == _NO_ROOM:
         hint = f"Make room on the target's disk. {_GOES_ON}"
     elif isinstance(error, ConnectionFailure):
