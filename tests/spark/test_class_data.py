@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Java:
     if not (found.home / "lib" / "server" / "classes.jsa").is_file():
         pytest.skip("this Java has no archive of its own classes")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
     return found
 
 
@@ -63,6 +65,16 @@ def test_options_of_the_user_stand_beside_ours_and_java_starts_with_both(java: J
         done = run(java, options)
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert java_options(java, "", fast_start=True, class_data=True) == plain, "the archive of other sessions stays"
+
+
+def test_java_keeps_its_temporary_files_where_python_does(
+    java: Java, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java takes /tmp whatever TMPDIR says: with a root file system that is read-only, Spark ended in a traceback."""
+    (tmp_path / "a place").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a place"))
+    done = run(java, java_options(java, "", fast_start=True, class_data=False), "-XshowSettings:properties")
+    assert f"java.io.tmpdir = {tmp_path / 'a place'}\n" in done.stderr
 
 
 def test_a_damaged_archive_is_dropped_since_java_would_end(java: Java) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import urllib.request
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 
 import pymongo
 import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
 
 from tailrace.cli.main import main
 from tailrace.demo.comparison import lake_events
@@ -177,3 +180,20 @@ def test_the_seconds_that_spark_takes_to_start_are_told_of(
     begun, ended = capfd.readouterr().err.splitlines()
     assert begun == f"tailrace: starting Spark, to write {tmp_path / 'lake'}"
     assert ended == "tailrace: there is no Java."
+
+
+@pytest.mark.mongod
+def test_a_java_that_ends_at_once_is_a_sentence_with_the_place_of_its_log(
+    replica_set: ReplicaSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(builder: object) -> None:
+        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", ended)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TEST_URI", replica_set.uri)
+    assert main(["run", str(pipeline_file(tmp_path, "nothing"))]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("tailrace: Spark's Java process has ended before it could be used. It needs memory")
+    [log] = tmp_path.glob("tailrace-spark-*.log")
+    assert said.endswith(f"Spark's log: {log}.\n")

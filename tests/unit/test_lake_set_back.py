@@ -226,7 +226,7 @@ def test_verify_finds_a_hole_between_the_planned_ranges_of_two_commits(root: Pat
     begun(root, checkpoint)
     assert put(root, checkpoint, 1, range(10, 20))
     path = root / "_delta_log" / f"{2:020d}.json"
-    for key, said in (("planned", "adds what came after"), ("follows", "follows Timestamp")):
+    for key, said in (("planned", "adds what came after"), ("follows", "says that it follows 20")):
         original = path.read_text()
         lines = [json.loads(line) for line in original.splitlines()]
         ours = lines[0]["commitInfo"]["tailrace"]

@@ -162,7 +162,6 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     from tailrace.cli.run_archive import archiving, has_history  # noqa: PLC0415
     from tailrace.cli.run_tables import tabling  # noqa: PLC0415
     from tailrace.lake.spark.query import options as source_options  # noqa: PLC0415
-    from tailrace.lake.spark.runtime.session import local_session  # noqa: PLC0415
     from tailrace.lake.spark.store.failure import hush_loss_of_java, query_error  # noqa: PLC0415
     from tailrace.lake.spark.store.gap import HISTORY_HINT  # noqa: PLC0415
     from tailrace.lake.spark.store.stream import stream_of, write_stream  # noqa: PLC0415
@@ -185,9 +184,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
             # It takes seconds, and says nothing. Standard error is Spark's log by now.
             tell(f"tailrace: starting Spark, to write {settings.lake}", stream=log.stderr)
         warn_of_one_shard_at(settings.source["uri"], stream=log.stderr)
-        spark = local_session(
-            "tailrace run", cores=settings.cores, memory=settings.memory, fast_start=True, config=settings.spark_config
-        )
+        spark = _session(settings, log)
         try:
             watch = GrowthWatch(settings.lake)
             with _metrics(spark, args.metrics, tables, archive, comparison), _stopped_by_signals(stop):
@@ -219,6 +216,18 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
                 spark.stop()
     tell(f"{ended} {watch.events:,} events in {watch.batches:,} micro-batches were written to {settings.lake}")
     return 0
+
+
+def _session(settings: PipelineSettings, log: _SparkLog) -> Any:
+    from tailrace.lake.spark.runtime.session import SparkNotStartedError, local_session  # noqa: PLC0415
+
+    try:
+        return local_session(
+            "tailrace run", cores=settings.cores, memory=settings.memory, fast_start=True, config=settings.spark_config
+        )
+    except SparkNotStartedError as error:
+        log.keep_for(error)
+        raise
 
 
 @contextlib.contextmanager

@@ -11,13 +11,16 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from typing import Final
 
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
+from tailrace.errors import TailraceError
 from tailrace.lake.spark.runtime.class_data import class_data_options
 from tailrace.lake.spark.runtime.java import Java, use_java
 from tailrace.lake.spark.runtime.preloaded import start_fork_server
@@ -41,6 +44,10 @@ _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _log = logging.getLogger("tailrace.spark")
 
 
+class SparkNotStartedError(TailraceError):
+    """Spark's JVM has ended while it started. What it said is on standard error, or in the log of ``tailrace run``."""
+
+
 def local_session(
     app_name: str = "tailrace",
     *,
@@ -54,7 +61,7 @@ def local_session(
     known. ``config`` adds Spark settings or overrides ours; Java options in it are placed after ours. With ``preload``
     Spark's Python processes are forked from one that has loaded everything (on Linux), and Java's classes are kept in
     an archive in the cache directory, which the first session writes when it ends. Raises UsageError if there is no
-    Java to run it.
+    Java to run it, SparkNotStartedError if it ends at once.
 
     If a session is already active, it is returned, and settings that need a new JVM have no effect.
     """
@@ -88,13 +95,27 @@ def local_session(
     builder = SparkSession.builder.appName(app_name).master(f"local[{processors}]")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return register(builder.getOrCreate())
+    try:
+        session = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if "JAVA_GATEWAY_EXITED" not in str(error):
+            raise
+        raise SparkNotStartedError(
+            "Spark's Java process has ended before it could be used",
+            hint="It needs memory (spark.driver.memory) and a directory for temporary files (TMPDIR)",
+        ) from None
+    return register(session)
 
 
 def java_options(java: Java, given: str, *, fast_start: bool, class_data: bool) -> str:
     """The options of the driver's JVM: ours, then those that the user has ``given``, of which the last one counts. Ours
     are left out where Java would not start with both."""
-    ours = [class_data_options(java, given) if class_data else ""]
+    temporary = tempfile.gettempdir()
+    ours = [
+        class_data_options(java, given) if class_data else "",
+        # Java does not look at TMPDIR, and ends where /tmp cannot be written.
+        "" if temporary == "/tmp" else f'"-Djava.io.tmpdir={temporary}"',
+    ]
     if fast_start:
         ours += [_FAST_START, "" if _COLLECTOR.search(given) else _SMALL_COLLECTOR]
     return " ".join(filter(None, [*ours, given]))
