@@ -137,11 +137,11 @@ def copied(
     target: Path,
     *,
     map_bytes: int,
-    kept: Callable[[bytes, bytes, bytes], bytes | None] = lambda database, key, record: record,
+    kept: Callable[[bytes, bytes, bytes], bytes] = lambda database, key, record: record,
 ) -> None:
     """Write the records of all databases of the environment ``source`` to a new file in ``target``, and sync it: what
     was deleted is not in it, which a copy of LMDB's own may have at the ends of pages. ``kept`` gives the record that
-    is written for one of a database, or ``None``. Nobody writes the source meanwhile. Raises ``lmdb.Error``,
+    is written for one of a database. Nobody writes the source meanwhile. Raises ``lmdb.Error``,
     OSError."""
     with source.begin() as transaction, transaction.cursor() as cursor:
         names = list(cursor.iternext(values=False))
@@ -152,7 +152,7 @@ def copied(
                 rows = ((key, kept(name, key, record)) for key, record in cursor)
                 while part := list(islice(rows, _AT_ONCE)):
                     with new.begin(made, write=True) as writing, writing.cursor() as place:
-                        place.putmulti([row for row in part if row[1] is not None], append=True)
+                        place.putmulti(part, append=True)
     for path, flags in ((target / "data.mdb", os.O_RDONLY), (target, os.O_RDONLY | os.O_DIRECTORY)):
         descriptor = os.open(path, flags)
         try:
