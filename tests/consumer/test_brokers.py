@@ -230,11 +230,11 @@ def kafka() -> Iterator[str]:
     owner.flush(5)
 
 
-def stored_in_kafka(servers: str, topic: str, count: int) -> list[Any]:
+def stored_in_kafka(servers: str, topic: str, count: int, patience_s: float = 300) -> list[Any]:
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "test", "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     found: list[Any] = []
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + patience_s
     while len(found) < count and time.monotonic() < deadline:
         message = consumer.poll(0.2)
         if message is not None and message.error() is None:

@@ -14,11 +14,17 @@ from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
 from tailrace.lake import files, verify
 from tailrace.read.archive.verification import verify as verify_archive
+from tests.consumer.brokers import KafkaBrokers
+from tests.consumer.test_brokers import stored_in_kafka
 from tests.spark.streams import newest, server_events
 from tests.spark.test_run_command import pipeline_file
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 ARCHIVE = "archive: {path: kept}\n"
+MESSAGES = (
+    "messages:\n  runinsession: {{to: 'kafka://{servers}', collections: [runinsession.orders], topic: orders, "
+    "startingFrom: oldest, pipeline: [{{$match: {{operationType: insert}}}}]}}\n"
+)
 
 
 def test_run_goes_on_with_available_now_and_says_what_the_lake_holds(
@@ -27,12 +33,23 @@ def test_run_goes_on_with_available_now_and_says_what_the_lake_holds(
     run = partial(tailrace_run, uri=replica_set.uri)
     start = newest(replica_set.uri)
     database, lake = "runinsession", tmp_path / "lake"
-    path = pipeline_file(tmp_path, database, ARCHIVE)
+    brokers = KafkaBrokers("orders")
+    path = pipeline_file(tmp_path, database, ARCHIVE + MESSAGES.format(servers=brokers.servers))
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client[database].orders.insert_many([{"n": n} for n in range(100)])
         code, out, err = run(path, "--available-now", "--partition-by", "hour")
         assert (code, out) == (0, ""), err
         assert "The end of the oplog is reached. 100 events" in err
+        assert "100 changes became messages of runinsession" in err
+        assert len(stored_in_kafka(brokers.servers, "orders", 100)) == 100
+        # What ends the messages ends the run.
+        elsewhere = {"position.deployment": "rs0/0123456789abcdef01234567"}
+        client.tailrace.leases.update_one({"_id": "runinsession"}, {"$set": elsewhere})
+        code, out, err = run(path)
+        assert (code, out) == (1, "")
+        assert "tailrace: messages.runinsession: the committed position is of another deployment" in err
+        client.tailrace.leases.delete_one({"_id": "runinsession"})
+        brokers.close()
         client[database].orders.update_many({}, {"$set": {"seen": True}})
     until = newest(replica_set.uri)
     # The flag wins over the file's trigger; no test had given both.

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import bson
 import pymongo
 import pytest
 
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet, ShardedCluster
+from tests.consumer.test_run_messages import lose_history
 
 pytestmark = pytest.mark.mongod
 BESIDE = "archive: {path: kept, keep: 2 days}\ntables: {path: tables, collections: [DB.*]}\n"
@@ -109,3 +111,37 @@ def test_a_cluster_is_counted_shard_by_shard(
         router.drop_database("runplan")
     assert lines[0]["oplogs"] == ["shard0", "shard1", "shard2"] or len(lines[0]["oplogs"]) == 3
     assert "runplan.orders is copied first: 20 documents" in said(lines, "writes")
+
+
+def test_messages_are_planned_each_with_its_position_and_its_cost(
+    replica_set: ReplicaSet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = "{to: 'redis://u:s3cret@localhost:1', collections: [runplan.letters], topic: t, leases: runplan.leases"
+    messages = f"messages:\n  copied: {entry}, startingFrom: snapshot}}\n  old: {entry}, startingFrom: oldest}}\n"
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client.runplan.letters.insert_many([{"n": n} for n in range(5)])
+        lines = plan_of(tmp_path, capsys, replica_set.uri, "database: runplan", messages)
+        text = json.dumps(lines)
+        assert "s3cret" not in text
+        assert "messages.copied: 5 documents of 1 collections" in said(lines, "reads")
+        assert "messages.old: runplan.letters, a new position, from the oldest entry" in said(lines, "reads")
+        written = (
+            "messages.old: events as JSON, to redis://localhost:1, topic t; lease and position: 'old' in runplan.leases"
+        )
+        assert written in said(lines, "writes")
+        [cost] = [line for line in lines if line.get("messages") == "old" and line["part"] == "costs"]
+        assert cost["entriesBehind"] > 0
+        assert "messages.copied: to catch up, 0 entries" in said(lines, "costs")
+        assert client.runplan.list_collection_names(filter={"name": "leases"}) == [], "a plan writes nothing"
+        lost = {"_id": "old", "owner": None, "version": 1, "position": {"at": bson.Timestamp(1_000_000_000, 1)}}
+        client.runplan.leases.insert_one(lost)
+        path = tmp_path / "pipeline.yaml"
+        lose_history(monkeypatch)
+        assert main(["run", "--dry-run", str(path)]) != 0
+        refused = capsys.readouterr().err
+        assert "messages.old: " in refused
+        assert "onHistoryLost: snapshot publishes the documents again" in refused
+        path.write_text(path.read_text().replace("startingFrom: oldest", "startingFrom: oldest, onHistoryLost: gap"))
+        assert main(["run", "--dry-run", str(path)]) == 0
+        assert "a gap is noted" in capsys.readouterr().out
+        client.drop_database("runplan")

@@ -76,8 +76,8 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         ("sourc: {}", "unknown key 'sourc'. Did you mean 'source'?"),
         (
             "zzz: {}",
-            "unknown key 'zzz'. The known keys are source, lake, trigger, archive, limits, compaction, tables, masks, "
-            "spark",
+            "unknown key 'zzz'. The known keys are source, lake, trigger, archive, limits, compaction, tables, "
+            "messages, masks, spark",
         ),
         (
             LEAST + "limits: {maxEventPerTrigger: 3}",
@@ -250,3 +250,125 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             load(tmp_path / name, {})
+
+
+def messages_file(keys: str, more: str = "") -> str:
+    return f"{LEAST}messages: {{orders: {{{keys}}}}}\n{more}"
+
+
+ENTRY = "to: 'kafka://h:9092', collections: shop.orders, topic: t"
+DEBEZIUM = "to: 'kafka://h:9092', collections: shop.orders, topicPrefix: p, format: debezium"
+
+
+def test_messages_are_published_as_the_file_says(tmp_path: Path) -> None:
+    text = messages_file(
+        "to: 'redis://:${SECRET}@h:6379/0', config: {maxLength: 5, replicas: 1}, collections: [shop.orders, 'a.*'], "
+        "topic: 'c.{database}.{collection}', format: bson, cloudEvents: binary, fullDocument: updateLookup, "
+        "pipeline: [{$match: {operationType: insert}}], startingFrom: snapshot, onHistoryLost: gap, leases: k.b, "
+        "resource: r, leaseTime: 1 minute, partitions: 3, laneKey: fullDocument.customer, commitEvery: 7, retries: 2, "
+        "deadLetters: k.letters, afterDeadLetter: stop, brokerTimeout: 1 minute"
+    )
+    (found,) = load(written(tmp_path, text), {"SECRET": "s3cret"}).messages
+    assert (found.name, found.broker, found.to) == ("orders", "redis", "redis://:s3cret@h:6379/0")
+    assert (found.topic, found.form, found.cloud_events) == ("c.{database}.{collection}", "bson", "binary")
+    assert (found.selection.patterns, found.watch) == (("shop.orders", "a.*"), {"full_document": "updateLookup"})
+    assert (found.pipeline, found.config) == (
+        ({"$match": {"operationType": "insert"}},),
+        {"maxLength": 5, "replicas": 1},
+    )
+    assert (found.start, found.on_history_lost, found.store, found.resource) == ("snapshot", "gap", "k.b", "r")
+    assert (found.lease_s, found.partitions, found.lane_key) == (60, 3, "fullDocument.customer")
+    assert (found.commit_every, found.retries, found.letters, found.after_letter) == (7, 2, "k.letters", "stop")
+    assert found.broker_s == 60
+    assert "s3cret" not in repr(found)
+    (least,) = load(written(tmp_path, messages_file(ENTRY)), {}).messages
+    assert (least.start, least.on_history_lost, least.store, least.resource) == (
+        "now", "fail", "tailrace.leases", "orders",
+    )  # fmt: skip
+    assert (least.commit_every, least.letters, least.masks) == (100, None, None)
+    (records,) = load(written(tmp_path, messages_file(DEBEZIUM)), {}).messages
+    assert (records.form, records.topic, records.tombstones) == ("debezium", "p", True)
+    (stored,) = load(written(tmp_path, messages_file(DEBEZIUM.replace("kafka://h:9092", "nats://h"))), {}).messages
+    assert stored.tombstones is False, "NATS stores none"
+
+
+def test_masks_are_declared_once_for_messages_too(tmp_path: Path) -> None:
+    masks = "masks: {rules: {shop.orders: {email: drop}}}\n"
+    settings = load(written(tmp_path, messages_file(ENTRY, masks)), {})
+    assert settings.messages[0].masks is settings.masks is not None
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("topic: t, collections: a.b", "messages.orders.to is missing: it must be the URI of a broker: kafka://HOST"),
+        ("to: 'amqp://u:s3cret@h', topic: t, collections: a.b", "messages.orders.to must be the URI of a broker"),
+        ("to: 'kafka://u:s3cret@h', topic: t, collections: a.b", "to must name Kafka's brokers alone"),
+        ("to: 3, topic: t, collections: a.b", "messages.orders.to must be the URI of a broker"),
+        ("to: 'kafka://h', collections: a.b", "messages.orders.topic is missing"),
+        ("to: 'kafka://h', topic: t", "messages.orders.collections must name collections"),
+        ("to: 'kafka://h', topic: t, collections: shop", "messages.orders.collections: 'shop' names no collections"),
+        (f"{ENTRY}, topik: x", "unknown key 'messages.orders.topik'. Did you mean 'messages.orders.topic'?"),
+        (f"{ENTRY}, formaat: x", "unknown key 'messages.orders.formaat'. Did you mean 'messages.orders.format'?"),
+        (f"{ENTRY}, config: [1]", "messages.orders.config must hold settings"),
+        (f"{ENTRY}, format: avro", "messages.orders.format must be one of json, bson, debezium"),
+        (f"{ENTRY}, topicPrefix: p", "messages.orders.topicPrefix is for format: debezium alone"),
+        (f"{ENTRY}, converter: avro", "messages.orders.converter is for format: debezium alone"),
+        (f"{DEBEZIUM}, topic: t", "messages.orders.topic is not for format: debezium"),
+        (f"{DEBEZIUM}, converter: avro", "messages.orders.schemaRegistry is missing: avro needs it"),
+        (f"{DEBEZIUM}, schemaRegistry: 'http://r'", "messages.orders.schemaRegistry belongs to converter: avro"),
+        (f"{DEBEZIUM}, converter: avro, schemaRegistry: {{user: s3cret}}", "schemaRegistry must be a URL, or settings"),
+        (
+            f"{DEBEZIUM}, converter: avro, schemaRegistry: u, cloudEvents: structured",
+            "cloudEvents cannot be structured with this converter",
+        ),
+        (
+            "to: 'redis://h', collections: a.b, topicPrefix: p, format: debezium, tombstones: true",
+            "messages.orders.tombstones cannot be true: redis stores no message without a body",
+        ),
+        (
+            "to: 'nats://h', collections: a.b, topicPrefix: p, format: debezium, converter: avro",
+            "messages.orders.converter cannot be avro or protobuf with NATS",
+        ),
+        ("to: 'redis://h', collections: a.b, topic: t, config: {length: 3}", "config.length is not a setting of redis"),
+        (
+            "to: 'redis://h', collections: a.b, topic: t, config: {replicas: -1}",
+            "config.replicas must be a whole number",
+        ),
+        (DEBEZIUM.replace("topicPrefix: p", "topicPrefix: a b"), "topicPrefix must consist of letters"),
+        (ENTRY.replace("topic: t", "topic: 'a.{db}'"), "topic may hold {database} and {collection}"),
+        (f"{ENTRY}, pipeline: {{$match: {{}}}}", "messages.orders.pipeline must be a list of stages"),
+        (f"{ENTRY}, pipeline: 'no'", "messages.orders.pipeline must be a list of stages"),
+        (f"{ENTRY}, fullDocument: exact", "fullDocument must be one of default, updateLookup"),
+        (f"{ENTRY}, showExpandedEvents: 1", "messages.orders.showExpandedEvents must be true or false"),
+        (f"{ENTRY}, startingFrom: yesterday", "startingFrom must be one of now, oldest, snapshot"),
+        (f"{ENTRY}, onHistoryLost: skip", "onHistoryLost must be one of fail, snapshot, gap"),
+        (f"{ENTRY}, leases: leases", "messages.orders.leases must be a collection such as tailrace.leases"),
+        (f"{ENTRY}, deadLetters: 3", "messages.orders.deadLetters must be text, not 3"),
+        (f"{ENTRY}, afterDeadLetter: stop", "messages.orders.afterDeadLetter needs deadLetters"),
+        (f"{ENTRY}, leaseTime: soon", "messages.orders.leaseTime must be a time such as '30 seconds'"),
+        (f"{ENTRY}, brokerTimeout: 0s", "messages.orders.brokerTimeout must be a time such as"),
+        (f"{ENTRY}, partitions: 0", "messages.orders.partitions must be a whole number, 1 or more"),
+        (f"{ENTRY}, commitEvery: '5'", "messages.orders.commitEvery must be a whole number, 1 or more"),
+        (f"{ENTRY}, retries: -1", "messages.orders.retries must be a whole number, 0 or more"),
+        (f"{ENTRY}, laneKey: ''", "messages.orders.laneKey must be text"),
+        (
+            f"{ENTRY}}}, other: {{{ENTRY}, resource: orders",
+            "messages.orders and messages.other have one lease: 'orders'",
+        ),
+        (
+            "to: 'kafka://h', topic: t, collections: '*.*'",
+            "messages.orders.collections takes in tailrace.leases, which is written whenever a position is committed",
+        ),
+        (f"{ENTRY}, deadLetters: shop.orders", "messages.orders.collections takes in shop.orders"),
+        (f"{ENTRY}}}, other: 3, '': {{", "messages.other must hold keys and values, not 3"),
+        (f"{ENTRY}}}, '': {{", "an entry of messages has no name"),
+    ],
+)
+def test_a_mistake_in_messages_is_named_with_its_key_and_without_secrets(
+    tmp_path: Path, keys: str, message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(written(tmp_path, messages_file(keys)), {})
+    assert message in str(caught.value)
+    assert "s3cret" not in str(caught.value)

@@ -27,12 +27,22 @@ LEAST: dict[str, dict[str, Any]] = {
     "lake": {"path": "./lake"},
     "archive": {"path": "a"},
     "tables": {"path": "t", "collections": ["a.b"]},
+    "messages": {"to": "kafka://h:9092", "topic": "t", "collections": ["a.b"]},
     "masks": {"rules": {"a.b": {"c": "drop"}}},
+}
+#: What these keys of an entry of ``messages`` go with.
+GO_WITH: dict[str, dict[str, Any]] = {
+    "topicPrefix": {"format": "debezium"},
+    "tombstones": {"format": "debezium", "topicPrefix": "p"},
+    "converter": {"format": "debezium", "topicPrefix": "p"},
+    "schemaRegistry": {"format": "debezium", "topicPrefix": "p", "converter": "avro"},
+    "afterDeadLetter": {"deadLetters": "k.letters"},
 }
 VALUES: list[Any] = [
     None, True, False, 0, 1, 2, -1, 1.5, "", "x", "5", "${HERE}", "1 second", "90 seconds", "7 days", "1d",
     "3 fortnights", "128m", "128 MB", "0m", "big", "now", "snapshot", "json", "day", "fail", "quarantine",
-    "updateLookup", "exact", [], ["x"], ["day"], ["token", "token"], ["token"], ["shop.orders"], {}, {"a": 1},
+    "updateLookup", "exact", "bson", "structured", "gap", "skip",
+    [], ["x"], ["day"], ["token", "token"], ["token"], ["shop.orders"], {}, {"a": 1},
     {"shop.*": None}, {"shop.*": {"columns": {"total": "int"}}}, {"shop.*": {"x": 1}}, [{"$match": {}}],
 ]  # fmt: skip
 #: What these hold is free text for the schema: names, paths, positions, stages. Only the reader knows more.
@@ -43,6 +53,7 @@ FREE = {
     },
     "lake": {"columns"},
     "tables": {"path", "state", "collections"},
+    "messages": {"topic", "topicPrefix", "collections", "pipeline", "leasesUri", "config"},
     "masks": {"key", "rules"},
     "spark": {"config", "memory"},
 }  # fmt: skip
@@ -59,7 +70,14 @@ def cases() -> Iterator[tuple[str, str, Any]]:
 
 def document_of(section: str, key: str, value: Any) -> dict[str, Any]:
     made = copy.deepcopy({name: LEAST[name] for name in ("source", "lake")})
-    made.setdefault(section, copy.deepcopy(LEAST.get(section, {})))[key] = value
+    keys = made.setdefault(section, copy.deepcopy(LEAST.get(section, {})))
+    keys[key] = value
+    if section == "messages":
+        made["messages"] = {"orders": keys}
+        keys.update(GO_WITH.get(key, {}))
+        if keys.get("format") == "debezium":
+            del keys["topic"]
+            keys.setdefault("topicPrefix", "p")
     if key == "collection":
         made["source"]["database"] = "d"
     if key.startswith("fullDocument") and value == "exact":
@@ -85,7 +103,8 @@ def test_each_key_of_the_file_is_in_the_schema_and_no_other() -> None:
     sections = pipeline_schema()["properties"]
     assert list(sections) == list(_SECTIONS)
     for name, keys in _SECTIONS.items():
-        found = sections[name].get("properties") or sections[name]["anyOf"][-1]["properties"]
+        section = sections[name] if "anyOf" not in sections[name] else sections[name]["anyOf"][-1]
+        found = (section["additionalProperties"] if name == "messages" else section)["properties"]
         assert set(found) == set(keys), name
         assert all("description" in one for one in found.values())
 
@@ -125,5 +144,5 @@ def test_the_published_schema_is_this_one(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_misspelt_key_is_found_by_an_editor() -> None:
-    [error] = SCHEMA.iter_errors({**LEAST, "limits": {"maxEventPerTrigger": 3}})
+    [error] = SCHEMA.iter_errors({"source": {}, "lake": {"path": "p"}, "limits": {"maxEventPerTrigger": 3}})
     assert "maxEventPerTrigger" in error.message

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tailrace.base import durable
+from tailrace.base.health import whole
 from tailrace.base.service_manager import ServiceManager, notifying
 from tailrace.cli.console_beside import add_console_argument, check_console, console_beside
 from tailrace.cli.copy_progress import CopyProgress, CopyWatch
@@ -24,6 +24,7 @@ from tailrace.cli.lake import print_compaction, print_verification
 from tailrace.cli.output import say, show_progress, tell
 from tailrace.cli.run_skipped import SkippedOperations
 from tailrace.cli.sampled import add_compare_arguments, check_compare, collectors, sampled
+from tailrace.cli.stopped_by_signals import stopped_by_signals
 from tailrace.cli.stream_arguments import address_of
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import TailraceError, UsageError
@@ -32,6 +33,7 @@ from tailrace.read.source.uri import hide
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from tailrace.cli.run_messages import MessageStreams
     from tailrace.lake.spark.store.pipeline_file import PipelineSettings
     from tailrace.lake.tables.writer import TablesWriter
     from tailrace.read.archive.recorder import Recorder
@@ -40,8 +42,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Read a change stream of MongoDB with Spark and keep it in a directory of Parquet files: in order and exactly once, even
-after a crash. Stop it with Ctrl-C; when it is started again, it continues where it stopped. The file is explained in
-examples/pipeline.yaml and docs/how-to/lake.md."""
+after a crash. Beside the lake the file can keep tables and an archive, and publish messages. Stop it with Ctrl-C; when
+it is started again, it continues where it stopped. The file is explained in examples/pipeline.yaml and
+docs/how-to/lake.md."""
 _LOOK_S = 0.25
 #: In Spark's checkpoint: held for as long as a run lasts.
 _LOCK = "tailrace-run.lock"
@@ -178,6 +181,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
         _spark_log(args.verbose) as log,
         archiving(settings.source["uri"], settings.archive, stop, once=settings.available_now) as archive,
         tabling(settings.source["uri"], settings.tables, stop, once=settings.available_now) as tables,
+        _messages(settings, stop, log) as messages,
         _sampled(settings, args, log) as comparison,
     ):
         if args.progress == "line":
@@ -187,7 +191,10 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
         spark = _session(settings, log)
         try:
             watch = GrowthWatch(settings.lake)
-            with _metrics(spark, args.metrics, tables, archive, comparison), _stopped_by_signals(stop):
+            with (
+                _metrics(spark, args.metrics, tables, archive, messages=messages, comparison=comparison),
+                stopped_by_signals(stop),
+            ):
                 query = write_stream(
                     spark,
                     settings.source,
@@ -377,9 +384,31 @@ def _sampled(
         yield comparison
 
 
+def _messages(
+    settings: PipelineSettings, stop: threading.Event, log: _SparkLog
+) -> contextlib.AbstractContextManager[MessageStreams]:
+    """Publish the messages of the pipeline while the body runs."""
+    from tailrace.cli.run_messages import messaging  # noqa: PLC0415  so that --help does not load it
+
+    return messaging(
+        settings.source["uri"],
+        settings.messages,
+        stop,
+        once=settings.available_now,
+        archive=settings.source.get("archive"),
+        told=None if log.path is None else log.stderr,
+    )
+
+
 def _console(settings: PipelineSettings, args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
-    """The console with the lake, the tables and the archive of the pipeline."""
+    """The console with the lake, the tables, the archive and the leases of the pipeline."""
     tables, archive = settings.tables, settings.archive
+    # It shows one collection of leases, of the deployment that it is of.
+    here = [one for one in settings.messages if one.store_uri is None]
+    shown = {"store": here[0].store} if here else {}
+    letters = next((one.letters for one in here if one.letters is not None), None)
+    if letters is not None:
+        shown["letters"] = letters
     return console_beside(
         args,
         hide(settings.source["uri"]),
@@ -387,6 +416,7 @@ def _console(settings: PipelineSettings, args: argparse.Namespace) -> contextlib
         lakes=[settings.lake],
         tables=[] if tables is None else [tables.root],
         archives=[] if archive is None else [archive.path],
+        **shown,
     )
 
 
@@ -396,10 +426,12 @@ def _metrics(
     address: str | None,
     tables: TablesWriter | None,
     archive: Recorder | None,
+    *,
+    messages: MessageStreams,
     comparison: SampledComparison | None,
 ) -> Iterator[None]:
-    """Serve the statistics of the query, of tables, of an archive and of what is compared while the body runs, if an
-    address was given, and tell systemd of the query, if that is there."""
+    """Serve the statistics of the query, of tables, of an archive, of messages and of what is compared while the body
+    runs, if an address was given, and tell systemd how query and messages are doing, if that is there."""
     if address is None and not ServiceManager(os.environ).is_there:
         yield
         return
@@ -417,23 +449,16 @@ def _metrics(
     listener = MetricsListener()
     spark.streams.addListener(listener)
     with contextlib.ExitStack() as stack:
+        health = listener.health
+        if messages.streams:
+            collector, theirs = stack.enter_context(messages.watched_over())
+            beside.append(collector)
+            health = lambda: whole([listener.health(), theirs()])  # noqa: E731
         if address is not None:
-            stack.enter_context(listener.serve(*address_of(address, "--metrics"), beside=beside))
-        stack.enter_context(notifying(listener.health))
+            served = listener.serve(*address_of(address, "--metrics"), beside=beside, health=health)
+            stack.enter_context(served)
+        stack.enter_context(notifying(health))
         yield
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Set ``stop`` on SIGINT and SIGTERM. Must be entered after the session exists: Spark sets a handler of its own."""
-    before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, lambda *_: stop.set())
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _SparkLog:

@@ -7,7 +7,7 @@ that docs/reference/measurements.md gives for an entry.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,7 @@ from pymongo.errors import PyMongoError
 
 from tailrace.act.sync.sizes import in_time, in_units, sizes_of
 from tailrace.cli.output import say
+from tailrace.cli.plan_line import PlanLine
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.core.plan.profile import for_people, profile_for
@@ -42,13 +43,8 @@ _LOOKED_UP: Final = {
 }
 
 
-@dataclass(frozen=True)
-class PlanLine:
-    """``what`` a run would do, in the part ``part`` (reads, writes, costs, warning); ``facts`` for programs."""
-
-    part: str
-    what: str
-    facts: Mapping[str, Any]
+#: In their order.
+_PARTS: Final = ("reads", "writes", "costs", "warning")
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class _Load:
 
 def print_plan(settings: PipelineSettings, *, accept_gap: bool, as_json: bool) -> int:
     """Print it. Returns 0; raises what the run would raise at once."""
-    lines = list(_lines(settings, accept_gap=accept_gap))
+    lines = sorted(_lines(settings, accept_gap=accept_gap), key=lambda line: _PARTS.index(line.part))
     if as_json:
         for line in lines:
             say(json.dumps({"part": line.part, "what": line.what, **line.facts}, default=str))
@@ -77,6 +73,7 @@ def print_plan(settings: PipelineSettings, *, accept_gap: bool, as_json: bool) -
 
 def _lines(settings: PipelineSettings, *, accept_gap: bool) -> Iterator[PlanLine]:
     from tailrace.cli.run_archive import has_history  # noqa: PLC0415
+    from tailrace.cli.run_plan_messages import message_lines  # noqa: PLC0415
     from tailrace.lake.spark.planning.opening import open_deployment  # noqa: PLC0415  PySpark
     from tailrace.lake.spark.query import options as source_options  # noqa: PLC0415
     from tailrace.lake.spark.store.gap import find_gap, planned_position  # noqa: PLC0415
@@ -108,7 +105,12 @@ def _lines(settings: PipelineSettings, *, accept_gap: bool) -> Iterator[PlanLine
         yield from _copied(options, deployment, head)
         yield _lake(settings, options, head)
         yield from _others(settings, deployment)
+        messages = list(message_lines(settings, deployment))
+        yield from (line for line, _ in messages if line.part != "costs")
         yield from _costs(options, deployment, position[0])
+        for line, time in messages:
+            if line.part == "costs":
+                yield _messages_cost(line, _load(deployment, time))
 
 
 def _deployment(options: ReadOptions, deployment: Deployment) -> PlanLine:
@@ -239,6 +241,16 @@ def _costs(options: ReadOptions, deployment: Deployment, position: ClusterTime |
     for name, value in options.stage.items():
         if (name, value) in _LOOKED_UP:
             yield PlanLine("costs", f"{name}: {value}: {_LOOKED_UP[name, value]}", {name: value})
+
+
+def _messages_cost(line: PlanLine, load: _Load | None) -> PlanLine:
+    if load is None:
+        return PlanLine("costs", f"{line.what}: not known, as above", line.facts)
+    core = in_time(load.entries * (_READ_S + _FILTER_S))
+    behind = f"{load.entries:,} entries, {in_units(load.size)}: about {core} of a core of the server"
+    share = load.rate * (_READ_S + _FILTER_S) * 100
+    facts = {**line.facts, "entriesBehind": load.entries, "bytesBehind": load.size}
+    return PlanLine("costs", f"{line.what}: to catch up, {behind}; then {share:.2f} % of a core", facts)
 
 
 def _load(deployment: Deployment, position: ClusterTime | None) -> _Load | None:

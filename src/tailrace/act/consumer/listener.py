@@ -32,6 +32,7 @@ class Listener(ListenerBase):
         commit_every: commit after so many changes. With n, up to n - 1 handled changes are handled again after a crash,
             and the effects of each must allow for that
         commit_interval: commit after so many seconds too
+        commit_idle: on a quiet stream, write the position forward after so many seconds
         start: where to begin without a position: "oldest" entry of the oplog, "now", or "snapshot"
         on_history_lost: "fail" (the position stays), "gap" (continue at the oldest entry; the position keeps a record
             of the gap), "snapshot" (copy again; with partitions all lanes stop for it)

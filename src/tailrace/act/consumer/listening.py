@@ -23,7 +23,7 @@ from tailrace.act.consumer.fence import FENCE_FIELD, Fence
 from tailrace.act.consumer.lanes import Lanes
 from tailrace.act.consumer.lease import Lease, LeaseCommit, LeaseStore, commits_together
 from tailrace.act.consumer.rules import lease as lease_rules
-from tailrace.act.consumer.rules.commit_policy import CommitPolicy
+from tailrace.act.consumer.rules.commit_policy import IDLE_S, CommitPolicy
 from tailrace.act.consumer.rules.errors import (
     HandlerCancelled,
     HandlerForked,
@@ -104,6 +104,7 @@ class ListenerBase(ABC):
         lane_key: LaneKeyChoice | Sequence[LaneKeyChoice] = None,
         commit_every: int = 1,
         commit_interval: float | None = None,
+        commit_idle: float = IDLE_S,
         start: StartName = "oldest",
         on_history_lost: OnHistoryLost = "fail",
         on_invalidate: OnInvalidate = "fail",
@@ -134,7 +135,7 @@ class ListenerBase(ABC):
                 start=start,
                 on_history_lost=on_history_lost,
                 on_invalidate=on_invalidate,
-                commits=CommitPolicy(commit_every, commit_interval),
+                commits=CommitPolicy(commit_every, commit_interval, commit_idle),
                 batch=commit_every if self._takes_batches(handler) else 0,
                 retry=RetrySchedule.of(retries),
             )
@@ -221,8 +222,7 @@ class ListenerBase(ABC):
         """The listener of a lane; without a plan, the one that settles where the first lanes begin."""
         settings = self._logic.settings
         options: dict[str, Any] = {
-            "commit_every": settings.commits.every,
-            "commit_interval": settings.commits.interval,
+            **settings.commits.arguments,
             "on_history_lost": settings.on_history_lost,
             "on_invalidate": settings.on_invalidate,
             "on_error": self._on_error,

@@ -105,9 +105,9 @@ class Standing:
             self._deployment.failed(error)
         try:
             for listener in self.listeners:
-                committed = _committed(self._store, listener.resource)
+                committed = committed_position(self._store, listener.resource)
                 if committed is not None:
-                    self._committed[listener.resource] = committed
+                    self._committed[listener.resource] = committed.cluster_time
             self._leases.answered(time.monotonic())
         except (TailraceError, PyMongoError) as error:
             self._leases.failed(error)
@@ -167,15 +167,34 @@ class Standing:
         )
 
 
-def _committed(store: LeaseStore, resource: str) -> ClusterTime | None:
-    """Up to where all is handled, by what is committed; of lanes, the one that is behind the others."""
+def committed_position(store: LeaseStore, resource: str) -> StreamPosition | None:
+    """Up to where all is handled, by what is committed; of lanes, the one that is behind the others. Raises what the
+    store raises."""
     record = store.read(resource)
     if record is None or record.position is None:
         return None
     if not LanePlan.is_plan(record.position):
-        return StreamPosition.from_document(record.position, resource).cluster_time
+        return StreamPosition.from_document(record.position, resource)
     plan = LanePlan.from_document(record.position, resource)
-    return least(list(_places(store, resource, plan))).cluster_time
+    return least(list(_places(store, resource, plan)))
+
+
+def has_reached(store: LeaseStore, resource: str, until: ClusterTime) -> bool:
+    """Whether everything before ``until`` is handled and committed, by whichever process: documents that are copied
+    first too. Raises what the store raises."""
+    record = store.read(resource)
+    if record is None or record.position is None:
+        return False
+    if not LanePlan.is_plan(record.position):
+        return _is_past(StreamPosition.from_document(record.position, resource), until)
+    plan = LanePlan.from_document(record.position, resource)
+    if plan.beginning is not None:
+        return False
+    return all(_is_past(place, until) for place in _places(store, resource, plan))
+
+
+def _is_past(position: StreamPosition, until: ClusterTime) -> bool:
+    return position.snapshot is None and position.cluster_time >= until
 
 
 def _places(store: LeaseStore, resource: str, plan: LanePlan) -> Iterable[StreamPosition]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,14 +98,21 @@ class MetricsListener(StreamingQueryListener):
         self._runs: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def serve(self, host: str, port: int, *, beside: Sequence[Collector] = ()) -> AbstractContextManager[str]:
+    def serve(
+        self,
+        host: str,
+        port: int,
+        *,
+        beside: Sequence[Collector] = (),
+        health: Callable[[], Health] | None = None,
+    ) -> AbstractContextManager[str]:
         """Serve the numbers over HTTP while the block runs, with those of other collectors of ``prometheus_client``
-        ``beside`` them. Gives the address. Needs the extra ``metrics``. Raises SinkError if the address cannot be
-        used."""
+        ``beside`` them, and ``health``, by default that of the queries. Gives the address. Needs the extra
+        ``metrics``. Raises SinkError if the address cannot be used."""
         from tailrace.base.metrics_server import serve_metrics  # noqa: PLC0415  not without prometheus_client
         from tailrace.lake.spark.query_collector import QueryCollector  # noqa: PLC0415
 
-        return serve_metrics(QueryCollector(self.snapshot), host, port, beside=beside, health=self.health)
+        return serve_metrics(QueryCollector(self.snapshot), host, port, beside=beside, health=health or self.health)
 
     def health(self) -> Health:
         """Ready while all queries run, and none is nearer to the oplog's old end than to its new one."""

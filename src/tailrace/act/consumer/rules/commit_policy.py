@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from tailrace.errors import UsageError
+
+IDLE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +19,20 @@ class CommitPolicy:
 
     every: int = 1
     interval: float | None = None
-    idle_seconds: float = 30.0
+    idle_seconds: float = IDLE_S
 
     def __post_init__(self) -> None:
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise UsageError(f"commit_every must be a whole number, 1 or more, not {self.every!r}")
         if self.interval is not None and not self.interval > 0:
             raise UsageError(f"commit_interval must be a number of seconds above 0, not {self.interval!r}")
+        if not self.idle_seconds > 0:
+            raise UsageError(f"commit_idle must be a number of seconds above 0, not {self.idle_seconds!r}")
+
+    @property
+    def arguments(self) -> dict[str, int | float | None]:
+        """The arguments of a listener with this policy."""
+        return {"commit_every": self.every, "commit_interval": self.interval, "commit_idle": self.idle_seconds}
 
     def is_due(self, handled: int, since: float, now: float) -> bool:
         """Whether ``handled`` changes after the commit at ``since`` are to be committed at ``now`` (seconds)."""

@@ -16,6 +16,8 @@ from tailrace.base.yaml_file import read_yaml
 from tailrace.core.user_text import nearest
 from tailrace.errors import UsageError
 from tailrace.lake.spark.query.options import KNOWN
+from tailrace.lake.spark.store import message_settings
+from tailrace.lake.spark.store.message_settings import MessageSettings, messages_of
 from tailrace.lake.store.compaction_policy import CompactionPolicy
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.partitioning import Partitioning
@@ -32,6 +34,8 @@ _LIMITS: Final = ("maxEventsPerTrigger", "maxBytesPerTrigger")
 _ELSEWHERE: Final = {"columns": "lake", "documents": "lake", **dict.fromkeys(_LIMITS, "limits")}
 #: That which has a section of its own.
 _MASKS: Final = "masks"
+#: It holds entries by name; the keys are those of each.
+_MESSAGES: Final = "messages"
 _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "source": tuple(name for name in KNOWN if name not in _ELSEWHERE and name != _MASKS),
     "lake": ("path", "checkpoint", "columns", "documents", "acceptGap", "partitionBy", "onError"),
@@ -40,6 +44,7 @@ _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "limits": _LIMITS,
     "compaction": ("every", "targetBytes", "fanIn", "retention"),
     "tables": KEYS,
+    _MESSAGES: message_settings.KEYS,
     _MASKS: mask_file.KEYS,
     "spark": ("cores", "memory", "config"),
 }
@@ -79,6 +84,7 @@ class PipelineSettings:
     on_error: str = "fail"
     archive: ArchiveSettings | None = None
     tables: TableSettings | None = None
+    messages: tuple[MessageSettings, ...] = ()
     masks: Masks | None = None
 
 
@@ -101,7 +107,8 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
     parts: dict[str, dict[str, Any]] = {}
     for name, known in _SECTIONS.items():
         parts[name] = _mapping(_expanded(sections.get(name, {}), environment), name)
-        _check_keys(parts[name], known, f"{name}.")
+        if name != _MESSAGES:
+            _check_keys(parts[name], known, f"{name}.")
     source, lake, trigger, spark = parts["source"], parts["lake"], parts["trigger"], parts["spark"]
     source["uri"] = _uri(source.get("uri"), base, environment)
     _check_names(source)
@@ -135,6 +142,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         on_error=_on_error(lake.get("onError", "fail")),
         archive=_archive(parts["archive"], base) if parts["archive"] else None,
         tables=None if tables is None else replace(tables, masks=masks),
+        messages=messages_of(parts[_MESSAGES], masks, base),
         masks=masks,
     )
 

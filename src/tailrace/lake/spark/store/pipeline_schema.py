@@ -12,6 +12,7 @@ from typing import Any, Final
 from tailrace.core.masking.rules import ACTIONS
 from tailrace.core.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
 from tailrace.lake.spark.query.options import COLUMNS, DOCUMENT_FORMS, SERVER_FLAGS, V2_TOKENS
+from tailrace.lake.spark.store import message_settings
 from tailrace.lake.store.partitioning import COLLECTION, DAY, HOUR
 from tailrace.lake.store.quarantine import ON_ERRORS
 from tailrace.lake.tables.schema import POLICIES
@@ -19,6 +20,7 @@ from tailrace.lake.tables.schema import POLICIES
 JsonSchema = dict[str, Any]
 
 _VARIABLE: Final = r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"
+_DURATION: Final = r"[0-9]{1,9}(?:\.[0-9]{1,9})? *(?:[smhd]|(?:second|minute|hour|day)s?)"
 _FLAG: Final[JsonSchema] = {"type": "boolean"}
 _TEXT: Final[JsonSchema] = {"type": "string", "minLength": 1}
 _MAPPING: Final[JsonSchema] = {"type": "object"}
@@ -45,6 +47,15 @@ def pipeline_schema() -> JsonSchema:
                 "tables": _said(
                     "Tables that equal their collections.",
                     _or_empty(_section(_tables(), required=("path", "collections"))),
+                ),
+                "messages": _said(
+                    "Changes that become messages of a broker: an entry for each stream of them, by name.",
+                    _or_empty(
+                        {
+                            "type": "object",
+                            "additionalProperties": _section(_messages(), required=("to", "collections")),
+                        }
+                    ),
                 ),
                 "masks": _said(
                     "Fields that are masked before anything is written.", _section(_masks(), required=("rules",))
@@ -96,7 +107,7 @@ def _kept_for() -> JsonSchema:
 
 
 def _duration() -> JsonSchema:
-    return _matching(r"[0-9]{1,9}(?:\.[0-9]{1,9})? *(?:[smhd]|(?:second|minute|hour|day)s?)")
+    return _matching(_DURATION)
 
 
 def _names(description: str, items: JsonSchema | None = None) -> JsonSchema:
@@ -221,6 +232,68 @@ def _tables() -> dict[str, JsonSchema]:
         "retention": _said("How far back as-of reaches.", time),
         "versions": _said("How many versions are kept between grace and retention.", _number(0)),
         "changeFeed": _said("How far back the change feed reaches.", time),
+    }
+
+
+def _messages() -> dict[str, JsonSchema]:
+    setting = {"type": ["string", "number", "boolean"]}
+    settings = {"type": "object", "additionalProperties": setting}
+    registry = {"type": "object", "required": ["url"], "properties": {"url": _TEXT}, "additionalProperties": setting}
+    schemes = "|".join(message_settings.SCHEMES)
+    collection = r"[^.]+\..+"
+    positive = _matching(rf"(?=.*[1-9]){_DURATION}")
+    return {
+        "to": _said(
+            "The broker's URI, without a password: kafka://HOST:9092,HOST:9092, redis://HOST:6379/0, nats://HOST:4222.",
+            _matching(rf"(?:{schemes})://.+"),
+        ),
+        "config": _said(
+            "Further settings of the broker's client. Kafka: librdkafka's; Redis: maxLength, replicas; NATS: "
+            "credentials.",
+            settings,
+        ),
+        "topic": _said("The topic, stream or subject; {database} and {collection} stand for a change's own.", _TEXT),
+        "topicPrefix": _said("With format: debezium, what Debezium calls topic.prefix.", _matching(r"[A-Za-z0-9._-]+")),
+        "collections": _names("Whose changes become messages, by name or pattern: shop.orders, shop.*"),
+        "pipeline": _said("Stages that follow $changeStream, as YAML or JSON text.", {"anyOf": [_STAGES, _TEXT]}),
+        "fullDocument": _said("The document after an update.", _one_of(*FULL_DOCUMENT_MODES)),
+        "fullDocumentBeforeChange": _said("The document before the change.", _one_of(*BEFORE_CHANGE_MODES)),
+        "showExpandedEvents": _said("The server's own option.", _FLAG),
+        "format": _said("What a message holds.", _one_of(*message_settings.FORMATS), default="json"),
+        "cloudEvents": _said("Make each message a CloudEvent.", _one_of(*message_settings.CLOUD_EVENTS)),
+        "converter": _said(
+            "What writes keys and values in Debezium's layout.", _one_of(*message_settings.CONVERTERS), default="json"
+        ),
+        "schemaRegistry": _said(
+            "For avro and protobuf: the registry's URL, or settings of Confluent's client.",
+            {"anyOf": [_TEXT, registry]},
+        ),
+        "tombstones": _said("Whether a delete's record is followed by a tombstone.", _FLAG),
+        "startingFrom": _said("Where a new one begins.", _one_of(*message_settings.STARTS), default="now"),
+        "onHistoryLost": _said(
+            "What to do when the oplog no longer reaches back to the position.",
+            _one_of(*message_settings.HISTORY_LOST),
+            default="fail",
+        ),
+        "leases": _said(
+            "The collection that holds the lease with the position.",
+            _matching(collection),
+            default=message_settings.LEASES,
+        ),
+        "leasesUri": _said("The deployment that holds leases and dead letters, if it is another.", _TEXT),
+        "resource": _said(
+            "The lease's name, which no other stream of messages may have; by default the entry's.", _TEXT
+        ),
+        "leaseTime": _said("How long after a crash another process takes over.", positive, default="30 seconds"),
+        "partitions": _said("Lanes that are published side by side.", _number(1), default=1),
+        "laneKey": _said("With partitions: what has one value at this path of the event stays in order.", _TEXT),
+        "commitEvery": _said("Commit after this many changes.", _number(1), default=100),
+        "retries": _said("Try a change that cannot become a message so often again.", _number(0), default=0),
+        "deadLetters": _said(
+            "Write changes that cannot become messages to this collection, and go on.", _matching(collection)
+        ),
+        "afterDeadLetter": _said("After a dead letter: go on, or end.", _one_of(*message_settings.AFTER_LETTER)),
+        "brokerTimeout": _said("Try a broker that is away for so long.", positive, default="10 minutes"),
     }
 
 
