@@ -95,6 +95,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: metrics)"
     )
+    _add_of_subcommands(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_of_subcommands(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sample",
         type=int,
@@ -112,7 +117,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="with reverse: let the former source accept its users' writes, if this user may not bypass the block",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
