@@ -50,6 +50,8 @@ _ENDLESS: Final = re.compile(
     r"|sync (?!plan|status|verify|pause|resume|cutover))|python "
 )
 _ENDS: Final = re.compile(r"--(until|available-now|once|compact|verify|help)")
+#: What a command says before it begins.
+_BEFORE: Final = b"tailrace: starting Spark"
 _LIMIT_S: Final = 400.0
 #: Spark in the pages' examples uses Java's compiler C1 alone: it runs too briefly for the other one to pay off.
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -245,7 +247,7 @@ class PageRunner:
         while process.poll() is None:
             time.sleep(0.05)
             now = time.monotonic()
-            if seen is None and output.stat().st_size:
+            if seen is None and _has_begun(output):
                 seen = now
             stuck = now - began > _LIMIT_S
             if stuck or (seen is not None and now - seen > self._patience(process)):
@@ -286,6 +288,12 @@ def printed_roles() -> dict[str, dict[str, Any]]:
     page = ROOT / "docs" / "how-to" / "security.md"
     found = [one for block in snippets(page) if block.language == "js" for one in admin_commands(block)]
     return {one["createRole"]: one for one in found if "createRole" in one}
+
+
+def _has_begun(output: Path) -> bool:
+    """Whether a command prints what it is there for. A ``run`` was interrupted while Spark started, since it says that
+    it starts Spark."""
+    return any(line and not line.startswith(_BEFORE) for line in output.read_bytes().splitlines())
 
 
 def check_extras(text: str) -> None:
