@@ -57,7 +57,6 @@ KNOWN = {
     "watch.gateway.connection": "both tasks are gathered, and _tell says how they ended",
     "watch.gateway.deadlines": "whoever is told that its time is up sees to what that raises",
     "watch.gateway.engine": "what goes wrong while streams are looked after is logged, and it is tried again",
-    "cli.gateway": "what it raises is raised where it is awaited",
     "watch.gateway.line": "what ends the reading is logged and closes the line; who asked is told of a failed answer",
     "watch.gateway.loop_turns": "what it calls sets an event; what that raises is logged by the event loop",
     "watch.gateway.opening": "run awaits it",
