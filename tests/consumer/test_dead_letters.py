@@ -345,7 +345,7 @@ def test_the_command_line_lists_and_replays_one_or_all(
     assert main([*command, "list", *rest, "--resource", "orders", "--format", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [one["documentKey"] for one in listed] == ['{"_id": 0}', '{"_id": 1}', '{"_id": 2}']
-    assert listed[0]["position"] == str(first.cluster_time)
+    assert listed[0]["position"] == first.cluster_time.for_programs()
     assert (listed[0]["reason"], listed[0]["tries"]) == ("not {'_id': 0}", 1)
     assert main([*command, *rest]) == 0
     assert 'insert of {"_id": 1} in' in capsys.readouterr().out
