@@ -95,7 +95,7 @@ def _lines(settings: PipelineSettings, *, accept_gap: bool) -> Iterator[PlanLine
     with closing(open_deployment(options)) as deployment:
         yield _deployment(options, deployment)
         position = _position(options, deployment, head, held)
-        yield PlanLine("reads", position[1], {"from": None if position[0] is None else str(position[0])})
+        yield PlanLine("reads", position[1], {"from": None if position[0] is None else position[0].for_programs()})
         if accept_gap or settings.accept_gap:
             gap = find_gap(settings.lake, checkpoint, source)
             if gap is not None:

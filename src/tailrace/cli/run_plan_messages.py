@@ -56,7 +56,7 @@ def _lines_of(
         position = committed_position(store, settings.resource)
         time, why = _begin(settings, position, deployment)
         watched = ", ".join(settings.selection.patterns)
-        facts = {"messages": settings.name, "watched": watched, "from": None if time is None else str(time)}
+        facts = {"messages": settings.name, "watched": watched, "from": None if time is None else time.for_programs()}
         yield PlanLine("reads", f"{name}: {watched}, {why}", facts), None
         there = deployment.collections(settings.selection)
         if not there:
