@@ -6,14 +6,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 
 import tailrace
 from tailrace.act.consumer import lane_queue
-from tailrace.act.consumer import listening as listener_module
 from tailrace.act.consumer.rules.lanes import LanePlan
 from tailrace.consumer import Change, Fence, Fenced, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.embedded import ReplicaSet
@@ -221,12 +219,11 @@ def test_an_invalidation_ends_or_resumes_all_lanes(shop: Any) -> None:
     assert seen.numbers() == every_round(8)
 
 
-def test_a_lane_without_changes_moves_with_the_others(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_without_changes_moves_with_the_others(shop: Any) -> None:
     """Else its position would fall off the oplog."""
-    monkeypatch.setattr(listener_module, "CommitPolicy", partial(listener_module.CommitPolicy, idle_seconds=0.2))
     seen, store = Seen(), shop[2]
     times: dict[str, str] = {}
-    with listen(shop, seen, "a", 4):
+    with listen(shop, seen, "a", 4, commit_idle=0.2):
         for n in range(1000):
             shop[1].orders.update_one({"_id": 1}, {"$set": {"n": n}}, upsert=True)
             time.sleep(0.02)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tailrace
-from tailrace.act.consumer import listening as listener
 from tailrace.consumer import Change, Listener, MongoLeaseStore
 from tailrace.core.event.resume_token import ResumeToken
 from tailrace.embedded import ReplicaSet, ShardedCluster
@@ -44,7 +42,7 @@ class Shop:
                 self.seen[name].append((change.document_key or {})["_id"])
 
         options: dict[str, Any] = {"resource": name, "store": self.store, "partitions": LANES[name]}
-        return Listener(client["shop"]["orders"], handle, lease_seconds=2, **options)
+        return Listener(client["shop"]["orders"], handle, lease_seconds=2, commit_idle=0.2, **options)
 
     def positions(self) -> list[Mapping[str, Any]]:
         """Those of the one listener and of the lanes of the other."""
@@ -96,10 +94,8 @@ def test_a_listener_at_a_high_water_mark_does_not_go_on_over_another_history(
     start_replica_set: Callable[..., ReplicaSet],
     leases: Any,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     version: str,
 ) -> None:
-    monkeypatch.setattr(listener, "CommitPolicy", partial(listener.CommitPolicy, idle_seconds=0.2))
     data, backup = tmp_path / "data", tmp_path / "backup"
     watched = start_replica_set(data_dir=data, version=version)
     shop = Shop(watched.uri, MongoLeaseStore(leases))
@@ -128,10 +124,9 @@ def test_a_listener_at_a_high_water_mark_does_not_go_on_over_another_history(
 
 
 def test_a_listener_goes_on_after_a_shards_name_was_given_to_another_replica_set(
-    start_sharded_cluster: Callable[..., ShardedCluster], leases: Any, monkeypatch: pytest.MonkeyPatch
+    start_sharded_cluster: Callable[..., ShardedCluster], leases: Any
 ) -> None:
     """It was refused for ever, as one of another history."""
-    monkeypatch.setattr(listener, "CommitPolicy", partial(listener.CommitPolicy, idle_seconds=0.2))
     cluster = start_sharded_cluster(2)
     cluster.router.create_database("shop", "shard0")
     shop = Shop(cluster.uri, MongoLeaseStore(leases))

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace.act.consumer import listening as listener
 from tailrace.consumer import MongoLeaseStore
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet, ShardedCluster
@@ -171,11 +170,9 @@ def test_nothing_goes_on_over_the_history_of_a_cluster_that_was_restored_from_an
     start_sharded_cluster: Callable[..., ShardedCluster],
     leases: Any,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     kind: tuple[str, int],
 ) -> None:
     version, shards = kind
-    monkeypatch.setattr(listener, "CommitPolicy", partial(listener.CommitPolicy, idle_seconds=0.2))
     data, backup = tmp_path / "data", tmp_path / "backup"
 
     def start() -> ShardedCluster:

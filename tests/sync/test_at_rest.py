@@ -61,7 +61,7 @@ def test_what_is_never_done_is_refused_with_its_name(client: MongoClient[Any]) -
     client.resting["tmp.agg_out.left"].insert_one({"_id": 1})
     with pytest.raises(SourceError, match=r"resting\.tmp\.agg_out\.left is still being made") as refused:
         catalog_at_rest(client, chosen("resting.*"), wait=lambda _: None, patience_s=2)
-    assert "drop what an attempt that was given up has left behind" in str(refused.value.hint)
+    assert "drop what an abandoned attempt has left behind" in str(refused.value.hint)
     assert catalog_at_rest(client, chosen("another.*"), wait=never)[0].collections == {}
 
 

@@ -265,7 +265,7 @@ def test_a_sync_that_has_not_caught_up_cannot_be_verified(
     fill(source)
     state = copied(source, target)
     monkeypatch.setattr("tailrace.act.sync.verification._WAIT_S", 1.0)
-    with pytest.raises(SinkError, match=r"equals the source at no position.*needs a sync that runs"):
+    with pytest.raises(SinkError, match=r"equals the source at no position.*needs a running sync"):
         verify(source, state, SETTINGS)
 
 

@@ -97,7 +97,7 @@ def test_quarantine_and_fail() -> None:
     assert found.misfits[0].reason == "'n' is long 1099511627776, and its column is int"
     with pytest.raises(SinkError, match="'n' is string x, and its column is int"):
         rows(TableSchema.declared(declared, "fail"), {"_id": 1, "n": "x"})
-    with pytest.raises(UsageError, match="'money' is not a type"):
+    with pytest.raises(UsageError, match="'money' is not a column type"):
         TableSchema.declared({"n": "money"})
 
 
