@@ -147,12 +147,8 @@ def test_what_is_being_filled_outlives_an_election(pair: tuple[ReplicaSet, Repli
     equal(source, target, settings)
 
 
-def test_what_does_not_fit_the_cache_of_the_target_is_written_in_parts(
-    replica_set: ReplicaSet, start_replica_set: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server with a small cache ended the transaction of a whole segment, and so the sync. Tests had segments that
-    fitted; the campaign met one on a busy machine, where nothing was written out in time."""
-    source, target = replica_set, start_replica_set()
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A target whose transactions may hold three documents. The sizes of those that were too large."""
     whole, refused = ChangesWriter.write, list[int]()
 
     def write(writer: ChangesWriter, session: Any, documents: Any, *rest: Any, **options: Any) -> None:
@@ -161,11 +157,20 @@ def test_what_does_not_fit_the_cache_of_the_target_is_written_in_parts(
             refused.append(len(documents))
             raise OperationFailure("transaction is too large and will not fit in the storage engine cache", 388)
 
+    monkeypatch.setattr(ChangesWriter, "write", write)
+    return refused
+
+
+def test_what_does_not_fit_the_cache_of_the_target_is_written_in_parts(
+    replica_set: ReplicaSet, start_replica_set: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server with a small cache ended the transaction of a whole segment, and so the sync. Tests had segments that
+    fitted; the campaign met one on a busy machine, where nothing was written out in time."""
+    source, target, refused = replica_set, start_replica_set(), small_cache(monkeypatch)
     settings = SyncSettings(name="halves", selection=Selection.of(["halves.*"]))
     with MongoClient[Any](source.uri) as client:
         begun(source.uri, target.uri, settings)
         client.halves.c.insert_many([{"_id": number, "n": 0} for number in range(20)])
-        monkeypatch.setattr(ChangesWriter, "write", write)
         with following(source.uri, target.uri, settings) as follower:
             client.halves.c.update_many({}, {"$inc": {"n": 1}})
             client.halves.c.delete_one({"_id": 3})
@@ -177,6 +182,41 @@ def test_what_does_not_fit_the_cache_of_the_target_is_written_in_parts(
     assert refused
     with MongoClient[Any](target.uri) as client:
         assert list(client.halves.c.find().sort("_id")) == written
+
+
+@pytest.mark.parametrize(("partner", "fits"), [(1, True), (19, False)])
+def test_unique_values_change_places_in_a_segment_that_does_not_fit(
+    replica_set: ReplicaSet, start_replica_set: Start, monkeypatch: pytest.MonkeyPatch, partner: int, fits: bool
+) -> None:
+    """What a unique index refuses was raised as it is inside of the writer: the sync ended with a bug. Within a part
+    the documents are written anew; between two it is refused, and the position stays. No test had an index there."""
+    source, target = replica_set, start_replica_set()
+    settings = SyncSettings(name="places", selection=Selection.of(["places.*"]))
+    with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
+        try:
+            begun(source.uri, target.uri, settings)
+            client.places.c.create_index("u", unique=True)
+            client.places.c.insert_many([{"_id": number, "u": number} for number in range(20)])
+            with following(source.uri, target.uri, settings) as follower:
+                follower.run_until(now(source.uri))
+                before = follower.time
+                refused = small_cache(monkeypatch)
+                # Parts are made in the order of the first changes.
+                client.places.c.update_many({}, {"$inc": {"n": 1}})
+                client.places.c.update_one({"_id": 0}, {"$set": {"u": -1}})
+                client.places.c.update_one({"_id": partner}, {"$set": {"u": 0}})
+                client.places.c.update_one({"_id": 0}, {"$set": {"u": partner}})
+                if fits:
+                    follower.run_until(now(source.uri))
+                    assert list(there.places.c.find().sort("_id")) == list(client.places.c.find().sort("_id"))
+                else:
+                    with pytest.raises(SinkError, match="too large") as told:
+                        follower.run_until(now(source.uri))
+                    assert told.value.code == 388
+                    assert follower.time == before
+            assert refused
+        finally:
+            client.drop_database("places")
 
 
 def test_lanes_give_the_same_as_one(start_replica_set: Start) -> None:

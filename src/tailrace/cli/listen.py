@@ -14,7 +14,7 @@ from tailrace.cli.console_beside import ServiceNumbers, add_console_argument, ch
 from tailrace.cli.handler_argument import LETTERS, STORE, load_handler, store_namespace
 from tailrace.cli.output import tell
 from tailrace.cli.standing import add_health_arguments, watched_over
-from tailrace.cli.stream_arguments import address_of, pipeline_of
+from tailrace.cli.stream_arguments import add_lease_seconds, address_of, pipeline_of
 from tailrace.core.oplog.namespace import Scope
 from tailrace.errors import UsageError
 from tailrace.read.source.uri import find_uri
@@ -104,13 +104,7 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
         help="commit after N changes: faster, and up to N - 1 are handled again after a crash (default: 1)",
     )
     parser.add_argument("--commit-interval", type=float, metavar="S", help="commit after S seconds too")
-    parser.add_argument(
-        "--lease-seconds",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="after S seconds without a sign of life, another process may take over (default: 30)",
-    )
+    add_lease_seconds(parser)
     parser.add_argument(
         "--handler-timeout",
         type=float,

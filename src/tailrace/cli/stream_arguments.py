@@ -104,6 +104,17 @@ def add_image_arguments(group: argparse._ArgumentGroup, more_modes: tuple[str, .
     )
 
 
+def add_lease_seconds(parser: argparse.ArgumentParser) -> None:
+    """Add ``--lease-seconds``, of whatever works under a lease."""
+    parser.add_argument(
+        "--lease-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="after S seconds without a sign of life, another process may take over (default: 30)",
+    )
+
+
 def add_switches(group: argparse._ArgumentGroup) -> None:
     """Add the flags of the stage that are there or not."""
     for flag, name, help_text in _SWITCHES:

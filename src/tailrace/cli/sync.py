@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tailrace.base.health import Health
 from tailrace.base.service_manager import notifying
 from tailrace.cli.output import say, show_progress, tell
-from tailrace.cli.stream_arguments import address_of
+from tailrace.cli.stream_arguments import add_lease_seconds, address_of
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import SinkError, UsageError
 from tailrace.read.source.uri import find_uri, is_uri_argument
@@ -83,13 +83,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="record the source's oplogs there, so that the sync may fall behind by more than they reach back "
         "(extra: archive)",
     )
-    parser.add_argument(
-        "--lease-seconds",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="after S seconds without a sign of life, another process may take over (default: 30)",
-    )
+    add_lease_seconds(parser)
     parser.add_argument("--once", action="store_true", help="end when the target has what the source has now")
     parser.add_argument("--json", action="store_true", help="for programs: one JSON document per line")
     parser.add_argument(

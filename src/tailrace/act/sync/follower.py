@@ -23,7 +23,7 @@ from tailrace.act.sync.definitions import TargetDefinitions
 from tailrace.act.sync.deltas import DeltaEncoder, takes_deltas
 from tailrace.act.sync.fold import ChangeSegment, DocumentChanges, SyncFold
 from tailrace.act.sync.folded_catalog import Definition
-from tailrace.act.sync.halves import TOO_LARGE, write_halves
+from tailrace.act.sync.halves import TOO_LARGE, write_in_parts
 from tailrace.act.sync.index_definitions import Note
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
@@ -263,7 +263,7 @@ class Follower:
                 if error.code != TOO_LARGE or len(documents) < 2:
                     raise
                 self._hold_to(segment.until)
-                write_halves(documents, self._write_part)
+                write_in_parts(documents, self._write_part, error)
                 self.hold, documents, tolerant = max(self.hold, segment.until), [], True
         self._committed(segment)
         self._look_at_hold()
@@ -344,11 +344,13 @@ class Follower:
         if until > self.hold:
             self._ownership.run(lambda _: None, sets={"hold": until.to_timestamp()}, what="note what it may hold")
 
-    def _write_part(self, documents: Sequence[DocumentChanges], lane: int = 0, *, tolerant: bool = True) -> None:
+    def _write_part(
+        self, documents: Sequence[DocumentChanges], ways: Mapping[bytes, int], lane: int = 0, *, tolerant: bool = True
+    ) -> None:
         writer = self._writer()
 
         def body(session: ClientSession) -> None:
-            writer.write(session, documents, self.collections, tolerant=tolerant, ways={})
+            writer.write(session, documents, self.collections, tolerant=tolerant, ways=ways)
 
         self._ownership.run(body, lane=lane, what="write changes")
 
@@ -356,7 +358,7 @@ class Follower:
         self, lane: int, documents: list[DocumentChanges], failed: list[DocumentChanges], *, tolerant: bool
     ) -> None:
         try:
-            self._write_part(documents, lane, tolerant=tolerant)
+            self._write_part(documents, {}, lane, tolerant=tolerant)
         except OtherWayError:
             failed += documents  # another lane has to be first: all is written in one transaction instead
 

@@ -7,27 +7,48 @@ written in transactions of their own: until the position is there too, the targe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tailrace.act.sync.fold import DocumentChanges
+from tailrace.act.sync.writer import DUPLICATE_KEY, OtherWayError
 from tailrace.errors import SinkError
 
 #: TransactionTooLargeForCache.
 TOO_LARGE: Final = 388
 
+#: Writes documents in one transaction: how those of a collection are written, if not as ever.
+WritePart = Callable[[Sequence[DocumentChanges], Mapping[bytes, int]], None]
 
-def write_halves(documents: Sequence[DocumentChanges], write: Callable[[Sequence[DocumentChanges]], None]) -> None:
-    """Write documents in as many parts as it takes. Raises what ``write`` raises, and SinkError 388 where one document
-    is too much."""
+
+def write_in_parts(documents: Sequence[DocumentChanges], write: WritePart, too_large: SinkError) -> None:
+    """Write documents in as many parts as it takes. Raises what ``write`` raises; ``too_large``, the answer to the
+    whole, if a unique value goes from one part to another: the parts are in each other's way in every order then."""
+    try:
+        _write_halves(documents, write)
+    except SinkError as error:
+        raise too_large if error.code == DUPLICATE_KEY else error from None
+
+
+def _write_halves(documents: Sequence[DocumentChanges], write: WritePart) -> None:
     if len(documents) < 2:
-        write(documents)
+        _write_one(documents, write)
         return
     middle = len(documents) // 2
     for part in (documents[:middle], documents[middle:]):
         try:
-            write(part)
+            _write_one(part, write)
         except SinkError as error:
             if error.code != TOO_LARGE or len(part) < 2:
                 raise
-            write_halves(part, write)
+            _write_halves(part, write)
+
+
+def _write_one(documents: Sequence[DocumentChanges], write: WritePart) -> None:
+    """Write a part. If a unique index is in its way, its documents are taken out before they are put in."""
+    ways: dict[bytes, int] = {}
+    while True:
+        try:
+            return write(documents, ways)
+        except OtherWayError as error:
+            ways[error.uuid] = error.way
