@@ -30,7 +30,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench bench-page site site-serve lock dist images test-dependencies clean
+.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench bench-page pictures site site-serve lock dist images test-dependencies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,6 +139,9 @@ bench-page: $(INSTALLED) ## the page of benchmarks, docs/reference/benchmarks.md
 # MkDocs warns at each start of a second version that is not out.
 site site-serve: export NO_MKDOCS_2_WARNING := 1
 
+pictures: $(INSTALLED) ## the pictures of the page about the console, made anew with this machine's Chromium; ARGS="--seconds 20 --into /tmp"
+	$(BIN)/python -m tests.console.pictures $(ARGS)
+
 site: $(INSTALLED) ## the documentation as a site, with the reference of Python and of the commands: build/site
 	$(BIN)/mkdocs build --strict $(ARGS)
 
@@ -172,8 +175,8 @@ images: $(INSTALLED) ## build the images of deploy/container and use them, read-
 
 # VERSIONS=newest takes what there is today. The tests that touch other people's parts; the rest is the same everywhere.
 VERSIONS ?= lowest
-ON_DEPENDENCIES := client cli gateway tables archive snapshot ported
-ALL_EXTRAS := archive,dev,embedded,gateway,icu,images,kafka,metrics,nats,redis,schema-registry,spark,tables
+ON_DEPENDENCIES := unit spec conformance console consumer gateway masks ported snapshot tables
+ALL_EXTRAS := archive,console,dev,embedded,gateway,icu,images,kafka,masks,metrics,nats,redis,s3,schema-registry,spark,tables
 test-dependencies: ## the client, the command line, the stores and the gateway on the lowest dependencies; VERSIONS=newest
 	@$(find_python)
 	"$$python" -m venv --clear $(VENV)-$(VERSIONS)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pymongo
 import pytest
 from bson.timestamp import Timestamp
 
@@ -547,6 +548,10 @@ def test_an_option_that_cannot_be_is_refused_by_name(shop: Shop, name: str) -> N
 def test_what_cannot_be_watched_or_called_is_refused(shop: Shop) -> None:
     with pytest.raises(UsageError, match="watches a client"):
         Listener("orders", lambda change: None, resource="r", store=shop.store)  # type: ignore[arg-type]
+    # It used to end while it ran, with "cannot tell where the now entry of Collection is".
+    plain = pymongo.MongoClient[Any](connect=False)
+    with pytest.raises(UsageError, match="not PyMongo's own Collection"):
+        Listener(plain.shop.orders, lambda change: None, resource="r", store=shop.store)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="must be a function"):
         shop.listener("handle")
     listener = shop.listener(lambda change: None)

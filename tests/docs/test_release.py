@@ -96,6 +96,17 @@ def test_an_image_with_a_wheel_that_is_there_differs_in_one_stage(tmp_path: Path
     assert (context / "deploy/container/gateway.lock").is_file()
 
 
+def test_dependencies_are_tried_by_tests_that_are_there() -> None:
+    """``make test-dependencies``: its folders are not noticed by a name that is not there until it is called."""
+    said = dict(re.findall(r"(?m)^(ON_DEPENDENCIES|ALL_EXTRAS) := (.+)$", (ROOT / "Makefile").read_text()))
+    folders = said["ON_DEPENDENCIES"].split()
+    assert folders
+    assert [name for name in folders if not list((ROOT / "tests" / name).glob("test_*.py"))] == []
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    # The site is tried on its own, and compiling at the first use is for machines that no wheel fits.
+    assert set(said["ALL_EXTRAS"].split(",")) == extras - {"docs", "jit"}
+
+
 def test_what_was_installed_gives_what_the_servers_gave() -> None:
     """The check of ``make dist`` in this environment, and that it can fail: another version's events are others."""
     done = subprocess.run(

@@ -50,6 +50,7 @@ _AWAIT_MS: Final = 500
 _UNAUTHORIZED: Final = 13
 #: How far before a position to look for an entry that stands for it.
 _LOOKS_BACK_S: Final = (1, 4, 12)
+_EXAMPLE: Final = 'For example tailrace.connect(uri)["shop"]["orders"]'
 _POSITIONS: Final = {"resume_after", "start_after", "start_at_operation_time"}
 
 
@@ -71,7 +72,12 @@ class Watching:
         if not callable(getattr(watchable, "watch", None)):
             raise UsageError(
                 f"a listener watches a client, a database or a collection, not {type(watchable).__name__}",
-                hint='For example tailrace.connect(uri)["shop"]["orders"]',
+                hint=_EXAMPLE,
+            )
+        if type(watchable).__module__.partition(".")[0] == "pymongo":
+            raise UsageError(
+                f"a listener watches what tailrace.connect() gives, not PyMongo's own {type(watchable).__name__}",
+                hint=_EXAMPLE,
             )
         if _POSITIONS & options.keys():
             raise UsageError(

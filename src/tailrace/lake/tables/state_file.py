@@ -109,7 +109,8 @@ def open_file(directory: Path, *, readonly: bool) -> OpenFile:
                 found.holders += 1
                 return found
             if not found.readonly or time.monotonic() > until:
-                break  # LMDB refuses it
+                # Not every version of the binding refuses it, and whoever closes one of two loses the other's locks.
+                raise lmdb.Error(f"The environment {str(directory)!r} is already open in this process.")
             del found  # so that one whom nobody holds is closed
             _closed.wait(_LOOK_S)
         made = _opened(directory, readonly=readonly)
