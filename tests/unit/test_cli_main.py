@@ -359,6 +359,23 @@ def test_the_gateway_looks_for_the_package_of_statistics_before_it_listens(
     )
 
 
+def test_tables_in_a_store_are_told_of_the_one_extra_that_has_it_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were told of ``tables``, and of ``s3`` when they had it."""
+    monkeypatch.setattr("tailrace.cli.tables.run", _lacks_pyarrow)
+    assert main(["tables", "write", "mongodb://h", "s3://bucket/tables", "shop.*", "--state", "state"]) == 1
+    assert capsys.readouterr().err == (
+        "tailrace: this command needs the package pyarrow. Install it: pip install 'tailrace[s3]'.\n"
+    )
+    assert main(["tables", "write", "mongodb://h", "tables", "shop.*"]) == 1
+    assert "'tailrace[tables]'" in capsys.readouterr().err
+
+
+def _lacks_pyarrow(args: Any) -> int:
+    raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow.parquet")
+
+
 def test_a_package_of_others_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

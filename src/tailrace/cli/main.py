@@ -97,6 +97,8 @@ _EXTRAS_OF: Final = {
     ("tables", "numpy"): "tables",
     ("gateway", "prometheus_client"): "gateway",
 }
+#: What the extra ``s3`` brings.
+_IN_A_STORE: Final = frozenset({"deltalake", "lmdb", "numpy", "obstore", "pyarrow"})
 #: Where our own code lies.
 _OUR_FOLDER: Final = str(Path(__file__).parents[1]) + os.sep
 _BUG: Final = " This is a bug of tailrace: please report it."
@@ -240,8 +242,7 @@ def _carried_out(args: argparse.Namespace) -> int:
         package = (error.name or "").partition(".")[0]
         if package in ("", "tailrace"):
             raise
-        command = getattr(args, "command", "")
-        extra = _EXTRAS_OF.get((command, package)) or _EXTRAS.get(package)
+        extra = _extra_of(package, args)
         wanted = package if extra is None else f"'tailrace[{extra}]'"
         return _fail(f"this command needs the package {package}. Install it: pip install {wanted}")
     except OSError as error:
@@ -253,6 +254,14 @@ def _carried_out(args: argparse.Namespace) -> int:
             raise
         return _fail(sentence)
     return status
+
+
+def _extra_of(package: str, args: argparse.Namespace) -> str | None:
+    """The extra that brings all that the command lacks, so that nobody is told of one after the other."""
+    in_a_store = any("s3://" in str(value) for value in vars(args).values())
+    if in_a_store and package in _IN_A_STORE:
+        return "s3"
+    return _EXTRAS_OF.get((getattr(args, "command", ""), package)) or _EXTRAS.get(package)
 
 
 def _sentence_of_driver(error: Exception) -> str | None:
