@@ -101,11 +101,13 @@ def test_a_commit_is_tried_until_the_lease_is_gone_and_then_its_change_comes_aga
     listener.run()
     assert notes[0][0] == 0
     assert notes.count("no answer") >= 2
-    began = notes[0][1]  # 1, unless a busy machine lost the first lease before the first change
     told = [note for note in notes if note != "no answer"]
     first = told.index("committed")
     assert {key for key, _ in told[:first]} == {0}, "the next change waits for the commit"
-    assert [version for _, version in told[:first]] == list(range(began, began + first)), "each time under a new lease"
+    versions = [version for _, version in told[:first]]
+    # Not one after the other: a busy machine may lose a lease before its change comes.
+    assert len(versions) >= 2
+    assert versions == sorted(set(versions)), "each time under a new lease"
     assert (told[-2][0], told[-1]) == (1, "committed")
     assert listener.statistics.leases_lost >= 1
 

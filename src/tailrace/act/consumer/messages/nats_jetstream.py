@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
@@ -21,6 +22,11 @@ from tailrace.read.source.uri import redact_uri
 _ABOUT_THE_MESSAGE: Final = frozenset({10054, 10097})
 _ID_HEADER: Final = "Nats-Msg-Id"
 KEY_HEADER: Final = "Tailrace-Key"
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+#: What ends a word, or a line, of its protocol.
+_BREAKS: Final = re.compile(r"[ \t\r\n\f\0]")
+#: Characters of a value in an error.
+_SHOWN: Final = 60
 
 _T = TypeVar("_T")
 
@@ -55,7 +61,7 @@ class NatsPublisher:
 
     def publish(self, messages: Sequence[Message]) -> int:
         """See ``Publisher``."""
-        messages = storable(messages, self._name, only_text_keys=True)
+        messages = storable(messages, self._name, _unfit)
         with self._lock:
             results = self._run(self._publish(messages))
             for count, result in enumerate(results):
@@ -104,9 +110,7 @@ class NatsPublisher:
     def _judged(self, error: BaseException, message: Message) -> SinkError:
         if not isinstance(error, (Exception, asyncio.CancelledError)):
             raise error
-        refused = isinstance(
-            error, (nats.errors.MaxPayloadError, nats.errors.BadSubjectError, nats.errors.BadHeaderError)
-        )
+        refused = isinstance(error, (nats.errors.MaxPayloadError, nats.errors.BadSubjectError))
         if isinstance(error, nats.js.errors.APIError) and error.err_code in _ABOUT_THE_MESSAGE:
             refused = True
         if refused:
@@ -144,6 +148,24 @@ async def _ignore(_error: Exception) -> None:
 def _headers(message: Message) -> dict[str, str]:
     found = {**message.headers, _ID_HEADER: message.id}
     return {**found, KEY_HEADER: message.key} if isinstance(message.key, str) else found
+
+
+def _unfit(message: Message) -> str | None:
+    """What NATS would not store as it is. Its client strips the values of headers; newer ones replace line breaks and
+    refuse odd subjects. Older ones send both, so that a key could add headers of its own, and a collection's name with
+    a space could lead a message to another subject."""
+    words = message.topic.split(".")
+    if _BREAKS.search(message.topic) or not all(words) or {"*", ">"} & {*words}:
+        return f"no message on the subject {message.topic!r}: it is words between dots, without spaces, not * or >"
+    if isinstance(message.key, bytes):
+        return "no message whose key is bytes, such as one of Avro"
+    for name, value in _headers(message).items():
+        if not _HEADER_NAME.fullmatch(name):
+            return f"no header with the name {name!r}"
+        if value != value.strip() or "\r" in value or "\n" in value:
+            what = "key" if name == KEY_HEADER else f"header {name}"
+            return f"no {what} with white space at an end, or with a line break: {value[:_SHOWN]!r}"
+    return None
 
 
 def _words(error: BaseException) -> str:

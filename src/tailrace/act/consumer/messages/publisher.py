@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -57,18 +57,19 @@ class MessageRefused(SinkError):  # noqa: N818
     """This message will never be taken as it is: it is too large, its topic has no valid name, or it cannot be made."""
 
 
-def storable(messages: Sequence[Message], server: str, *, only_text_keys: bool = False) -> Sequence[Message]:
-    """The messages, from the first on, that a server without tombstones, and maybe without keys of bytes, can store.
-    Raises MessageRefused where the first is none of them."""
+def storable(
+    messages: Sequence[Message], server: str, unfit: Callable[[Message], str | None] = lambda message: None
+) -> Sequence[Message]:
+    """The messages, from the first on, that a server without tombstones can store as they are. ``unfit`` says what else
+    the server cannot store of a message. Raises MessageRefused where the first is none of them."""
     for index, message in enumerate(messages):
-        wrong = None
-        if message.body is None:
-            wrong = f"{server} stores no message without a body, such as a tombstone"
-        elif only_text_keys and isinstance(message.key, bytes):
-            wrong = f"{server} stores no message whose key is bytes, such as one of Avro"
+        wrong = "no message without a body, such as a tombstone" if message.body is None else unfit(message)
         if wrong is not None:
             if index == 0:
-                raise MessageRefused(wrong, hint="Make messages that it can store: tombstones=False, a key in JSON")
+                raise MessageRefused(
+                    f"{server} stores {wrong}",
+                    hint="Make messages that it can store: tombstones=False, a key in JSON",
+                )
             return messages[:index]
     return messages
 
