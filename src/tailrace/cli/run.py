@@ -176,7 +176,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     stop = threading.Event()
     hush_loss_of_java()
     with (
-        _only_run(settings),
+        only_run(settings),
         _console(settings, args),
         _spark_log(args.verbose) as log,
         archiving(settings.source["uri"], settings.archive, stop, once=settings.available_now) as archive,
@@ -238,7 +238,7 @@ def _session(settings: PipelineSettings, log: _SparkLog) -> Any:
 
 
 @contextlib.contextmanager
-def _only_run(settings: PipelineSettings) -> Iterator[None]:
+def only_run(settings: PipelineSettings) -> Iterator[None]:
     """Keep other runs of the pipeline out: two that go on from one checkpoint plan the same micro-batches, and each
     would take the other's for its own of an older copy."""
     from tailrace.lake.store.layout import LakeLayout  # noqa: PLC0415
