@@ -9,11 +9,11 @@ import json
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tailrace.core.event.quarantined import QuarantinedEvent
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.lake.spark.planning.opening import open_deployment
+from tailrace.lake.spark.planning.planner import Limits
 from tailrace.lake.spark.query import options as source_options
 from tailrace.lake.spark.query.schema import spark_schema
 from tailrace.lake.spark.reading.slice_reader import read_slice
@@ -23,7 +23,7 @@ from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.committer import commit_batch
 from tailrace.lake.store.identity import open_lake, partitioning_of, read_identity
 from tailrace.lake.store.layout import LakeLayout
-from tailrace.lake.store.manifest import PlannedRange
+from tailrace.lake.store.manifest import PlannedRange, StagedFile
 from tailrace.lake.store.part_writer import PartWriter, spark_metadata
 from tailrace.lake.store.partitioning import Partitioning
 from tailrace.lake.store.quarantine import stage
@@ -38,8 +38,8 @@ def fill(
     partition_by: tuple[str, ...] = ("day",),
     quarantines: bool = False,
 ) -> None:
-    """Read a stream up to ``until`` into the lake at ``root``, in micro-batches of ``maxEventsPerTrigger``. A checkpoint
-    is there once: each call that goes on begins a fresh one."""
+    """Read a stream up to ``until`` into the lake at ``root``, in micro-batches of ``maxEventsPerTrigger``. Each call
+    needs a fresh checkpoint: it takes the lake over."""
     where = LakeLayout(root).default_checkpoint if checkpoint is None else checkpoint
     source = lake_source(with_columns_of(root, source))
     options = source_options.parse(source)
@@ -59,12 +59,12 @@ def fill(
         batch = 0
         while position.cluster_time < until and not position.invalidated:
             batch += 1
-            end = deployment.end(position, until, source_options_limits(options))
+            end = deployment.end(position, until, Limits(options.max_events, options.max_bytes))
             (where / "offsets" / str(batch)).write_text(json.dumps(end.to_json()))
             planned = PlannedRange(
                 position.cluster_time, end.cluster_time, "", dict(end.entries), end.server_version or ""
             )
-            files: list[Any] = []
+            files: list[StagedFile] = []
             for part in deployment.slices(position, end):
                 shards = max(1, len(part.shards))
                 aside: list[QuarantinedEvent] | None = [] if quarantines else None
@@ -83,9 +83,3 @@ def fill(
             position = end
     finally:
         deployment.close()
-
-
-def source_options_limits(options: source_options.ReadOptions) -> Any:
-    from tailrace.lake.spark.planning.planner import Limits
-
-    return Limits(options.max_events, options.max_bytes)

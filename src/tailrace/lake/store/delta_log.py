@@ -92,8 +92,9 @@ def table_metadata(
         GAPS: json.dumps([_gap_to_json(gap) for gap in gaps]),
         ERASURES: json.dumps([_erasure_to_json(erasure) for erasure in erasures]),
         VERSIONS: json.dumps([_note_to_json(note) for note in versions]),
-        CHANGES: json.dumps([_change_to_json(change) for change in changes]),
     }
+    if changes:
+        configuration[CHANGES] = json.dumps([_change_to_json(change) for change in changes])
     if begins is not None:
         configuration[BEGINS] = json.dumps(time_to_json(begins))
     return delta.metadata(table_id, schema, partitioning.names, configuration, _millis(created))
