@@ -17,7 +17,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake import files, verify
-from tailrace.lake.spark.store.change import _Change, change_lake
+from tailrace.lake.spark.store.change import _ChangeWork, change_lake
 from tailrace.lake.store.erasure import drop_days, erase
 from tailrace.lake.store.status import lake_status
 from tests.spark.lake_driving import options_for
@@ -199,13 +199,13 @@ def test_a_stream_that_goes_on_meanwhile_is_noticed(
     history: History, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, wider = (history.source(collection="orders", **more) for more in ({"pipeline": _match("insert")}, {}))
-    carry_out = _Change.carry_out
+    carry_out = _ChangeWork.carry_out
 
-    def late(change: _Change, *arguments: Any) -> Any:
+    def late(change: _ChangeWork, *arguments: Any) -> Any:
         fill(old, small, history.until, checkpoint=small.with_name("another"))
         return carry_out(change, *arguments)
 
-    monkeypatch.setattr(_Change, "carry_out", late)
+    monkeypatch.setattr(_ChangeWork, "carry_out", late)
     with pytest.raises(SinkError, match="was written while it was being changed"):
         change_lake(wider, small)
     fill(old, small.with_name("fresh"), history.until)

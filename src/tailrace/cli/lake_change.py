@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.cli.one_writer import only_writer
 from tailrace.cli.output import say
 from tailrace.errors import UsageError
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 def change(pipeline: Path, archive: Path | None, *, from_now: bool, dry_run: bool) -> int:
     """Change the lake of a pipeline file, and print what was done or, with ``dry_run``, would be done. Returns 0;
     raises TailraceError."""
-    from tailrace.cli.run import only_run  # noqa: PLC0415
     from tailrace.lake.spark.store.change import change_lake  # noqa: PLC0415
     from tailrace.lake.spark.store.pipeline_file import load  # noqa: PLC0415
     from tailrace.lake.store.identity import partitioning_of, read_identity  # noqa: PLC0415
@@ -33,7 +33,7 @@ def change(pipeline: Path, archive: Path | None, *, from_now: bool, dry_run: boo
             f"the lake {settings.lake} is partitioned by {', '.join(there)}, which cannot be changed",
             hint="Leave partitionBy as it was, or begin another lake",
         )
-    with nullcontext() if dry_run else only_run(settings):
+    with nullcontext() if dry_run else only_writer(settings.lake, settings.checkpoint):
         report = change_lake(
             _with_archive(settings, archive),
             settings.lake,

@@ -25,11 +25,11 @@ EVENT: Final = "event"
 _READ_ROWS: Final = 4096
 
 #: Makes the new rows of some old ones.
-Rows = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+RowMaker = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Exchange:
     """What is to be exchanged, and what was made for nothing, since the lake's own files hold the same. ``added``
     counts the rows that are new."""
 
@@ -40,7 +40,7 @@ class Compared:
 
 
 def rewritten(
-    before: LakeBefore, read: Sequence[str], rows: Rows, metadata: dict[bytes, bytes]
+    before: LakeBefore, read: Sequence[str], rows: RowMaker, metadata: dict[bytes, bytes]
 ) -> Iterator[StagedFile]:
     """Each file of the lake anew, in its order: ``rows`` makes the new rows of its columns ``read``. Raises SinkError
     where a file does not hold the rows that the log says."""
@@ -63,7 +63,7 @@ def rewritten(
 
 def compared(
     before: LakeBefore, old: Sequence[FileEntry], new: Sequence[StagedFile], common: Sequence[str], *, keep: bool
-) -> Compared:
+) -> Exchange:
     """Compare the rows of the lake's files ``old`` with those of the files ``new``, in the columns ``common``.
 
     ``keep``: where nothing was added, the old files stay. Raises UsageError where a row of the lake is not among the
@@ -83,7 +83,7 @@ def compared(
         else:
             gone += held
             made += files
-    return Compared(tuple(gone), tuple(made), tuple(unneeded), added)
+    return Exchange(tuple(gone), tuple(made), tuple(unneeded), added)
 
 
 def first_row(before: LakeBefore, column: str) -> Any:
@@ -124,7 +124,7 @@ def _lanes(files: Sequence[FileEntry]) -> dict[object, list[FileEntry]]:
 
 
 def _rows(root: Path, files: Sequence[FileEntry], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Rows as tuples, the token first."""
+    """RowMaker as tuples, the token first."""
     for batch in _batches(root, files, columns):
         values = [batch.column(name) for name in (TOKEN, *(one for one in columns if one != TOKEN))]
         parts = [one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in values]

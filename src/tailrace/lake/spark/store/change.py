@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tailrace.core.event.quarantined import QuarantinedEvent
     from tailrace.lake.spark.planning.deployment import Deployment
     from tailrace.lake.spark.planning.input_partition import OplogSlice
-    from tailrace.lake.store.changed_rows import Compared
+    from tailrace.lake.store.changed_rows import Exchange
 
 _EVENT: Final = "event"
 _COPIED: Final = "snapshot"
@@ -106,7 +106,7 @@ def change_lake(
         before.partitioning.check_columns(options.columns)
         if not found:
             return ChangeReport((), superseded=None if dry_run else set_superseded_aside(root, where))
-        work = _Change(before, options, found, from_now=from_now)
+        work = _ChangeWork(before, options, found, from_now=from_now)
         report = work.plan()
         if dry_run:
             return report
@@ -114,7 +114,7 @@ def change_lake(
     return replace(report, superseded=set_superseded_aside(root, where))
 
 
-class _Change:
+class _ChangeWork:
     """One change of a lake: checked, planned, made."""
 
     def __init__(
@@ -280,7 +280,7 @@ class _Change:
             position = end
         return found
 
-    def _backfilled(self, since: ClusterTime, until: ClusterTime, made: list[StagedFile]) -> Compared:
+    def _backfilled(self, since: ClusterTime, until: ClusterTime, made: list[StagedFile]) -> Exchange:
         from tailrace.lake.spark.reading.columns import ROWS_MAX_WRITTEN  # noqa: PLC0415
         from tailrace.lake.spark.reading.slice_reader import read_slice  # noqa: PLC0415
         from tailrace.lake.store.changed_rows import compared  # noqa: PLC0415
