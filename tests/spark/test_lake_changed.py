@@ -18,7 +18,9 @@ from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake import files, verify
 from tailrace.lake.spark.store.change import _ChangeWork, change_lake
+from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.erasure import drop_days, erase
+from tailrace.lake.store.manifest import WrittenVersion
 from tailrace.lake.store.status import lake_status
 from tests.spark.lake_driving import options_for
 from tests.spark.sparkless_lake import fill
@@ -193,6 +195,50 @@ def test_dropped_days_do_not_come_back(history: History, small: Path) -> None:
     drop_days(small, (datetime.now(UTC) + timedelta(days=2)).date())
     with pytest.raises(UsageError, match="has no events yet"):
         change_lake(source, small)
+
+
+def test_events_of_another_server_version_are_not_made_again(
+    history: History, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lake was written on 5.0, as it says; a later 6.0 does no harm."""
+    source = history.source(collection="orders")
+    state = CommitLog(small).state()
+    for versions, said in (
+        (("5.0.4",), "holds events of MongoDB 5.0.4, and the deployment is of"),
+        (("5.0.4", "6.0.3"), "holds events of several server versions"),
+        ((), "of a server version that its log does not name"),
+    ):
+        state.versions = tuple(WrittenVersion(version, history.start) for version in versions)
+        with monkeypatch.context() as patch:
+            patch.setattr(CommitLog, "state", lambda _: state)
+            with pytest.raises(UsageError, match=said):
+                change_lake(source, small, dry_run=True)
+    assert change_lake(source, small, dry_run=True).backfills
+
+
+def test_an_event_in_quarantine_stays_there_and_no_other_joins_it(history: History, tmp_path: Path) -> None:
+    divided = {"$set": {"more": {"$divide": [1, {"$subtract": ["$documentKey._id", 7]}]}}}
+    numbers = {"$match": {"operationType": "insert", "documentKey._id": {"$type": "number"}}}
+    old, wider, wrong, right = (
+        history.source(columns="event,token", collection=name, pipeline=json.dumps(stages))
+        for name, stages in (
+            ("orders", [numbers, {"$match": {"documentKey._id": {"$lt": 10}}}, divided]),
+            ("orders", [numbers, divided]),
+            ("orders", [{"$match": {"operationType": {"$in": ["insert", "update"]}}}, divided]),
+            ("orders", [numbers, {"$match": {"documentKey._id": {"$ne": 7}}}, divided]),
+        )
+    )
+    lake, fresh = tmp_path / "lake", tmp_path / "fresh"
+    fill(old, lake, history.middle, quarantines=True)
+    assert lake_status(lake).quarantined == 1
+    with pytest.raises(UsageError, match="cannot be written: "):
+        change_lake(wrong, lake)
+    with pytest.raises(UsageError, match="is in the lake's quarantine, and the new stream does not put it aside"):
+        change_lake(right, lake)
+    change_lake(wider, lake)
+    fill(wider, fresh, history.middle, quarantines=True)
+    _equal(lake, fresh)
+    assert lake_status(lake).quarantined == lake_status(fresh).quarantined == 1
 
 
 def test_a_stream_that_goes_on_meanwhile_is_noticed(

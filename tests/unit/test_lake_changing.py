@@ -18,7 +18,7 @@ from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.compaction import compact
 from tailrace.lake.store.identity import open_lake, read_identity
 from tailrace.lake.store.layout import cluster_time_of
-from tailrace.lake.store.manifest import LakeChange
+from tailrace.lake.store.manifest import LakeChange, PlannedRange
 from tailrace.lake.store.part_writer import PartWriter
 from tailrace.lake.store.status import lake_status
 from tailrace.lake.store.verification import verify
@@ -173,3 +173,29 @@ def test_the_log_knows_the_change_when_it_has_forgotten_its_commit(lake: Path, m
     (change,) = lake_status(lake).changes
     assert (change.since, change.until, change.rows) == (cluster_time_of(token(0)), UNTIL, 30)
     assert CommitLog(lake).state().begins == ClusterTime(int(cluster_time_of(token(0))) - (1 << 32))
+
+
+@pytest.mark.parametrize(
+    ("versions", "begins"),
+    [
+        (("", "6.0", "6.0"), 0),
+        (("", "", ""), 0),
+        (("6.0", "6.0", "7.0"), 2),  # what came before would have been other events
+        (("5.0", "6.0", "6.0"), 1),
+        (("", "6.0", "7.0"), 2),
+    ],
+)
+def test_a_lake_says_where_the_events_of_its_version_begin(
+    tmp_path: Path, versions: tuple[str, str, str], begins: int
+) -> None:
+    """Its first micro-batches have no events."""
+    root, checkpoint = tmp_path / "lake", tmp_path / "lake.checkpoint"
+    claim = make(root, checkpoint).claim
+    begin(checkpoint)
+    times = [cluster_time_of(token(number)) for number in (0, 10, 20, 30)]
+    for number, version in enumerate(versions):
+        planned = PlannedRange(times[number], times[number + 1], server_version=version)
+        files = stage(root, range(25, 30)) if number == 2 else ()
+        put(root, claim, number, files, planned)
+    assert CommitLog(root).state().begins == times[begins]
+    assert verify(root, full=True).problems == []

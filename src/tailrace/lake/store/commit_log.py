@@ -53,7 +53,9 @@ class Head:
 
     ``reached`` is how far the stream was read into the lake, micro-batches without events included: whatever comes next
     begins there or before. ``None`` where that is not known: nothing has come yet, or ``head.json`` was lost. ``begun``
-    is the cluster time after which the stream's first micro-batch began; the first commit of events takes it over.
+    is the cluster time after which the stream's first micro-batch began, and ``begun_by`` the server version that the
+    micro-batches since then were planned with; the first commit of events takes that over. An upgrade before it moves
+    the beginning on: what there was before would have been another version's events.
     """
 
     number: int
@@ -61,6 +63,7 @@ class Head:
     newest: BatchMark | None
     reached: ClusterTime | None = None
     begun: ClusterTime | None = None
+    begun_by: str = ""
 
     @property
     def last_token(self) -> str | None:
@@ -150,7 +153,7 @@ class CommitLog:
         durable.step("commit.log")
         before = self._witness() or Head(-1, "", None)
         reached = _later(before.reached, commit.reaches)
-        head = Head(commit.number, _digest(content), commit.newest, reached, before.begun)
+        head = Head(commit.number, _digest(content), commit.newest, reached, before.begun, before.begun_by)
         self._write_head(head)
         durable.step("commit.head")
         if commit.number and commit.number % CHECKPOINT_EVERY == 0:
@@ -164,8 +167,10 @@ class CommitLog:
         the lock."""
         time = planned.until
         if _later(head.reached, time) != head.reached:
-            begun = planned.after if head.reached is None and head.newest is None else head.begun
-            self._write_head(replace(head, reached=time, begun=begun))
+            by = planned.server_version or head.begun_by
+            first = head.reached is None and head.newest is None
+            begun = planned.after if first else _begun(head, planned)
+            self._write_head(replace(head, reached=time, begun=begun, begun_by=by if head.newest is None else ""))
 
     def digest_of(self, number: int) -> str | None:
         """The SHA-256 of a commit's file; ``None`` if the log does not keep it any more."""
@@ -251,7 +256,7 @@ class CommitLog:
                 None if value.get(key) is None else time_from_json(value[key])  # type: ignore[arg-type]
                 for key in ("reached", "begun")
             )
-            return Head(number, digest, mark, reached, begun)
+            return Head(number, digest, mark, reached, begun, str(value.get("begunBy") or ""))
 
         return guarded(read, path)
 
@@ -284,7 +289,7 @@ class CommitLog:
             if commit.previous != head.digest:
                 raise SinkError(f"{path} does not follow {self.layout.commit(head.number)}: one of them was changed")
             reached = None if witness is None else _later(head.reached, commit.reaches)
-            head = Head(commit.number, _digest(content), commit.newest, reached, head.begun)
+            head = Head(commit.number, _digest(content), commit.newest, reached, head.begun, head.begun_by)
         return head
 
     def _write_head(self, head: Head) -> None:
@@ -294,6 +299,8 @@ class CommitLog:
             value["reached"] = time_to_json(head.reached)
         if head.begun is not None:
             value["begun"] = time_to_json(head.begun)
+        if head.begun_by:
+            value["begunBy"] = head.begun_by
         durable.write_sealed(self.layout.head, value)
 
 
@@ -352,7 +359,15 @@ def _begin(head: Head, mark: BatchMark) -> ClusterTime | None:
     """Where the stream begins, for the commit that adds the first events."""
     if head.newest is not None:
         return None
-    return mark.planned.after if head.begun is None else head.begun
+    begun = _begun(head, mark.planned)
+    return mark.planned.after if begun is None else begun
+
+
+def _begun(head: Head, planned: PlannedRange) -> ClusterTime | None:
+    """Where the events of the version begin that ``planned`` was planned with, if the lake has none yet."""
+    if head.newest is not None or head.begun is None or planned.server_version in ("", head.begun_by):
+        return head.begun
+    return planned.after if head.begun_by else head.begun
 
 
 def check_present(layout: LakeLayout, files: tuple[StagedFile, ...]) -> None:

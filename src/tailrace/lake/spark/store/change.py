@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.plan.profile import for_people, profile_for
 from tailrace.errors import InvalidResumeToken, UsageError
 from tailrace.lake.spark.planning.opening import open_deployment
 from tailrace.lake.spark.query import options as source_options
@@ -269,10 +270,16 @@ class _ChangeWork:
         newest = self._before.head.newest
         if newest is not None:
             deployment.require_marked(newest.planned.entries, deployment.at(deployment.newest()))
+        note = self._before.state.versions[-1]
+        if profile_for(deployment.server_version) != profile_for(note.version):
+            raise UsageError(
+                f"the lake holds events of MongoDB {for_people(note.version)}, and the deployment is of "
+                f"{for_people(deployment.server_version)} by now: since when is not known",
+                hint=_OTHERWISE,
+            )
         if plan_only:
             return []
         deployment.settle(until)
-        (note,) = self._before.state.versions
         found: list[OplogSlice] = []
         while position.cluster_time < until and not position.invalidated:
             end = deployment.end(position, until, None)  # which is earlier where a shard was removed
@@ -364,7 +371,7 @@ def _backfilled_after(before: LakeBefore) -> ClusterTime:
             "events were erased from the lake: they would come back, since nobody knows which they were",
             hint=_OTHERWISE,
         )
-    if len(state.versions) != 1:
+    if len({profile_for(note.version) for note in state.versions}) != 1:
         said = "of several server versions" if state.versions else "of a server version that its log does not name"
         raise UsageError(f"the lake holds events {said}: they cannot be made again exactly", hint=_OTHERWISE)
     if _was_copied(before):
