@@ -136,6 +136,20 @@ def test_files_to_which_nothing_is_added_stay_and_compaction_goes_on(lake: Path)
     assert numbers_in(lake) == [*range(60), 61, 62]
 
 
+def test_a_stream_that_starts_meanwhile_takes_nothing_away(lake: Path, tmp_path: Path) -> None:
+    """It removes leftovers, and takes the lake over; until it commits something, the change goes on."""
+    with lake_before(lake) as before:
+        made = PartWriter(lake, "merge-x", name=changed_name).write_all([batch(range(60))])
+        opening = open_lake(lake, tmp_path / "another", STREAM, COLUMNS)
+        found = compared(before, before.state.in_order, made, ["token", "event"], keep=True)
+        change = LakeChange(CLAIM, ("settings.scope",), cluster_time_of(token(0)), UNTIL, found.added)
+        commit_change(before, change, WIDER, COLUMNS, gone=found.gone, made=found.made)
+    assert numbers_in(lake) == list(range(60))
+    with pytest.raises(SinkError, match="another checkpoint has taken over"):
+        put(lake, opening.claim, 0, stage(lake, range(61, 63), stem="more"))
+    assert verify(lake, full=True).problems == []
+
+
 @pytest.mark.parametrize("numbers", [range(0, 58, 2), range(2, 60, 2), range(0, 60, 4), range(60, 120)])
 def test_a_lake_loses_no_event_by_a_change(lake: Path, numbers: range) -> None:
     with pytest.raises(UsageError, match="is not among those of the new stream"):

@@ -107,8 +107,9 @@ def commit_change(
         for directory in {(before.root / file.name).parent for file in made}:
             durable.sync_directory(directory)
         durable.step("change.files")
-        known = {**before.known, **noted}
-        durable.write_sealed(log.layout.identity, {**before.known, CHANGING: noted})
+        there = read_identity(before.root) or before.known  # a fresh checkpoint may have taken the lake over
+        known = {**there, **noted}
+        durable.write_sealed(log.layout.identity, {**there, CHANGING: noted})
         durable.step("change.noted")
         newest = head.newest
         if newest is not None and made:
