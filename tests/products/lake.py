@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import shutil
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 
 from tailrace.core.oplog.cluster_time import ClusterTime
-from tailrace.errors import SinkError, TailraceError
+from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.lake.store.identity import partitioning_of, read_identity
 from tests.products.archive import ArchiveProduct, came_or_went, record
 from tests.products.late_source import lakes_beginning_at
@@ -31,6 +32,9 @@ _EVERY_COLUMN = (
     "event,token,operation_type,cluster_time,wall_time,database,collection,document_key,full_document,"
     "update_description"
 )
+_NARROW = '[{"$match": {"operationType": {"$in": ["insert", "delete"]}}}]'
+#: Why a lake cannot be changed that has only just begun.
+_BEGINS_ANEW = re.compile(r"has no events yet|of several server versions|by now: since when").search
 #: What is said of a data file whose bytes are others than those that were written.
 _NOT_AS_WRITTEN = re.compile(r"\.parquet (has \d+ bytes, and the log says|is not what was written)").search
 
@@ -88,7 +92,26 @@ class LakeProduct(Product):
             **_planted_sink(job.planted),
         }
         with late:
+            if "pipeline" not in options and "startingFrom" not in options and _begins_narrow(job):
+                self._widen(options, job, chosen)
             self._write(options, job, chosen)
+
+    def _widen(self, options: dict[str, str], job: Job, chosen: dict[str, Any]) -> None:
+        """Begin the lake with a narrower stream, and change it: it is then the wider one's. Where there is no event to
+        begin with, or the events of another version, it begins anew."""
+        from tailrace.lake.spark.store.change import change_lake
+
+        lake = job.root / "lake"
+        if lake.exists():
+            return
+        self._write({**options, "columns": "event,token,collection", "pipeline": _NARROW}, job, chosen)
+        try:
+            change_lake(options, lake)
+        except UsageError as error:
+            if not _BEGINS_ANEW(error.message):
+                raise
+            shutil.rmtree(lake)
+            shutil.rmtree(job.root / "lake.checkpoint")
 
     def _archived(self, job: Job, options: dict[str, str]) -> AbstractContextManager[None]:
         """Let the lake read an archive of all that is there, and the oplog begin in the middle of it. Of a cluster only
@@ -173,6 +196,11 @@ def _begins_with_a_copy(job: Job) -> bool:
 def _reads_an_archive(job: Job) -> bool:
     """Whether the oplog is said not to reach so far back as the lake: in two of five seeds."""
     return random.Random(f"tailrace lake archive {job.options['played']}").random() < 0.4
+
+
+def _begins_narrow(job: Job) -> bool:
+    """Whether the lake begins with a narrower stream and is changed: in half of the seeds."""
+    return random.Random(f"tailrace lake changed {job.options['played']}").random() < 0.5
 
 
 def _of_ours(error: PySparkException) -> TailraceError:

@@ -30,7 +30,7 @@ class RunningLake:
 
     def _reaches(self, time_: ClusterTime) -> bool:
         assert self._process.poll() is None, self._process.communicate()
-        found = lake_status(self.path).last_time if (self.path / "_tailrace").is_dir() else None
+        found = lake_status(self.path).last_time if (self.path / "_tailrace" / "lake.json").exists() else None
         return found is not None and found >= time_
 
     def wait_for(self, time_: ClusterTime) -> None:

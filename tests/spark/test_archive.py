@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +18,9 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
+from tailrace.errors import ChangeStreamHistoryLost
+from tailrace.lake import verify
+from tailrace.lake.spark.store.change import change_lake
 from tailrace.lake.spark.store.pipeline_file import load
 from tailrace.lake.spark.store.stream import write_stream
 from tailrace.read.archive.outline import ArchiveOutline
@@ -24,6 +28,7 @@ from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.outline import OplogOutline
 from tests.differential.test_archive_live import archive_now, archiving, overtake, wait_for
+from tests.spark.sparkless_lake import fill
 from tests.spark.streams import available_now, newest, server_events
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
@@ -165,6 +170,24 @@ def test_a_lake_of_a_pipeline_file_begins_in_the_archive(
     query = write_stream(spark, settings.source, settings.lake, available_now=True)
     query.awaitTermination()
     assert list(lake_events(settings.lake)) == overtaken.events
+
+
+def test_a_lake_takes_a_collection_in_from_the_archive(overtaken: Overtaken, tmp_path: Path) -> None:
+    wider = {**overtaken.options, "columns": "event,token"}
+    old = {**wider, "pipeline": json.dumps([{"$match": {"ns.coll": "other"}}])}
+    lake, fresh = tmp_path / "lake", tmp_path / "fresh"
+    fill(old, lake, overtaken.until)
+    without = {name: value for name, value in wider.items() if name != "archive"}
+    for archive in ({}, {"archive": str(overtaken.short)}):
+        with pytest.raises(ChangeStreamHistoryLost):
+            change_lake({**without, **archive}, lake)
+    assert 0 < len(list(lake_events(lake))) < len(overtaken.events)
+    report = change_lake(wider, lake)
+    assert (report.since, report.until) == (overtaken.start, overtaken.until)
+    assert list(lake_events(lake)) == overtaken.events
+    assert verify(lake, full=True).problems == []
+    fill(wider, fresh, overtaken.until)
+    assert list(lake_events(fresh)) == overtaken.events
 
 
 def test_a_hole_between_archive_and_oplog_is_named_with_both_ends(

@@ -10,6 +10,8 @@ from typing import Any
 import pymongo
 import pytest
 
+from tailrace.base import durable
+from tailrace.cli.main import main
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
 from tailrace.lake import files, verify
@@ -84,3 +86,48 @@ def test_run_goes_on_with_available_now_and_says_what_the_lake_holds(
     code, out, _ = run(path, "--verify")
     assert code == 1
     assert "missing in the directory" in out
+
+
+def test_a_lake_is_changed_by_its_pipeline_file_and_its_stream_goes_on(
+    replica_set: ReplicaSet,
+    tailrace_run: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start, database, lake = newest(replica_set.uri), "runchanged", tmp_path / "lake"
+    path = pipeline_file(tmp_path, database)
+    whole = path.read_text()
+    narrow = whole.replace(f"database: {database},", f"database: {database}, collection: orders,")
+    assert narrow != whole
+    path.write_text(narrow)
+    change = ["lake", "change", str(path)]
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client[database].orders.insert_many([{"n": n} for n in range(20)])
+        client[database].other.insert_many([{"n": n} for n in range(30)])
+        code, _, err = tailrace_run(path, "--available-now", uri=replica_set.uri)
+        assert code == 0, err
+        assert main(change) == 0
+        assert "nothing to change" in capsys.readouterr().out
+        path.write_text(whole.replace("wall_time]", "wall_time, document_key]"))
+        code, _, err = tailrace_run(path, "--available-now", uri=replica_set.uri)
+        assert code == 1
+        assert "or change the lake: tailrace lake change" in err
+        assert main([*change, "--dry-run"]) == 0
+        out = capsys.readouterr().out
+        assert f'settings.scope: "{database}.orders" becomes "{database}"\n' in out
+        assert out.endswith("Nothing was changed.\n")
+        with durable.locked(tmp_path / "lake.checkpoint" / "tailrace-run.lock"):
+            assert main(change) == 1
+        assert "another process writes the lake" in capsys.readouterr().err
+        assert main(change) == 0
+        out = capsys.readouterr().out
+        assert "30 events added; 1 files took the place of 1\n" in out
+        assert "lake.checkpoint.superseded-" in out
+        client[database].other.delete_many({})
+        until = newest(replica_set.uri)
+    code, _, err = tailrace_run(path, "--available-now", uri=replica_set.uri)
+    assert code == 0, err
+    assert "30 events" in err
+    assert list(lake_events(lake)) == server_events(replica_set.uri, (database, None), start, until)
+    assert main(["lake", "verify", str(lake), "--full"]) == 0
+    assert "change: columns, settings.scope, settings.scopeKind, on " in capsys.readouterr().out

@@ -19,7 +19,7 @@ from tailrace.errors import UsageError
 
 _DESCRIPTION = """\
 Show, check and maintain the lake in DIR, which `tailrace run` or write_stream keeps. No action needs Spark, and a
-running stream and its readers need not stop.
+running stream and its readers need not stop, except for change.
 
   status DIR     events, files, days, the last micro-batch and its lag
   verify DIR     check log, files, rows and order; exit status 1 if something is wrong
@@ -27,8 +27,11 @@ running stream and its readers need not stop.
   expire DIR     remove the files that were replaced longer ago than --keep; with --older-than 90d, first
                  take out all days that ended longer ago than that
   erase DIR --match '{"ns.coll": "customers", "documentKey._id": 5}'
-                 take out every event that the $match selects, whatever its age; --dry-run shows what would go"""
-_ACTIONS = ("status", "verify", "compact", "expire", "erase")
+                 take out every event that the $match selects, whatever its age; --dry-run shows what would go
+  change PIPELINE.yaml
+                 make the lake of a pipeline file what the file says now: columns, or a wider stream, whose
+                 events are backfilled from the archive and the oplog; stop the stream first"""
+_ACTIONS = ("status", "verify", "compact", "expire", "erase", "change")
 #: The flags that say nothing to the other actions.
 _FLAGS_OF = {
     "format": ("status",),
@@ -38,8 +41,10 @@ _FLAGS_OF = {
     "older_than": ("expire",),
     "match": ("erase",),
     "vacuum": ("erase",),
-    "dry_run": ("erase",),
+    "dry_run": ("erase", "change"),
     "all": ("erase",),
+    "archive": ("change",),
+    "from_now": ("change",),
 }
 
 
@@ -52,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
-    parser.add_argument("lake", metavar="DIR", type=Path, help="the lake's directory")
+    parser.add_argument("lake", metavar="DIR", type=Path, help="the lake's directory; with change: a pipeline file")
     parser.add_argument("--format", choices=("text", "json"), help="with status (default: text)")
     parser.add_argument(
         "--full", action="store_const", const=True, help="with verify: compare every byte with the hash in the log"
@@ -84,13 +89,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--dry-run",
         action="store_const",
         const=True,
-        help="with erase: print how many events would be erased, from which collections and files; change nothing",
+        help="with erase: print how many events would be erased, from which collections and files; with change: what "
+        "would be changed; change nothing",
     )
     parser.add_argument(
         "--all",
         action="store_const",
         const=True,
         help="with erase: allow every event of the lake to be removed; otherwise a $match that selects all is refused",
+    )
+    parser.add_argument(
+        "--archive",
+        metavar="DIR",
+        type=Path,
+        help="with change: read from this archive what the oplog no longer has, whatever the file says",
+    )
+    parser.add_argument(
+        "--from-now",
+        action="store_const",
+        const=True,
+        help="with change: backfill nothing; the wider stream holds from where the lake's stream stands",
     )
     parser.set_defaults(run=run)
     return parser
@@ -107,6 +125,10 @@ def run(args: argparse.Namespace) -> int:
         return print_verification(args.lake, full=bool(args.full))
     if args.action == "erase":
         return _erase(args)
+    if args.action == "change":
+        from tailrace.cli.lake_change import change  # noqa: PLC0415
+
+        return change(args.lake, args.archive, from_now=bool(args.from_now), dry_run=bool(args.dry_run))
     retention = timedelta(seconds=parse_duration("--keep", "7d" if args.keep is None else args.keep))
     if args.action == "compact":
         target_bytes = 128 << 20 if args.target_bytes is None else args.target_bytes
@@ -214,6 +236,8 @@ def _status(root: Path, form: str) -> int:
         say(f"  accepted gap: {gap}")
     for erasure in status.erasures:
         say(f"  erasure: {erasure}")
+    for change in status.changes:
+        say(f"  change: {change}")
     return 0
 
 
@@ -248,6 +272,8 @@ def print_verification(root: Path, *, full: bool, checkpoint: Path | None = None
         say(f"accepted gap: {gap}")
     for erasure in report.erasures:
         say(f"erasure: {erasure}")
+    for change in report.changes:
+        say(f"change: {change}")
     if report.quarantined:
         say(f"{_counted(report.quarantined, 'event')} in quarantine")
     if report.replaced:

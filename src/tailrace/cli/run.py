@@ -15,19 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tailrace.base import durable
 from tailrace.base.health import whole
 from tailrace.base.service_manager import ServiceManager, notifying
 from tailrace.cli.console_beside import add_console_argument, check_console, console_beside
 from tailrace.cli.copy_progress import CopyProgress, CopyWatch
 from tailrace.cli.lake import print_compaction, print_verification
+from tailrace.cli.one_writer import only_writer
 from tailrace.cli.output import say, show_progress, tell
 from tailrace.cli.run_skipped import SkippedOperations
 from tailrace.cli.sampled import add_compare_arguments, check_compare, collectors, sampled
 from tailrace.cli.stopped_by_signals import stopped_by_signals
 from tailrace.cli.stream_arguments import address_of
 from tailrace.cli.usage import WrongUsageError
-from tailrace.errors import TailraceError, UsageError
+from tailrace.errors import TailraceError
 from tailrace.read.source.uri import hide
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ after a crash. Beside the lake the file can keep tables and an archive, and publ
 it is started again, it continues where it stopped. The file is explained in examples/pipeline.yaml and
 docs/how-to/lake.md."""
 _LOOK_S = 0.25
-#: In Spark's checkpoint: held for as long as a run lasts.
-_LOCK = "tailrace-run.lock"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -176,7 +174,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     stop = threading.Event()
     hush_loss_of_java()
     with (
-        _only_run(settings),
+        only_writer(settings.lake, settings.checkpoint),
         _console(settings, args),
         _spark_log(args.verbose) as log,
         archiving(settings.source["uri"], settings.archive, stop, once=settings.available_now) as archive,
@@ -235,27 +233,6 @@ def _session(settings: PipelineSettings, log: _SparkLog) -> Any:
     except SparkNotStartedError as error:
         log.keep_for(error)
         raise
-
-
-@contextlib.contextmanager
-def _only_run(settings: PipelineSettings) -> Iterator[None]:
-    """Keep other runs of the pipeline out: two that go on from one checkpoint plan the same micro-batches, and each
-    would take the other's for its own of an older copy."""
-    from tailrace.lake.store.layout import LakeLayout  # noqa: PLC0415
-    from tailrace.lake.store.local_path import local_path  # noqa: PLC0415
-
-    lake = local_path(settings.lake, "the lake")
-    where = settings.checkpoint
-    checkpoint = LakeLayout(lake).default_checkpoint if where is None else local_path(where, "the checkpoint")
-    with durable.writing(checkpoint):
-        durable.make_private(checkpoint)
-    with durable.locked(checkpoint / _LOCK, wait=False) as mine:
-        if not mine:
-            raise UsageError(
-                f"another process writes the lake {lake}, with the checkpoint {checkpoint}",
-                hint="A lake has one writer: stop that one first (Ctrl-C, SIGTERM)",
-            )
-        yield
 
 
 def _follow(

@@ -3,7 +3,8 @@ them.
 
 Here is what users import of the lake, change events as a Delta table of Parquet files, in order, exactly once, readable
 without Tailrace. ``write_stream`` runs a stream into a lake; ``read`` and ``files`` read it at one version; ``compact``
-and ``verify`` work on a lake that is there, without Spark. Heavy imports happen when a name is used.
+and ``verify`` work on a lake that is there, without Spark, and ``change_lake`` gives it columns or a wider stream.
+Heavy imports happen when a name is used.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tailrace.faces import lazily
 
 if TYPE_CHECKING:
     from tailrace.base.durable import LakeFullError
+    from tailrace.lake.spark.store.change import ChangeReport, change_lake
     from tailrace.lake.spark.store.snapshot import files, read
     from tailrace.lake.spark.store.stream import write_stream
     from tailrace.lake.store.compaction import CompactionResult, compact
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
     from tailrace.lake.store.verification import LakeReport, verify
 
 __all__ = [
+    "ChangeReport",
     "CompactionPolicy",
     "CompactionResult",
     "LakeFullError",
     "LakeReport",
+    "change_lake",
     "compact",
     "files",
     "read",
@@ -35,10 +39,12 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
+        "ChangeReport": "tailrace.lake.spark.store.change",
         "CompactionPolicy": "tailrace.lake.store.compaction_policy",
         "CompactionResult": "tailrace.lake.store.compaction",
         "LakeFullError": "tailrace.base.durable",
         "LakeReport": "tailrace.lake.store.verification",
+        "change_lake": "tailrace.lake.spark.store.change",
         "compact": "tailrace.lake.store.compaction",
         "files": "tailrace.lake.spark.store.snapshot",
         "read": "tailrace.lake.spark.store.snapshot",

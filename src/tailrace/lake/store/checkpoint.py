@@ -18,7 +18,16 @@ import pyarrow.parquet as pq
 from tailrace.base import durable
 from tailrace.errors import SinkError
 from tailrace.lake.store import delta
-from tailrace.lake.store.delta_log import entry_of, erasures_of, gaps_of, guarded, removal_of, versions_of
+from tailrace.lake.store.delta_log import (
+    begins_of,
+    changes_of,
+    entry_of,
+    erasures_of,
+    gaps_of,
+    guarded,
+    removal_of,
+    versions_of,
+)
 from tailrace.lake.store.layout import LakeLayout
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.part_writer import sha256_of
@@ -122,7 +131,8 @@ def read(layout: LakeLayout, number: int) -> LogState:
         elif (metadata := row.get("metaData")) is not None and metadata["configuration"] is not None:
             configuration = dict(metadata["configuration"])
             state.gaps, state.erasures = gaps_of(configuration, path), erasures_of(configuration, path)
-            state.versions = versions_of(configuration, path)
+            state.versions, state.changes = versions_of(configuration, path), changes_of(configuration, path)
+            state.begins = begins_of(configuration, path)
     return state
 
 

@@ -34,7 +34,7 @@ from tailrace.lake.store.delta_log import (
 )
 from tailrace.lake.store.layout import LakeLayout
 from tailrace.lake.store.log_state import LogState
-from tailrace.lake.store.manifest import BatchMark, Commit, FileEntry, StagedFile, check_ascending
+from tailrace.lake.store.manifest import BatchMark, Commit, FileEntry, PlannedRange, StagedFile, check_ascending
 from tailrace.lake.store.partitioning import Partitioning
 
 #: A checkpoint each so many commits, and only so many older commits are kept. A directory of so few names is listed by
@@ -52,13 +52,18 @@ class Head:
     """Where the log stands: the newest commit's number and SHA-256, and the newest micro-batch that added events.
 
     ``reached`` is how far the stream was read into the lake, micro-batches without events included: whatever comes next
-    begins there or before. ``None`` where that is not known: nothing has come yet, or ``head.json`` was lost.
+    begins there or before. ``None`` where that is not known: nothing has come yet, or ``head.json`` was lost. ``begun``
+    is the cluster time after which the stream's first micro-batch began, and ``begun_by`` the server version that the
+    micro-batches since then were planned with; the first commit of events takes that over. An upgrade before it moves
+    the beginning on: what there was before would have been another version's events.
     """
 
     number: int
     digest: str
     newest: BatchMark | None
     reached: ClusterTime | None = None
+    begun: ClusterTime | None = None
+    begun_by: str = ""
 
     @property
     def last_token(self) -> str | None:
@@ -147,7 +152,8 @@ class CommitLog:
             raise SinkError(f"another program has written {path}", hint="A lake has one writer") from None
         durable.step("commit.log")
         before = self._witness() or Head(-1, "", None)
-        head = Head(commit.number, _digest(content), commit.newest, _later(before.reached, commit.reaches))
+        reached = _later(before.reached, commit.reaches)
+        head = Head(commit.number, _digest(content), commit.newest, reached, before.begun, before.begun_by)
         self._write_head(head)
         durable.step("commit.head")
         if commit.number and commit.number % CHECKPOINT_EVERY == 0:
@@ -156,10 +162,15 @@ class CommitLog:
             checkpoint.make(self.layout, commit.number, keep=COMMITS_KEPT)
         return head
 
-    def reach(self, head: Head, time: ClusterTime) -> None:
-        """Note that the stream was read up to ``time``, without an event since ``head``. The caller holds the lock."""
+    def reach(self, head: Head, planned: PlannedRange) -> None:
+        """Note that the stream was read to the end of ``planned``, without an event since ``head``. The caller holds
+        the lock."""
+        time = planned.until
         if _later(head.reached, time) != head.reached:
-            self._write_head(replace(head, reached=time))
+            by = planned.server_version or head.begun_by
+            first = head.reached is None and head.newest is None
+            begun = planned.after if first else _begun(head, planned)
+            self._write_head(replace(head, reached=time, begun=begun, begun_by=by if head.newest is None else ""))
 
     def digest_of(self, number: int) -> str | None:
         """The SHA-256 of a commit's file; ``None`` if the log does not keep it any more."""
@@ -241,8 +252,11 @@ class CommitLog:
             if isinstance(number, bool) or not isinstance(number, int) or not isinstance(digest, str):
                 raise TypeError("number or digest")
             mark = None if newest is None else mark_from_json(newest)  # type: ignore[arg-type]
-            reached = value.get("reached")
-            return Head(number, digest, mark, None if reached is None else time_from_json(reached))  # type: ignore[arg-type]
+            reached, begun = (
+                None if value.get(key) is None else time_from_json(value[key])  # type: ignore[arg-type]
+                for key in ("reached", "begun")
+            )
+            return Head(number, digest, mark, reached, begun, str(value.get("begunBy") or ""))
 
         return guarded(read, path)
 
@@ -275,7 +289,7 @@ class CommitLog:
             if commit.previous != head.digest:
                 raise SinkError(f"{path} does not follow {self.layout.commit(head.number)}: one of them was changed")
             reached = None if witness is None else _later(head.reached, commit.reaches)
-            head = Head(commit.number, _digest(content), commit.newest, reached)
+            head = Head(commit.number, _digest(content), commit.newest, reached, head.begun, head.begun_by)
         return head
 
     def _write_head(self, head: Head) -> None:
@@ -283,6 +297,10 @@ class CommitLog:
         value = {"format": FORMAT, "number": head.number, "digest": head.digest, "newest": newest}
         if head.reached is not None:
             value["reached"] = time_to_json(head.reached)
+        if head.begun is not None:
+            value["begun"] = time_to_json(head.begun)
+        if head.begun_by:
+            value["begunBy"] = head.begun_by
         durable.write_sealed(self.layout.head, value)
 
 
@@ -330,10 +348,26 @@ def append_commit(
         batch=batch,
         planned=mark.planned,
         follows=head.reached,
+        begins=_begin(head, mark),
         newest=mark,
         quarantined=tuple(file.name for file in quarantined),
         quarantined_rows=sum(file.rows for file in quarantined),
     )
+
+
+def _begin(head: Head, mark: BatchMark) -> ClusterTime | None:
+    """Where the stream begins, for the commit that adds the first events."""
+    if head.newest is not None:
+        return None
+    begun = _begun(head, mark.planned)
+    return mark.planned.after if begun is None else begun
+
+
+def _begun(head: Head, planned: PlannedRange) -> ClusterTime | None:
+    """Where the events of the version begin that ``planned`` was planned with, if the lake has none yet."""
+    if head.newest is not None or head.begun is None or planned.server_version in ("", head.begun_by):
+        return head.begun
+    return planned.after if head.begun_by else head.begun
 
 
 def check_present(layout: LakeLayout, files: tuple[StagedFile, ...]) -> None:

@@ -59,7 +59,7 @@ def commit_batch(
             return None
         _require_no_hole(root, head, batch, planned)
         if not files:
-            log.reach(head, planned.until)
+            log.reach(head, planned)
             return None
         first = min(file.first_token for file in files)
         if head.last_token is not None and first <= head.last_token:
@@ -82,10 +82,11 @@ def commit_batch(
 
 
 def _metadata(log: CommitLog, head: Head, commit: Commit, known: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The table's metadata, if the commit changes it: where its events are those of another server version than the
-    ones before."""
+    """The table's metadata, if the commit changes it: where it says where the lake begins, or its events are those of
+    another server version than the ones before."""
     before = "" if head.newest is None else head.newest.planned.server_version
-    if commit.planned is None or commit.planned.server_version in ("", before):
+    same = commit.planned is None or commit.planned.server_version in ("", before)
+    if same and commit.begins is None:
         return None
     return metadata_after(known, log.state(), commit)
 

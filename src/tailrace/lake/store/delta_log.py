@@ -32,6 +32,7 @@ from tailrace.lake.store.manifest import (
     Erasure,
     FileEntry,
     Gap,
+    LakeChange,
     PlannedRange,
     Removal,
     WrittenVersion,
@@ -45,6 +46,8 @@ SHA256: Final = "tailrace.sha256"
 GAPS: Final = "tailrace.gaps"
 ERASURES: Final = "tailrace.erasures"
 VERSIONS: Final = "tailrace.serverVersions"
+CHANGES: Final = "tailrace.changes"
+BEGINS: Final = "tailrace.begins"
 #: How long other programs that clean up Delta tables keep replaced files, and the longest that we can.
 RETENTION_MAX_DAYS: Final = 30
 _OPERATIONS: Final = {
@@ -53,6 +56,7 @@ _OPERATIONS: Final = {
     "compaction": "OPTIMIZE",
     "gap": "SET TBLPROPERTIES",
     "erase": "DELETE",
+    "change": "WRITE",
 }
 
 T = TypeVar("T")
@@ -72,12 +76,14 @@ def table_metadata(
     *,
     erasures: Sequence[Erasure] = (),
     versions: Sequence[WrittenVersion] = (),
+    changes: Sequence[LakeChange] = (),
+    begins: ClusterTime | None = None,
 ) -> dict[str, Any]:
-    """The ``metaData`` action. Accepted gaps, erasures and server versions are in it because it is the part of the log
-    that is always kept."""
+    """The ``metaData`` action. Accepted gaps, erasures, server versions, changes and the beginning are in it because it
+    is the part of the log that is always kept."""
     configuration = {
         # Delta's rule: where rows were deleted, the table is no longer one that is appended to only.
-        "delta.appendOnly": "false" if erasures else "true",
+        "delta.appendOnly": "false" if erasures or changes else "true",
         "delta.enableExpiredLogCleanup": "false",
         # The bounds that every file has. deltalake 1.6 takes a bound that is missing for NULL, and leaves the file out
         # whatever a filter on that column asks for.
@@ -87,6 +93,10 @@ def table_metadata(
         ERASURES: json.dumps([_erasure_to_json(erasure) for erasure in erasures]),
         VERSIONS: json.dumps([_note_to_json(note) for note in versions]),
     }
+    if changes:
+        configuration[CHANGES] = json.dumps([_change_to_json(change) for change in changes])
+    if begins is not None:
+        configuration[BEGINS] = json.dumps(time_to_json(begins))
     return delta.metadata(table_id, schema, partitioning.names, configuration, _millis(created))
 
 
@@ -119,6 +129,10 @@ def encode(commit: Commit, metadata: Mapping[str, Any] | None = None) -> bytes:
         ours["gap"] = _gap_to_json(commit.gap)
     if commit.erasure is not None:
         ours["erasure"] = _erasure_to_json(commit.erasure)
+    if commit.change is not None:
+        ours["change"] = _change_to_json(commit.change)
+    if commit.begins is not None:
+        ours["begins"] = time_to_json(commit.begins)
     at, changes = _millis(commit.committed_at), commit.kind != "compaction"
     actions = delta.commit(
         delta.commit_info(
@@ -176,6 +190,8 @@ def decode(content: bytes, number: int, where: object) -> Commit:
             follows=None if ours.get("follows") is None else time_from_json(ours["follows"]),
             gap=_gap_from_json(ours["gap"]) if kind == "gap" else None,
             erasure=_erasure_from_json(ours["erasure"]) if kind == "erase" else None,
+            change=_change_from_json(ours["change"]) if kind == "change" else None,
+            begins=None if ours.get("begins") is None else time_from_json(ours["begins"]),
             newest=None if ours["newest"] is None else mark_from_json(ours["newest"]),
             quarantined=tuple(checked_quarantine_name(name, where) for name in ours.get("quarantined", [])),
             quarantined_rows=_natural_number(ours.get("quarantinedRows", 0)),
@@ -256,6 +272,19 @@ def versions_of(configuration: Mapping[str, Any], where: object) -> tuple[Writte
     )
 
 
+def changes_of(configuration: Mapping[str, Any], where: object) -> tuple[LakeChange, ...]:
+    """How the lake was changed, as a ``metaData`` action keeps it."""
+    return guarded(
+        lambda: tuple(_change_from_json(one) for one in json.loads(configuration.get(CHANGES) or "[]")), where
+    )
+
+
+def begins_of(configuration: Mapping[str, Any], where: object) -> ClusterTime | None:
+    """The cluster time after which the lake's stream begins, as a ``metaData`` action keeps it."""
+    text = configuration.get(BEGINS)
+    return None if text is None else guarded(lambda: time_from_json(json.loads(text)), where)
+
+
 def mark_to_json(mark: BatchMark) -> dict[str, Any]:
     return {
         "number": mark.number,
@@ -325,6 +354,29 @@ def _erasure_from_json(value: Mapping[str, Any]) -> Erasure:
         _natural_number(value["rows"]),
         _natural_number(value["files"]),
         None if before is None else _text(before),
+        datetime.fromisoformat(_text(value["at"])),
+    )
+
+
+def _change_to_json(change: LakeChange) -> dict[str, Any]:
+    return {
+        "claim": change.claim,
+        "keys": list(change.keys),
+        "since": None if change.since is None else time_to_json(change.since),
+        "until": None if change.until is None else time_to_json(change.until),
+        "rows": change.rows,
+        "at": change.at.isoformat(timespec="seconds"),
+    }
+
+
+def _change_from_json(value: Mapping[str, Any]) -> LakeChange:
+    since, until = (None if value[key] is None else time_from_json(value[key]) for key in ("since", "until"))
+    return LakeChange(
+        _text(value["claim"]),
+        tuple(map(_text, value["keys"])),
+        since,
+        until,
+        _natural_number(value["rows"]),
         datetime.fromisoformat(_text(value["at"])),
     )
 

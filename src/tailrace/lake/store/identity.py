@@ -4,6 +4,9 @@
 random id that the current checkpoint holds in its ``tailrace-lake.json``. A commit under any other claim is refused, so
 an old checkpoint, a copied one, or a process that was believed dead cannot add to the lake. A new checkpoint takes a
 new claim, and its stream continues right after the lake's last event.
+
+While a lake is changed (``changing.py``), the file also holds what is to become of it, under ``changing``. The change's
+commit decides whether that is in force: a crash leaves the lake as it was before, or changed as a whole.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from tailrace.base import durable
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -25,7 +28,7 @@ from tailrace.lake.store.checkpoint_file import CHECKPOINT_FILE, read_held, requ
 from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
 from tailrace.lake.store.file_system import check_file_system
-from tailrace.lake.store.layout import QUARANTINE
+from tailrace.lake.store.layout import QUARANTINE, cluster_time_of
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import Commit, Gap
 from tailrace.lake.store.partitioning import BY_DAY, Partitioning
@@ -33,6 +36,10 @@ from tailrace.lake.store.quarantine import settle
 from tailrace.lake.store.retention import remove_leftovers
 
 _KEYS = ("format", "id", "created", "stream", "columns", "partitionBy", "claim")
+#: What is to become of the lake, while it is changed.
+CHANGING: Final = "changing"
+#: How the keys of a stream begin in which a lake may be changed.
+CHANGEABLE: Final = ("settings.", "columns", "documents")
 #: What tells that two lakes are masked equally, and words for it.
 _MASKED_BY = {"masks.rules": "rules' digest is", "masks.key": "key's fingerprint is"}
 #: What may lie in a directory that is to become a lake.
@@ -146,9 +153,11 @@ def _check_held(
 
 def read_identity(root: Path) -> dict[str, Any] | None:
     """The content of ``lake.json``, or ``None`` where ``root`` is not a lake (it may be missing or empty)."""
-    path = CommitLog(root).layout.identity
+    log = CommitLog(root)
+    path = log.layout.identity
     value = durable.read_sealed(path, _KEYS)
     if value is not None:
+        value = _in_force(log, value)
         check_format(value, path)
         for key, kind in (("id", str), ("claim", str), ("stream", dict), ("columns", list), ("created", str)):
             if not isinstance(value.get(key), kind):
@@ -169,6 +178,29 @@ def read_identity(root: Path) -> dict[str, Any] | None:
                 hint="Give a directory of its own",
             )
     return None
+
+
+def _in_force(log: CommitLog, value: dict[str, object]) -> dict[str, object]:
+    """The identity, changed if the commit of a change that was begun is in the log."""
+    noted = value.pop(CHANGING, None)
+    if noted is None:
+        return value
+    if not isinstance(noted, dict):
+        raise SinkError(f"{log.layout.identity} is damaged: {CHANGING} is not an object")
+    made = any(change.claim == noted.get("claim") for change in log.state().changes)
+    return {**value, **noted} if made else value
+
+
+def differences(known: Mapping[str, Any], stream: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """In what ``stream`` differs from that of the lake with this ``lake.json``: keys, what is there, what is here."""
+    there, here = _flat(known["stream"]), _flat(stream)
+    return [
+        (key, there.get(key), here.get(key))
+        for key in sorted({*there, *here})
+        # A server may not tell its replica set's id.
+        if there.get(key) != here.get(key)
+        and not (key.startswith("replicaSets.") and "" in (there.get(key), here.get(key)))
+    ]
 
 
 def partitioning_of(known: Mapping[str, Any]) -> Partitioning:
@@ -203,6 +235,8 @@ def metadata_after(known: Mapping[str, Any], state: LogState, commit: Commit) ->
         created,
         erasures=state.erasures,
         versions=state.versions,
+        changes=state.changes,
+        begins=state.begins,
     )
 
 
@@ -237,23 +271,23 @@ def _drop_unfinished_start(checkpoint: Path) -> None:
 def _check_stream(root: Path, known: Mapping[str, Any] | None, stream: Mapping[str, Any]) -> None:
     if known is None:
         return
-    there, here = _flat(known["stream"]), _flat(stream)
-    for key in sorted({*there, *here}):
-        if key.startswith("replicaSets.") and "" in (there.get(key), here.get(key)):
-            continue  # a server that does not tell its replica set's id
-        if there.get(key) != here.get(key):
-            if key.startswith("masks."):
-                raise UsageError(
-                    f"the lake {root} is masked differently: the {_MASKED_BY[key]} {_shown(there.get(key))} "
-                    f"there and {_shown(here.get(key))} here",
-                    hint="Give the masks and the key that it was begun with, or begin another lake: what is in this "
-                    "one stays as it was masked",
-                )
-            raise UsageError(
-                f"the lake {root} belongs to another stream: "
-                f"{key} is {_shown(there.get(key))} there and {_shown(here.get(key))} here",
-                hint="Give this stream a lake of its own",
-            )
+    for difference in differences(known, stream):
+        refuse_other(root, *difference)
+
+
+def refuse_other(root: Path, key: str, there: object, here: object) -> NoReturn:
+    """Raise UsageError for a stream that differs from the lake's in ``key``."""
+    if key.startswith("masks."):
+        raise UsageError(
+            f"the lake {root} is masked differently: the {_MASKED_BY[key]} {shown(there)} there and {shown(here)} here",
+            hint="Give the masks and the key that it was begun with, or begin another lake: what is in this "
+            "one stays as it was masked",
+        )
+    changes = key.startswith(CHANGEABLE)
+    raise UsageError(
+        f"the lake {root} belongs to another stream: {key} is {shown(there)} there and {shown(here)} here",
+        hint="Give this stream a lake of its own" + (", or change the lake: tailrace lake change" if changes else ""),
+    )
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -267,7 +301,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value of the identity, for a sentence."""
     if value is None:
         return "not set"
     text = json.dumps(value, sort_keys=True)
@@ -351,6 +386,14 @@ def _take_over(
     start = gap.until if gap is not None else None
     if start is None and after is None and snapshot is None and head.reached is not None:
         start = head.reached.tick()  # nothing has happened so far, and what has since is not to be missed
+    changed = _changed_at(log)
+    if (
+        start is None
+        and snapshot is None
+        and changed is not None
+        and (after is None or changed > cluster_time_of(after))
+    ):
+        start = changed.tick()  # what a changed stream gives after the last event was added up to there
     held: dict[str, Any] = {"lake": known["id"], "claim": claim, "after": after}
     if start is not None:
         held["start"] = [start.seconds, start.increment]
@@ -362,6 +405,12 @@ def _take_over(
     if gap is not None:
         _write_gap(log, claim, known, gap)
     return Opening(str(known["id"]), claim, after, start, snapshot, _entries(head))
+
+
+def _changed_at(log: CommitLog) -> ClusterTime | None:
+    """How far the stream had been read when the lake was last changed."""
+    changes = log.state().changes
+    return changes[-1].until if changes else None
 
 
 def _entries(head: Head) -> Mapping[str, EntryMark]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.lake.store.manifest import (
     Commit,
     Erasure,
     FileEntry,
     Gap,
+    LakeChange,
     Removal,
     WrittenVersion,
     with_erasure,
@@ -19,7 +21,8 @@ from tailrace.lake.store.manifest import (
 @dataclass(slots=True)
 class LogState:
     """What the log says up to commit ``number``: the lake's files by name, those that were replaced and when, the gaps
-    that were accepted, what was erased, and the server versions whose events it holds."""
+    that were accepted, what was erased, the server versions whose events it holds, how it was changed, and the cluster
+    time after which its stream begins (``None`` of an earlier release's lake)."""
 
     number: int = -1
     files: dict[str, FileEntry] = field(default_factory=dict)
@@ -27,6 +30,8 @@ class LogState:
     gaps: tuple[Gap, ...] = ()
     erasures: tuple[Erasure, ...] = ()
     versions: tuple[WrittenVersion, ...] = ()
+    changes: tuple[LakeChange, ...] = ()
+    begins: ClusterTime | None = None
 
     @property
     def in_order(self) -> list[FileEntry]:
@@ -42,6 +47,10 @@ class LogState:
             self.gaps = (*self.gaps, commit.gap)
         if commit.erasure is not None:
             self.erasures = with_erasure(self.erasures, commit.erasure)
+        if commit.change is not None:
+            self.changes = (*self.changes, commit.change)
+        if self.begins is None:
+            self.begins = commit.begins
         if commit.planned is not None:
             self.versions = with_version(self.versions, commit.planned)
         self.number = commit.number

@@ -172,15 +172,38 @@ def with_erasure(erasures: tuple[Erasure, ...], new: Erasure) -> tuple[Erasure, 
 
 
 @dataclass(frozen=True, slots=True)
+class LakeChange:
+    """The lake's stream or columns were changed: ``keys`` of ``lake.json`` differ from then on. The lake holds what it
+    would hold had it been begun so, of events later than ``since`` (``None``: of all, as where columns alone were
+    changed); ``rows`` events were added to it. ``until`` is the cluster time that the stream had been read to: a fresh
+    checkpoint goes on there (``None``: nothing had been read). ``claim`` is the one that the lake took with the
+    change."""
+
+    claim: str
+    keys: tuple[str, ...]
+    since: ClusterTime | None = None
+    until: ClusterTime | None = None
+    rows: int = 0
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __str__(self) -> str:
+        holds = "" if self.since is None else f"; it holds for events after cluster time {self.since}"
+        added = f", {self.rows:,} {'event' if self.rows == 1 else 'events'} added" if self.rows else ""
+        return f"{', '.join(self.keys)}, on {self.at:%Y-%m-%d at %H:%M} UTC{added}{holds}"
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """One commit of the lake: it was made (``create``), a micro-batch was added (``append``; ``batch`` is its number
     under ``claim``), files were merged (``compaction``), events were given up for lost (``gap``), or taken out
-    (``erase``).
+    (``erase``), or the lake's stream or columns were changed (``change``).
 
     ``files`` ascend in the stream's order; ``removed`` are those that they replace. ``quarantined`` names the files of
     the micro-batch's ``quarantined_rows`` events that were put aside (``quarantine.py``). ``previous`` is the SHA-256
     of the commit before it, so that a hole in the log is noticed. ``follows`` is how far the lake had been read before
     the micro-batch, those without events included: its planned range begins there or before. ``None``: not known.
+    ``begins`` is the cluster time after which the stream was read into the lake; the first micro-batch with events says
+    it.
     """
 
     number: int
@@ -194,6 +217,8 @@ class Commit:
     follows: ClusterTime | None = None
     gap: Gap | None = None
     erasure: Erasure | None = None
+    change: LakeChange | None = None
+    begins: ClusterTime | None = None
     newest: BatchMark | None = None
     quarantined: tuple[str, ...] = ()
     quarantined_rows: int = 0
@@ -205,9 +230,12 @@ class Commit:
 
     @property
     def reaches(self) -> ClusterTime | None:
-        """How far the stream was read with this commit: a micro-batch to its end, a gap to where the stream goes on."""
+        """How far the stream was read with this commit: a micro-batch to its end, a gap to where the stream goes on, a
+        change to where it stood."""
         if self.gap is not None:
             return self.gap.until
+        if self.change is not None:
+            return self.change.until
         return None if self.planned is None else self.planned.until
 
     @property

@@ -15,7 +15,7 @@ from tailrace.lake.store import quarantine
 from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.identity import read_identity
 from tailrace.lake.store.layout import QUARANTINE, cluster_time_of
-from tailrace.lake.store.manifest import Erasure, Gap, WrittenVersion
+from tailrace.lake.store.manifest import Erasure, Gap, LakeChange, WrittenVersion
 
 #: Files below this are worth merging where many of them come together.
 SMALL_BYTES = 16 << 20
@@ -53,6 +53,7 @@ class LakeStatus:
     erasures: tuple[Erasure, ...] = ()
     versions: tuple[WrittenVersion, ...] = ()
     quarantined: int = 0
+    changes: tuple[LakeChange, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         time = self.last_time
@@ -79,6 +80,7 @@ class LakeStatus:
                 for note in self.versions
             ],
             "quarantined": self.quarantined,
+            "changes": [str(change) for change in self.changes],
         }
 
 
@@ -115,6 +117,7 @@ def lake_status(path: Path | str) -> LakeStatus:
         erasures=state.erasures,
         versions=state.versions,
         quarantined=_quarantined(log, head),
+        changes=state.changes,
     )
 
 

@@ -17,7 +17,7 @@ from tailrace.lake.store.checkpoint_file import read_held, require_seen
 from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.identity import read_identity
 from tailrace.lake.store.layout import is_in_period, is_lake_file
-from tailrace.lake.store.manifest import Erasure, FileEntry, Gap
+from tailrace.lake.store.manifest import Erasure, FileEntry, Gap, LakeChange
 from tailrace.lake.store.part_writer import TOKEN, count_equal, footer_equal_tokens, footer_range, sha256_of
 
 _PROBLEMS_MAX = 100
@@ -29,9 +29,9 @@ class LakeReport:
     """``problems`` are sentences, at most 100; the lake is sound if there are none. ``rows`` were read, in ``files``
     files of ``days`` days, from ``first_token`` to ``last_token``.
 
-    ``gaps`` were accepted and ``erasures`` were asked for; they are not problems. ``replaced`` files are kept for
-    readers until the retention has passed; ``quarantined`` events were put aside; ``leftovers`` belong to no commit (a
-    micro-batch that is running or was interrupted). ``full``: every byte was read.
+    ``gaps`` were accepted, ``erasures`` and ``changes`` were asked for; they are not problems. ``replaced`` files are
+    kept for readers until the retention has passed; ``quarantined`` events were put aside; ``leftovers`` belong to no
+    commit (a micro-batch that is running or was interrupted). ``full``: every byte was read.
     """
 
     files: int = 0
@@ -41,6 +41,7 @@ class LakeReport:
     last_token: str | None = None
     gaps: tuple[Gap, ...] = ()
     erasures: tuple[Erasure, ...] = ()
+    changes: tuple[LakeChange, ...] = ()
     replaced: int = 0
     leftovers: int = 0
     quarantined: int = 0
@@ -96,7 +97,7 @@ def verify(path: Path | str, *, full: bool = False, checkpoint: Path | None = No
             report.add(f"{file.name} is in the log and missing in the directory")
             continue
         _check_file(root, file, report, lanes)
-    report.erasures = state.erasures
+    report.erasures, report.changes = state.erasures, state.changes
     if head.last_token is not None and report.last_token != head.last_token and report.sound:
         erased = state.erasures and (report.last_token is None or report.last_token < head.last_token)
         if not erased:

@@ -96,7 +96,7 @@ def write_stream(
     root = local_path(lake, "the lake")
     where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
     policy = compaction or CompactionPolicy()
-    source = lake_source(_with_columns_of(root, source))
+    source = lake_source(with_columns_of(root, source))
     asked = None if partition_by is None else Partitioning.of(partition_by)
     opening = _opened(root, where, source, accept_gap=accept_gap, partitioning=asked)
     partitioning = partitioning_of(read_identity(root) or {})
@@ -145,7 +145,7 @@ def lake_source(source: Mapping[str, str]) -> dict[str, str]:
     return made if any(name.lower() == "documents" for name in source) else {**made, "documents": DOCUMENTS}
 
 
-def _with_columns_of(root: Path, source: Mapping[str, str]) -> Mapping[str, str]:
+def with_columns_of(root: Path, source: Mapping[str, str]) -> Mapping[str, str]:
     """The source's options, with the lake's own columns if they name none: a lake keeps the columns that it was begun
     with, even if a later Tailrace has more."""
     known = None if any(name.lower() == "columns" for name in source) else read_identity(root)

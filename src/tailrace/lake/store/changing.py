@@ -1,0 +1,161 @@
+"""Change what a lake holds: its stream or its columns, in one commit that adds files and no longer names others.
+
+``lake.json`` and the log must change together. So ``lake.json`` first notes what is to become of the lake, then the
+commit is made, and then the note takes the place of what was there. Whoever reads ``lake.json`` with a note asks the
+log whether the change has happened. It has a new claim, which no checkpoint holds: an older checkpoint, whose stream is
+another one, is refused from the commit on, and a fresh one goes on where the stream stood.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tailrace.base import durable
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake.store import quarantine
+from tailrace.lake.store.checkpoint_file import CHECKPOINT_FILE, read_held
+from tailrace.lake.store.commit_log import CommitLog, Head, check_present
+from tailrace.lake.store.identity import CHANGING, metadata_after, partitioning_of, read_identity
+from tailrace.lake.store.layout import merged_name, new_name
+from tailrace.lake.store.log_state import LogState
+from tailrace.lake.store.manifest import Commit, FileEntry, LakeChange, Removal, StagedFile
+from tailrace.lake.store.partitioning import Partitioning
+
+
+@dataclass(frozen=True, slots=True)
+class LakeBefore:
+    """A lake that is to be changed, at one commit: ``known`` is its ``lake.json``, and ``aside`` are the tokens of the
+    events in its quarantine with the reasons."""
+
+    log: CommitLog
+    known: Mapping[str, Any]
+    head: Head
+    state: LogState
+    aside: Mapping[str, str]
+
+    @property
+    def root(self) -> Path:
+        return self.log.layout.root
+
+    @property
+    def partitioning(self) -> Partitioning:
+        return partitioning_of(self.known)
+
+
+@contextmanager
+def lake_before(root: Path) -> Iterator[LakeBefore]:
+    """The lake at ``root``, while nobody compacts or erases in it. Raises UsageError where it is no lake, SinkError
+    where it is being compacted or is damaged."""
+    known = read_identity(root)
+    if known is None:
+        raise UsageError(f"{root} is not a lake of Tailrace", hint="tailrace run begins one")
+    log = CommitLog(root)
+    with durable.locked(log.layout.compaction_lock, wait=False) as mine:
+        if not mine:
+            raise SinkError(f"a compaction or an erasure of {root} is running", hint="Try again when it has ended")
+        with log.locked() as head:
+            problems = log.problems()
+            if problems:
+                raise SinkError(problems[0], hint="Restore it from a copy; --verify says what else is wrong")
+            newest = log.newest_batch(head)
+            quarantine.settle(log.layout, newest)
+            aside = _reasons(quarantine.files_of(log.layout, newest))
+            before = LakeBefore(log, read_identity(root) or known, head, log.state(), aside)
+        yield before
+
+
+def _reasons(paths: Sequence[Path]) -> dict[str, str]:
+    tables = [quarantine.read_checked(path).select(["token", "reason"]) for path in paths]
+    return {str(row["token"]): str(row["reason"]) for table in tables for row in table.to_pylist()}
+
+
+def changed_name(first_token: str, index: int, partitioning: Partitioning, collection: str | None) -> str:
+    """A name for a file that a change writes. It is of the kind that compaction gives, so that a stream that starts
+    meanwhile does not take the file for a leftover."""
+    return merged_name(new_name(first_token, index, partitioning, collection))
+
+
+def commit_change(
+    before: LakeBefore,
+    change: LakeChange,
+    stream: Mapping[str, Any],
+    columns: Sequence[Mapping[str, Any]],
+    *,
+    gone: Sequence[FileEntry],
+    made: Sequence[StagedFile],
+) -> Commit:
+    """Make the lake one of ``stream`` with ``columns``: the files ``made`` take the place of those that are ``gone``.
+
+    The log's newest micro-batch reaches to the last event that there is then: some may have been added after its own.
+    Raises SinkError where a stream has written the lake meanwhile; the lake is then as it was.
+    """
+    log = before.log
+    noted = {"claim": change.claim, "stream": dict(stream), "columns": [dict(column) for column in columns]}
+    with log.locked() as head:
+        if (head.number, head.digest) != (before.head.number, before.head.digest):
+            raise SinkError(
+                f"the lake {before.root} was written while it was being changed",
+                hint="A stream writes it: stop that first (Ctrl-C, SIGTERM), and try again",
+            )
+        check_present(log.layout, tuple(made))
+        for directory in {(before.root / file.name).parent for file in made}:
+            durable.sync_directory(directory)
+        durable.step("change.files")
+        there = read_identity(before.root) or before.known  # a fresh checkpoint may have taken the lake over
+        known = {**there, **noted}
+        durable.write_sealed(log.layout.identity, {**there, CHANGING: noted})
+        durable.step("change.noted")
+        newest = head.newest
+        if newest is not None and made:
+            newest = replace(newest, last_token=max(newest.last_token, *(file.last_token for file in made)))
+        now = datetime.now(UTC)
+        commit = Commit(
+            head.number + 1,
+            "change",
+            change.claim,
+            head.digest,
+            tuple(sorted(made, key=lambda file: file.first_token)),
+            tuple(Removal(file.name, now, file.size, file.collection) for file in gone),
+            change=change,
+            newest=newest,
+            committed_at=now,
+        )
+        log.write(commit, metadata_after(known, log.state(), commit))
+        durable.write_sealed(log.layout.identity, known)
+        durable.step("change.identity")
+    return commit
+
+
+def discard(before: LakeBefore, made: Sequence[StagedFile]) -> None:
+    """Remove files that were made, unless the log names them."""
+    with before.log.locked():
+        held = before.log.state().files
+        for file in made:
+            if file.name not in held:
+                (before.root / file.name).unlink(missing_ok=True)
+
+
+def new_claim() -> str:
+    return str(uuid.uuid4())
+
+
+def set_superseded_aside(root: Path, checkpoint: Path) -> Path | None:
+    """Move a checkpoint of this lake that a change has shut out away from its place, so that the next run begins a
+    fresh one there. Returns where it is."""
+    known, held = read_identity(root), read_held(checkpoint)
+    if known is None or held is None or held.get("lake") != known["id"] or held.get("claim") == known["claim"]:
+        return None
+    place = checkpoint.with_name(f"{checkpoint.name}.superseded-{str(held.get('claim'))[:8]}")
+    if place.exists():
+        raise UsageError(f"{place} is in the way of {checkpoint / CHECKPOINT_FILE}", hint="Remove or rename it")
+    with durable.writing(place):
+        checkpoint.rename(place)
+        durable.sync_directory(place.parent)
+    durable.step("change.checkpoint")
+    return place
