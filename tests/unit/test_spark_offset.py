@@ -77,6 +77,8 @@ def test_no_secret_is_written() -> None:
         (identity(fullDocument="updateLookup"), "fullDocument was 'updateLookup' and is not set"),
         (identity(database="shop"), "scope was 'shop' and is '(cluster)'"),
         (identity(pipeline='[{"$match": {"a": 1}}]'), "pipelineSha256 was"),
+        # Another collation selects other events. It was taken in silence.
+        (identity(pipeline='[{"$match": {}}]', collation='{"locale": "en", "strength": 2}'), "collationSha256 was"),
         (identity({"rs1": "65f0"}), "replica set was 'rs1' and is 'rs0'"),
         (identity({"rs0": "9999"}), "replica set 'rs0' is a different one of the same name"),
         (identity(generateV2ResumeTokens="true"), "generateV2ResumeTokens was 'true'"),
@@ -90,6 +92,7 @@ def test_a_checkpoint_of_another_stream_is_refused_by_name(other: StreamIdentity
 
 def test_a_checkpoint_of_the_same_stream_is_taken() -> None:
     identity(database="d", showSystemEvents="false").require_same(identity(database="d"))
+    identity(collation='{"locale": "en"}').require_same(identity())  # without stages it compares nothing
     identity().require_same(identity({"rs0": ""}))
 
 

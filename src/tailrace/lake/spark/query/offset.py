@@ -71,6 +71,8 @@ class StreamIdentity:
             settings["collections"] = json.dumps(sorted(options.selection.patterns), ensure_ascii=False)
         if options.pipeline:
             settings["pipelineSha256"] = hashlib.sha256(b"".join(options.pipeline)).hexdigest()
+            if options.collation is not None:
+                settings["collationSha256"] = hashlib.sha256(options.collation).hexdigest()
         if options.v2_tokens:
             settings[V2_TOKENS] = "true"
         return cls(tuple(sorted(settings.items())), tuple(sorted(replica_sets.items())), cluster)
