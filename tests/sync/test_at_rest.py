@@ -88,6 +88,25 @@ def test_a_list_of_a_primary_that_is_none_any_more_does_not_count(
     assert (list(found.collections), len(reads)) == (["resting.orders"], 2)
 
 
+def test_definitions_all_the_time_are_waited_out_for_as_long_as_is_said(
+    client: MongoClient[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifty attempts were over after a second, and a campaign's sync was refused."""
+    client.resting.orders.insert_one({"_id": 1})
+    tries = list[int]()
+
+    def changed(*_: Any) -> bool:
+        tries.append(1)
+        return len(tries) < 80
+
+    monkeypatch.setattr(at_rest, "definitions_changed", changed)
+    found, _ = catalog_at_rest(client, chosen("resting.*"), wait=lambda _: None)
+    assert (list(found.collections), len(tries)) == (["resting.orders"], 80)
+    tries.clear()
+    with pytest.raises(SourceError, match="changed during each attempt"):
+        catalog_at_rest(client, chosen("resting.*"), wait=lambda _: None, listed_s=0)
+
+
 @contextmanager
 def opened(running: ShardedCluster) -> Iterator[Cluster]:
     with MongoClient[Any](running.uri) as client:

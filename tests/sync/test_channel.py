@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
+from tailrace.act.sync import hand_over
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.sync import Sync
@@ -263,6 +264,76 @@ def test_a_way_back_after_foreign_writes_is_refused(uris: tuple[str, str]) -> No
         write(uris[0], 100)
         with pytest.raises(UsageError, match=r"was written to after the cut-over \(shop\.orders\)"):
             sync.reverse()
+
+
+def test_a_way_back_that_was_stopped_goes_on(uris: tuple[str, str]) -> None:
+    """What it had written itself was taken for foreign writes."""
+    with made(uris) as sync:
+        sync.run(to_present=True)
+        sync.cutover(block=False)
+        for number in (100, 101):
+            write(uris[1], number)
+            with sync.reverse() as back:
+                back.run(to_present=True)
+            assert has(uris[0], number)
+    assert unlike(uris) == []
+
+
+@pytest.mark.parametrize("died_at", ["_note_back", "set_expiry"])
+def test_a_way_back_that_died_at_its_beginning_begins(
+    uris: tuple[str, str], died_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state without any collections was taken for a whole one."""
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with made(uris) as sync:
+        sync.run(to_present=True)
+        sync.cutover(block=False)
+        with monkeypatch.context() as patched:
+            patched.setattr(hand_over, died_at, die)
+            with pytest.raises(KeyboardInterrupt):
+                sync.reverse()
+        write(uris[1], 100)
+        with sync.reverse() as back:
+            back.run(to_present=True)
+            assert has(uris[0], 100)
+            assert unlike(uris) == []
+            assert unlike(uris, held_back=False) != [], "no document may expire on the former source by itself"
+            back.cutover(block=False)
+    assert unlike(uris, held_back=False) == []
+
+
+def test_foreign_writes_after_a_way_back_died_at_its_beginning_are_refused(
+    uris: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with made(uris) as sync:
+        sync.run(to_present=True)
+        sync.cutover(block=False)
+        with monkeypatch.context() as patched:
+            patched.setattr(hand_over, "set_expiry", die)
+            with pytest.raises(KeyboardInterrupt):
+                sync.reverse()
+        write(uris[0], 100)
+        with pytest.raises(UsageError, match=r"was written to after the cut-over \(shop\.orders\)"):
+            sync.reverse()
+
+
+def test_a_paused_sync_is_not_cut_over(uris: tuple[str, str]) -> None:
+    with made(uris) as sync:
+        sync.run(to_present=True)
+        sync.pause()
+        write(uris[0], 100)
+        with pytest.raises(UsageError, match="paused"):
+            sync.cutover(block=False)
+        assert not has(uris[1], 100)
+        sync.resume()
+        sync.cutover(block=False)
+    assert unlike(uris, held_back=False) == []
 
 
 def test_no_document_of_the_former_source_expires_while_it_follows(uris: tuple[str, str]) -> None:

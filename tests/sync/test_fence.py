@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import AutoReconnect, DuplicateKeyError
 
 from tailrace.act.consumer.rules.errors import LeaseLost
+from tailrace.act.sync import ownership as ownership_module
 from tailrace.act.sync.ownership import SyncOwnership, own
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncState
+from tailrace.act.sync.target import UNKNOWN_COMMIT
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tests.commands import Piped
@@ -133,8 +135,6 @@ def test_a_commit_whose_answer_was_lost_is_not_done_twice(start_replica_set: Sta
         def lost() -> None:
             commit()
             if not next(answers, True):
-                from pymongo.errors import AutoReconnect
-
                 raise AutoReconnect("the answer was lost")
 
         session.commit_transaction = lost  # type: ignore[method-assign]
@@ -142,6 +142,42 @@ def test_a_commit_whose_answer_was_lost_is_not_done_twice(start_replica_set: Sta
         assert [one["_id"] for one in client.shop.orders.find()] == [done]
         ownership.run(lambda session: client.shop.orders.insert_one({"n": 2}, session=session))
         assert client.shop.orders.count_documents({}) == 2
+        ownership.close()
+
+
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_commit_whose_outcome_is_not_known_and_that_was_none_is_done_again(
+    lane: int, start_replica_set: Start
+) -> None:
+    """Had it been taken for done, the document would be missing and the position would be there."""
+    with MongoClient[Any](start_replica_set().uri) as client:
+        client.shop.create_collection("orders")
+        state, ownership = held(client, lanes=2)
+        session = ownership._sessions[lane]
+        commit, left = session.commit_transaction, [ownership_module._COMMIT_TRIES]
+
+        def lost() -> None:
+            if not left[0]:
+                commit()
+                return
+            left[0] -= 1
+            if session.in_transaction:
+                session.abort_transaction()  # as an election does
+            error = AutoReconnect("the answer was lost")
+            error._add_error_label(UNKNOWN_COMMIT)
+            raise error
+
+        session.commit_transaction = lost  # type: ignore[method-assign]
+        for number in (1, 2):
+            ownership.run(
+                lambda session, number=number: client.shop.orders.insert_one({"_id": number}, session=session),
+                lane=lane,
+                sets={"time": Timestamp(9, number)},
+            )
+            assert client.shop.orders.count_documents({}) == number
+        assert left == [0]
+        fence = state.syncs if lane == 0 else state.lanes
+        assert [one["time"] for one in fence.find({"time": Timestamp(9, 2)})] == [Timestamp(9, 2)]
         ownership.close()
 
 

@@ -184,6 +184,43 @@ def test_what_does_not_fit_the_cache_of_the_target_is_written_in_parts(
         assert list(client.halves.c.find().sort("_id")) == written
 
 
+@pytest.mark.parametrize("is_unique", [False, True])
+def test_what_does_not_fit_the_cache_is_written_in_parts_by_each_lane(
+    replica_set: ReplicaSet, start_replica_set: Start, monkeypatch: pytest.MonkeyPatch, is_unique: bool
+) -> None:
+    """It ended the sync: only one lane knew parts. With unique values that go from lane to lane, no order of parts is
+    right, and it still ends."""
+    source, target = replica_set, start_replica_set()
+    settings = SyncSettings(name="lanes", lanes=2, selection=Selection.of(["laned.*"]))
+    with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
+        try:
+            begun(source.uri, target.uri, settings)
+            if is_unique:
+                client.laned.c.create_index("u", unique=True)
+            client.laned.c.insert_many([{"_id": number, "u": number} for number in range(20)])
+            with following(source.uri, target.uri, settings) as follower:
+                follower.run_until(now(source.uri))
+                before, refused = follower.time, small_cache(monkeypatch)
+                client.laned.c.update_many({}, {"$inc": {"n": 1}})
+                client.laned.c.delete_one({"_id": 3})
+                if is_unique:
+                    client.laned.c.update_one({"_id": 0}, {"$set": {"u": -1}})
+                    for number in (*range(1, 3), *range(4, 20)):
+                        client.laned.c.update_one({"_id": number}, {"$set": {"u": number - 1 - (number == 4)}})
+                    client.laned.c.update_one({"_id": 0}, {"$set": {"u": 19}})
+                    with pytest.raises(SinkError, match="too large"):
+                        follower.run_until(now(source.uri))
+                    assert follower.time == before
+                else:
+                    follower.run_until(now(source.uri))
+                    assert follower.is_consistent
+                    assert list(there.laned.c.find().sort("_id")) == list(client.laned.c.find().sort("_id"))
+                assert max(refused) < 20 or is_unique
+                assert refused
+        finally:
+            client.drop_database("laned")
+
+
 @pytest.mark.parametrize(("partner", "fits"), [(1, True), (19, False)])
 def test_unique_values_change_places_in_a_segment_that_does_not_fit(
     replica_set: ReplicaSet, start_replica_set: Start, monkeypatch: pytest.MonkeyPatch, partner: int, fits: bool

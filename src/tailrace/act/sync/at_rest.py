@@ -40,6 +40,10 @@ from tailrace.read.source.topology import Cluster
 #: For so long work that turns one collection into another may go on.
 _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.5
+#: So many attempts to list the catalogue follow one another at once, and others come for so long. On a busy machine one
+#: takes seconds, and on an idle one fifty took one second.
+_TRIES: Final = 10
+_LISTED_S: Final = 300.0
 _log = logging.getLogger("tailrace.sync")
 
 
@@ -47,16 +51,17 @@ def catalog_at_rest(
     deployment: MongoClient[Any] | Cluster,
     selection: OnSource,
     *,
-    tries: int = 50,
+    listed_s: float = _LISTED_S,
     patience_s: float = _PATIENCE_S,
     wait: Callable[[float], object] = time.sleep,
 ) -> tuple[DeploymentCatalog, ClusterTime]:
     """A time, and the catalogue exactly as it was then: no definition changed between that time and the end of
     reading, no member was elected, and no collection was in the making. Raises SourceError where definitions or
-    primaries change during each of the attempts, or where one thing is in the making for ``patience_s`` seconds; what
-    ``wait`` raises comes through."""
+    primaries change during each attempt of ``listed_s`` seconds, or where one thing is in the making for ``patience_s``
+    seconds; what ``wait`` raises comes through."""
     places, waited, before = places_of(deployment, RETRY_SECONDS), 0.0, ""
-    while tries:
+    tries, end = 0, time.monotonic() + listed_s
+    while tries < _TRIES or time.monotonic() < end:
         elected = _elections(deployment)
         begun = places.now()
         making = next(in_the_making(deployment, selection), None)
@@ -73,7 +78,11 @@ def catalog_at_rest(
         catalog = read_catalog(deployment, selection)
         if not definitions_changed(deployment, begun, places.now()) and _elections(deployment) == elected:
             return catalog, begun
-        tries -= 1
+        tries += 1
+        if tries == _TRIES:
+            _log.warning("collections and indexes of the source change all the time: waiting for a moment without that")
+        if tries >= _TRIES:
+            wait(_PAUSE_S)
     raise SourceError(
         "collections, views, indexes or primaries of the source changed during each attempt to list the collections",
         hint="Begin when collections and indexes are not being created, renamed or dropped all the time",

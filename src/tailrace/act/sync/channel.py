@@ -19,7 +19,15 @@ from tailrace.act.consumer.rules.errors import LeaseLost
 from tailrace.act.sync import standing
 from tailrace.act.sync.cutover import CutOver, allow_writes, refused_writes_told
 from tailrace.act.sync.ends import Ends
-from tailrace.act.sync.hand_over import HandOver, begin_back, cut_over_of, refuse_foreign_writes, settings_back
+from tailrace.act.sync.hand_over import (
+    HandOver,
+    begin_back,
+    cut_over_of,
+    has_begun,
+    has_noted,
+    refuse_foreign_writes,
+    settings_back,
+)
 from tailrace.act.sync.owner import LOOK_S, SyncOwner, Told
 from tailrace.act.sync.ownership import SyncOwnership, own
 from tailrace.act.sync.plan import SyncPlan, make_plan
@@ -256,6 +264,8 @@ class Sync:
                 f"a sync in the phase {document.phase!r} cannot be cut over",
                 hint="Its copy must be done; `tailrace sync status` shows how far it is",
             )
+        if document.extra.get("paused"):
+            raise UsageError("a paused sync writes nothing, so it cannot be cut over", hint="`tailrace sync resume` it")
         return HandOver(self.ends, self.settings, self._handed_over, self.verify, told)(block=block, sample=sample)
 
     def reverse(self, *, unblock: bool = False) -> Sync:
@@ -263,10 +273,12 @@ class Sync:
         and copies nothing. Raises UsageError if somebody has written to the former source since. ``unblock``: let it
         accept its users' writes again; this is needed if the sync's user has no right to bypass the block."""
         time_, at = cut_over_of(self._document())
-        refuse_foreign_writes(self.ends, self.settings, time_)
         there = list(self.ends.state.collections().values())
         back = Sync.of(self._target, self._source, settings_back(self.settings, there))
         try:
+            if has_begun(back.ends):
+                return back  # what it has written itself is not foreign
+            refuse_foreign_writes(self.ends, self.settings, time_, commands=not has_noted(back.ends))
             with refused_writes_told():
                 if unblock:
                     allow_writes(self.ends.source, str(self.ends.source.server_info()["version"]))

@@ -12,9 +12,11 @@ from pymongo import MongoClient
 from pymongo.errors import NetworkTimeout, PyMongoError
 
 from tailrace.act.sync.catalog import version_of
+from tailrace.act.sync.opening import open_database
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.target import MAJORITY, REPLIES, is_worth_again, sink_error
-from tailrace.act.sync.writer import TargetMismatchError
+from tailrace.act.sync.writer import ANEW, TargetMismatchError
+from tailrace.core.printable import in_a_line
 from tailrace.errors import SinkError
 from tailrace.read.source.failure import Backoff
 
@@ -45,8 +47,12 @@ class TargetCommands:
         *,
         plain: bytes | None = None,
         at: str | None = None,
+        named: str | None = None,
     ) -> None:
-        """A command by the UUID of its collection; ``plain``: what a user gives who may not do that."""
+        """A command by the UUID of its collection; ``plain``: what a user gives who may not do that. ``named``: the
+        name that the collection gets by it. Raises TargetMismatchError where another one has that name."""
+        if self.by_uuid and named is not None:
+            self._refuse_taken(database, named, uuid, what)
         if self.by_uuid:
             operation = {
                 "op": "c",
@@ -79,12 +85,48 @@ class TargetCommands:
         if verb == "create":
             return True
         name = str(name).partition(".")[2] if verb == "renameCollection" else str(name)
+        there = self._listed_uuid(database, name) or b""
+        return there in (uuid, self.chosen.get(uuid))
+
+    def _refuse_taken(self, database: str, name: str, uuid: bytes, what: str) -> None:
+        """By ``applyOps`` the server gives a name to the new collection and a name of its own to the one that had it
+        (measured on 4.4.2, 5.0.4 and 6.0.27), and stops where another database's name differs in case alone."""
+        there = self._listed_uuid(database, name)
+        if there is None:
+            self.open(database, what)
+        elif there not in (uuid, self.chosen.get(uuid)) and self._applies(what):
+            raise TargetMismatchError(
+                f"the target cannot {what}: it has another {in_a_line(f'{database}.{name}')} already",
+                hint="Somebody has made it there, or --rename has given its name to another collection of the source. "
+                f"Rename it on the target if it is not of this sync; otherwise, to begin anew, {ANEW}",
+            )
+
+    def _listed_uuid(self, database: str, name: str) -> bytes | None:
+        """The UUID of what has a name: empty for a view. ``None``: nothing has it."""
         try:
             found = list(self.client[database].list_collections(filter={"name": name}))
         except PyMongoError as error:
-            raise sink_error(f"list {database}.{name}", error) from error
-        there = bytes(found[0].get("info", {}).get("uuid", b"")) if found else b""
-        return there in (uuid, self.chosen.get(uuid))
+            raise sink_error(f"list {in_a_line(database)}.{in_a_line(name)}", error) from error
+        return bytes(found[0].get("info", {}).get("uuid", b"")) if found else None
+
+    def _applies(self, what: str) -> bool:
+        """Whether this user may give ``applyOps``."""
+        try:
+            self.apply([], what)
+        except SinkError as error:
+            if error.code != _UNAUTHORIZED:
+                raise
+            self.by_uuid = False
+        return self.by_uuid
+
+    def open(self, database: str, what: str) -> None:
+        """To be called before ``apply`` makes the first collection of a database."""
+        open_database(
+            self.client,
+            database,
+            what,
+            lambda other: self.command(other, {"dropDatabase": 1}, f"drop the empty database {other}"),
+        )
 
     def apply(self, operations: Sequence[Mapping[str, Any]], what: str) -> None:
         """Operations as ``applyOps``, behind the fence."""

@@ -123,8 +123,11 @@ def _said(error: PyMongoError) -> str:
     return str(error)
 
 
-def written(oplogs: Oplogs, after: ClusterTime, until: ClusterTime, has: Callable[[str], bool]) -> set[str]:
-    """The synced collections that the oplogs have changes of, after a time: their names; a command by its database."""
+def written(
+    oplogs: Oplogs, after: ClusterTime, until: ClusterTime, has: Callable[[str], bool], *, own: str = ""
+) -> set[str]:
+    """The synced collections that the oplogs have changes of, after a time: their names; a command by its database.
+    ``own``: the database of the sync's own state."""
     found: set[str] = set()
     position = after
     while position < until:
@@ -135,18 +138,18 @@ def written(oplogs: Oplogs, after: ClusterTime, until: ClusterTime, has: Callabl
             start = run.rows.start
             for place in places:
                 for entry in run.member.operations(run.raw[int(start[place]) : int(start[place + 1])]):
-                    found |= changed(entry, has)
+                    found |= changed(entry, has, own=own)
         position = window.until
     return found
 
 
-def changed(entry: OplogEntry, has: Callable[[str], bool]) -> set[str]:
+def changed(entry: OplogEntry, has: Callable[[str], bool], *, own: str = "") -> set[str]:
     """What an entry changes of what is synced: a collection, or a database for a command."""
     if entry.operation == "n" or entry.from_migrate:
         return set()
     namespace = entry.namespace.decode("utf-8", "surrogateescape")
     database, _, name = namespace.partition(".")
-    if database in _SERVERS_OWN:
+    if database in (*_SERVERS_OWN, own):
         return set()
     if entry.operation == "c":
         harmless = not _HARMLESS.isdisjoint(entry.command_fields())

@@ -17,12 +17,12 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.act.sync import indexes
 from tailrace.act.sync.capped_changes import CappedWriter
-from tailrace.act.sync.catalog import edited, replaced
+from tailrace.act.sync.catalog import OnTarget, edited, replaced
 from tailrace.act.sync.commands import TargetCommands
 from tailrace.act.sync.folded_catalog import Definition, target_of
 from tailrace.act.sync.index_definitions import IndexDefinitions, Note, body_of, string_of
 from tailrace.act.sync.ownership import SyncOwnership
-from tailrace.act.sync.plain_views import drop_views, listed_view, write_view
+from tailrace.act.sync.plain_views import drop_views, listed_view, view_names, write_view
 from tailrace.act.sync.state import SyncedCollection, SyncState
 from tailrace.act.sync.target import sink_error
 from tailrace.core import raw_bson
@@ -104,7 +104,7 @@ class TargetDefinitions:
         if self._commands.version >= (7, 0):
             without.append(b"recordPreImages")
         command = raw_bson.encode_document(string_of(b"create", name), edited(body, without)[4:-1])
-        self._commands.operate(database, made.target_uuid, command, f"create {made.target}")
+        self._commands.operate(database, made.target_uuid, command, f"create {made.target}", named=name)
         return [self._note(made), *notes]
 
     def _drop(self, collection: SyncedCollection, at: ClusterTime) -> Note:
@@ -138,7 +138,8 @@ class TargetDefinitions:
                 string_of(b"renameCollection", before.target), string_of(b"to", after.target)
             )
             what = f"rename {before.target} to {after.target}"
-            self._commands.operate(database, before.target_uuid, command, what, plain=plain, at="admin")
+            named = after.target.partition(".")[2]
+            self._commands.operate(database, before.target_uuid, command, what, plain=plain, at="admin", named=named)
         return [*notes, self._note(after)]
 
     def _note(self, collection: SyncedCollection) -> Note:
@@ -198,6 +199,7 @@ class TargetDefinitions:
         """The server makes the collection of views with the first one."""
         if self._listed_uuid(database, _VIEWS) is None:
             made = {"op": "c", "ns": f"{database}.$cmd", "o": {"create": "system.views"}}
+            self._commands.open(database, f"create {database}.system.views")
             self._commands.apply([made], f"create {database}.system.views")
 
     def _listed_uuid(self, database: str, name: str) -> bytes | None:
@@ -210,10 +212,9 @@ class TargetDefinitions:
 
     def _drop_views(self, definition: Definition) -> None:
         """The views of a database go with it. Those that are not of this sync stay."""
-        settings = self._state.settings
-        database = settings.target_of(f"{definition.entry.namespace.decode().partition('.')[0]}.x").partition(".")[0]
-        if not self._commands.by_uuid:
-            drop_views(self._commands, database)
+        database, on_target = self._database_of(definition), OnTarget(self._state.settings)
+        if not self._commands.by_uuid or not all(map(on_target.has, view_names(self._commands, database))):
+            drop_views(self._commands, database, on_target.has)
             return
         uuid = self._listed_uuid(database, _VIEWS)
         if uuid is None:
@@ -224,7 +225,12 @@ class TargetDefinitions:
         except SinkError as error:
             if error.code != _UNAUTHORIZED:
                 raise
-            drop_views(self._commands, database)
+            drop_views(self._commands, database, on_target.has)
+
+    def _database_of(self, definition: Definition) -> str:
+        """What the database of a command is called on the target."""
+        database = definition.entry.namespace.decode("utf-8", "surrogateescape").partition(".")[0]
+        return self._state.settings.target_of(f"{database}.x").partition(".")[0]
 
     def _view_body(self, entry: OplogEntry, source: str, target: str, before: bytes | None) -> bytes:
         body = body_of(entry)

@@ -361,6 +361,15 @@ class Follower:
             self._write_part(documents, {}, lane, tolerant=tolerant)
         except OtherWayError:
             failed += documents  # another lane has to be first: all is written in one transaction instead
+        except SinkError as error:
+            if error.code != TOO_LARGE or len(documents) < 2:
+                raise
+            try:
+                write_in_parts(documents, partial(self._write_part, lane=lane), error)
+            except SinkError as again:
+                if again.code != TOO_LARGE:
+                    raise
+                failed += documents
 
 
 class _StepsAhead:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pymongo.client_session import ClientSession
@@ -14,7 +15,7 @@ from tailrace.act.sync.catalog import TTL_MAX, OnTarget, name_of, read_catalog
 from tailrace.act.sync.cutover import CutOver, blocked_writes, refuse_written, written
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
-from tailrace.act.sync.indexes import expires, noted, restore_held, set_expiry
+from tailrace.act.sync.indexes import expires, noted, restore_held, set_expiry, waiting
 from tailrace.act.sync.ownership import SyncOwnership, own
 from tailrace.act.sync.recognition import DEPLOYMENT, deployment_of
 from tailrace.act.sync.settings import SyncSettings
@@ -140,13 +141,14 @@ def settings_back(settings: SyncSettings, there: Iterable[SyncedCollection]) -> 
     )
 
 
-def refuse_foreign_writes(ends: Ends, settings: SyncSettings, after: ClusterTime) -> None:
-    """Raise UsageError where the former source has changes of its own."""
+def refuse_foreign_writes(ends: Ends, settings: SyncSettings, after: ClusterTime, *, commands: bool = True) -> None:
+    """Raise UsageError where the former source has changes of its own. ``commands``: whether any command is one."""
     oplogs = ends.new_oplogs()
     try:
-        found = written(oplogs, after, ends.now(), settings.has)
+        found = written(oplogs, after, ends.now(), settings.has, own=settings.state_db)
     finally:
         oplogs.close()
+    found = {one for one in found if commands or "." in one}
     if found:
         raise UsageError(
             f"the former source was written to after the cut-over ({', '.join(sorted(found)[:_NAMED_MAX])}): both ends "
@@ -155,35 +157,43 @@ def refuse_foreign_writes(ends: Ends, settings: SyncSettings, after: ClusterTime
         )
 
 
+def has_begun(back: Ends) -> bool:
+    """Whether the state of a way back is whole: it has written to the former source, or is about to."""
+    document = back.state.read()
+    return document is not None and document.phase != standing.BEGUN
+
+
+def has_noted(back: Ends) -> bool:
+    """Whether a way back has noted which collections there are. Then it may have altered indexes already."""
+    return bool(back.state.collections())
+
+
 def begin_back(back: Ends, settings: SyncSettings, there: Sequence[SyncedCollection], at: ClusterTime) -> None:
-    """Make the state of a sync that has copied all, at a time of its source: the former target. ``there``: the
-    collections as the sync before knew them."""
+    """Make the state of a sync that has copied all, at a time of its source: the former target; or go on where a
+    process that died has left it. ``there``: the collections as the sync before knew them."""
     state = back.state
-    if state.read() is not None:
-        return  # it has begun before
-    extra = {"settings": standing.said_of(settings), DEPLOYMENT: deployment_of(state)}
-    members, witness = back.oplogs.members, back.oplogs.witness()
-    state.begin(at, members=members, witness=witness, phase=standing.BEGUN, hold=at, extra=extra)
-    _go_on_beginning(back, settings, there)
+    if state.read() is None:
+        extra = {"settings": standing.said_of(settings), DEPLOYMENT: deployment_of(state)}
+        members, witness = back.oplogs.members, back.oplogs.witness()
+        state.begin(at, members=members, witness=witness, phase=standing.BEGUN, hold=at, extra=extra)
+    with own(state, wait_s=_HAND_OVER_LEASES * settings.lease_s) as ownership:
+        if not has_noted(back):
+            ownership.run(partial(_note_back, back, settings, there), what="note the collections")
+        for one in waiting(state):
+            set_expiry(back.target, one.namespace, name_of(one.spec), TTL_MAX, check=ownership.check)
+        ownership.run(_nothing, sets={"phase": standing.FOLLOW}, what="begin the way back")
 
 
-def _go_on_beginning(back: Ends, settings: SyncSettings, there: Sequence[SyncedCollection]) -> None:
+def _note_back(back: Ends, settings: SyncSettings, there: Sequence[SyncedCollection], session: ClientSession) -> None:
+    """The collections with their roles exchanged, and the limits of age that are held before anything is written."""
     state = back.state
-    expiring = _expiring(back, settings)
-    with own(state) as ownership:
-
-        def note(session: ClientSession) -> None:
-            for one in there:
-                turned = SyncedCollection(one.target_uuid, one.target, one.namespace, one.uuid, capped=one.capped)
-                state.set_collection(turned, session)
-            by_target = {one.namespace: one.target_uuid for one in there}
-            for namespace, spec in expiring:
-                if namespace in by_target:
-                    state.note_index(by_target[namespace], name_of(spec), noted(spec, there=True), session)
-
-        ownership.run(note, sets={"phase": standing.FOLLOW}, what="note the collections")
-        for namespace, spec in expiring:
-            set_expiry(back.target, namespace, name_of(spec), TTL_MAX, check=ownership.check)
+    for one in there:
+        turned = SyncedCollection(one.target_uuid, one.target, one.namespace, one.uuid, capped=one.capped)
+        state.set_collection(turned, session)
+    by_target = {one.namespace: one.target_uuid for one in there}
+    for namespace, spec in _expiring(back, settings):
+        if namespace in by_target:
+            state.note_index(by_target[namespace], name_of(spec), noted(spec, there=True), session)
 
 
 def _expiring(back: Ends, settings: SyncSettings) -> list[tuple[str, bytes]]:

@@ -41,6 +41,7 @@ from tailrace.act.sync.catalog import (
     truth_of,
     version_of,
 )
+from tailrace.act.sync.opening import open_database
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.shard_keys import supporting_index
 from tailrace.act.sync.state import SyncState
@@ -90,9 +91,12 @@ def create(
     if there is None:
         what = f"create {collection.namespace}"
         operation = {"ui": Binary(collection.uuid, 4), "o": RawBSONDocument(command, _RAW)}
+        check = _check_of(ownership)
+        drop_other = partial(_command, target, command=bson.encode({"dropDatabase": 1}), what=what, check=check)
+        open_database(target, database, what, drop_other)
         kept = collection.kind == "collection" and _apply(target, database, operation, what, ownership)
         if not kept:
-            _command(target, database, command, what, check=_check_of(ownership))
+            _command(target, database, command, what, check=check)
         there = _there(target, database, name)
     if there is None or raw_bson.bytes_of(there["options"]) != options:
         raise SinkError(

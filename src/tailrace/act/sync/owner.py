@@ -22,6 +22,8 @@ from tailrace.read.window.oplogs import Oplogs
 
 #: How often the owner looks for what is asked of it, and tells how far it is.
 LOOK_S: Final = 1.0
+#: How often the owner looks whether its collections are still there: a transaction would make a new one.
+_RECOGNISED_S: Final = 5.0
 #: Where nothing happens, a step waits for so long.
 _STEP_S: Final = 0.2
 #: Lanes that the copy uses, whatever the settings say.
@@ -49,7 +51,7 @@ class SyncOwner:
     def work(self, goal: ClusterTime | None) -> bool:
         """Work until all is done; false where the lease was given away. Raises SinkError where the target is not the
         one that the state speaks of."""
-        recognise(self._ends.state, standing.document_of(self._ends.state))
+        self._recognise()
         if standing.document_of(self._ends.state).phase == standing.COPY:
             with own(self._ends.state, lanes=max(_COPY_LANES, self._settings.lanes) + 1) as ownership:
                 if not self._copy(ownership):
@@ -80,7 +82,7 @@ class SyncOwner:
 
     def _follow(self, ownership: SyncOwnership, goal: ClusterTime | None) -> bool:
         """Follow until ``stop`` or up to ``goal``; false where another process asks for the lease."""
-        before, looked = 0, 0.0
+        before, looked, recognised = 0, 0.0, time.monotonic()
         opened = (self._ends.oplogs, self._ends.state, ownership, self._settings)
         with Follower(*opened, stopped=self._stopped) as follower:
             while not self._stopped.is_set():
@@ -93,13 +95,21 @@ class SyncOwner:
                         continue
                     if request is not None:
                         return False
+                if time.monotonic() - recognised >= _RECOGNISED_S:
+                    self._recognise()
+                    recognised = time.monotonic()
                 follower.step(at_once=goal is not None, at_least=goal or ZERO, max_wait_s=_STEP_S)
                 self._counted.changed(follower.changes - before)
                 before = follower.changes
                 if goal is not None and follower.time >= goal and follower.is_consistent:
                     break
+        if before:
+            self._recognise()
         self._tell(last=True)
         return True
+
+    def _recognise(self) -> None:
+        recognise(self._ends.state, standing.document_of(self._ends.state))
 
     def _tell(self, *, last: bool = False) -> str | None:
         """Note how far this process is, and tell it. What is asked of the owner: "paused", or another's request."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from bson.codec_options import CodecOptions
@@ -46,10 +46,15 @@ def write_view(commands: TargetCommands, namespace: str, body: bytes | None) -> 
     commands.command(database, {verb: name, **options}, f"define the view {namespace}")
 
 
-def drop_views(commands: TargetCommands, database: str) -> None:
-    """Drop all views of a database."""
-    for name in _listed(commands, database, {"type": "view"}):
-        commands.command(database, {"drop": name}, f"drop {database}.{name}")
+def view_names(commands: TargetCommands, database: str) -> list[str]:
+    """The namespaces of the views of a database."""
+    return [f"{database}.{name}" for name in _listed(commands, database, {"type": "view"})]
+
+
+def drop_views(commands: TargetCommands, database: str, has: Callable[[str], bool]) -> None:
+    """Drop those views of a database that ``has`` says are of this sync."""
+    for namespace in filter(has, view_names(commands, database)):
+        commands.command(database, {"drop": namespace.partition(".")[2]}, f"drop {namespace}")
 
 
 def _listed(commands: TargetCommands, database: str, query: Mapping[str, Any]) -> dict[str, RawBSONDocument]:
