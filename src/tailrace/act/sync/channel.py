@@ -28,6 +28,7 @@ from tailrace.act.sync.recognition import DEPLOYMENT, deployment_of
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
 from tailrace.act.sync.verification import Verification, verify
+from tailrace.base.object_place import is_object_uri
 from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.selection import Selection
@@ -79,6 +80,8 @@ class Sync:
         shard_keys: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         chosen, left_out = tuple(only), tuple(excluded)
+        if archive is not None and is_object_uri(str(archive)):
+            raise UsageError("a sync records into a directory, not into an object store")
         self.settings = SyncSettings(
             selection=Selection.of(chosen, "only") if chosen else Selection(("*.*",)),
             excluded=Selection.of(left_out, "excluded") if left_out else None,

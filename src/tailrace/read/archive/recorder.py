@@ -6,6 +6,7 @@ import logging
 import stat
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,14 @@ from typing import Any, Final
 from pymongo import MongoClient
 
 from tailrace.base.durable import make_private, writing
+from tailrace.base.object_place import ObjectPlace
 from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.compatibility import SettingRead
 from tailrace.core.oplog.witness import DeploymentIdentity
 from tailrace.core.plan.profile import ServerProfile, for_people, profile_for, without_compatibility
 from tailrace.errors import OtherHistoryError, SourceError, TailraceError, UsageError, on_shard
+from tailrace.read.archive.claim import StoreClaim
 from tailrace.read.archive.compatibility import set_since
 from tailrace.read.archive.layout import (
     CONFIG_OPLOG,
@@ -34,6 +37,7 @@ from tailrace.read.archive.layout import (
     unfinished,
 )
 from tailrace.read.archive.owner import confirm_owner, set_identity
+from tailrace.read.archive.place import ArchivePlace
 from tailrace.read.archive.record import write_record
 from tailrace.read.archive.retention import Retention
 from tailrace.read.archive.writer import ArchiveProgress, OplogWriter, SegmentLimits, VersionMet
@@ -61,10 +65,12 @@ class ArchivePolicy:
 
     ``from_oldest``  a new archive begins with the oldest entry of each oplog; otherwise with the newest one
     ``once``         stop when everything is archived that was there at the beginning
+    ``take_over``    write an archive in an object store that belongs to another state
     """
 
     from_oldest: bool = True
     once: bool = False
+    take_over: bool = False
     images: bool = True
     limits: SegmentLimits = field(default_factory=SegmentLimits)
     retention: Retention = field(default_factory=Retention)
@@ -81,12 +87,17 @@ class Recorder:
     """
 
     def __init__(
-        self, client: MongoClient[Any], cluster: Cluster | None, folder: Path, policy: ArchivePolicy | None = None
+        self,
+        client: MongoClient[Any],
+        cluster: Cluster | None,
+        folder: ArchivePlace,
+        policy: ArchivePolicy | None = None,
     ) -> None:
         self._client = client
         self._cluster = cluster
         self._folder = folder
         self._policy = policy or ArchivePolicy()
+        self._claim = StoreClaim(folder, take_over=self._policy.take_over) if isinstance(folder, ObjectPlace) else None
         self._writers: dict[str, OplogWriter] = {}
         self._threads: dict[str, CheckedThread] = {}
         self._failure: TailraceError | None = None
@@ -114,6 +125,10 @@ class Recorder:
         self, on_progress: Callable[[dict[str, ArchiveProgress]], None] | None = None, *, every_s: float = 5.0
     ) -> None:
         """Archive until ``stop``, or with ``once`` to the present. Raises TailraceError."""
+        with nullcontext() if self._claim is None else self._claim.alone():
+            self._run_alone(on_progress, every_s)
+
+    def _run_alone(self, on_progress: Callable[[dict[str, ArchiveProgress]], None] | None, every_s: float) -> None:
         try:
             description = self._note_version(self._begin())
             while not self._ended.wait(every_s if on_progress else _MEMBERS_S):
@@ -130,9 +145,14 @@ class Recorder:
 
     def _begin(self) -> Description:
         known = describe(self._folder)
-        with writing(self._folder):
-            make_private(self._folder)
-        _warn_of_others(self._folder)
+        if self._claim is None:
+            assert isinstance(self._folder, Path)
+            with writing(self._folder):
+                make_private(self._folder)
+            _warn_of_others(self._folder)
+        else:
+            self._claim.begin()
+            known = describe(self._folder)  # ``begin`` says which one is replaced
         if self._cluster is None:
             source = MongodSource(self._client)
             identity = set_identity(source.name, self._client)
@@ -237,6 +257,8 @@ class Recorder:
             self._save(found)
             return found
         if known.identity is not None:
+            if self._claim is not None:
+                self._save(known)
             return known
         for name, client in clients.items():
             folder = oplog_folder(self._folder, name)
@@ -249,6 +271,10 @@ class Recorder:
         return description
 
     def _save(self, description: Description) -> None:
+        if self._claim is not None:
+            self._claim.save(description.document())
+            return
+        assert isinstance(self._folder, Path)
         write_record(self._folder / DESCRIPTION, description.document())
 
     def _note_version(self, description: Description) -> Description:
@@ -370,6 +396,7 @@ class Recorder:
             images=self._policy.images and name != CONFIG_OPLOG,
             cluster=self._cluster_id,
             settings_after=self._begun,
+            claim=self._claim,
         )
         thread = CheckedThread(
             partial(self._run, writer), f"tailrace-archive-{name}", failed=partial(self._fail, name, writer)
