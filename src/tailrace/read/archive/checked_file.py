@@ -81,7 +81,7 @@ class CheckedFile:
             raise damaged(path, error) from None
 
 
-class _Bytes(Protocol):
+class _ByteReader(Protocol):
     """Where the bytes of a file come from. ``read`` gives no more than there are."""
 
     size: int
@@ -129,7 +129,7 @@ class _ObjectBytes:
 class _Data(io.RawIOBase):
     """The data of a file, which are checked while they are read where ``sums`` are given."""
 
-    _bytes: _Bytes | None = None
+    _bytes: _ByteReader | None = None
 
     def __init__(self, path: ArchivePlace) -> None:
         super().__init__()

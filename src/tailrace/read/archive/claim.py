@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import logging
 import secrets
+import stat
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace, check_store
 from tailrace.errors import SinkError
 from tailrace.read.archive.layout import DESCRIPTION, LOCK
-from tailrace.read.archive.place import asking
-from tailrace.read.archive.record import read_record
+from tailrace.read.archive.place import ArchivePlace, asking
+from tailrace.read.archive.record import read_record, write_record
 
 #: The local file with the state's name and sessions.
 STATE: Final = "archive-state.json"
@@ -32,6 +34,31 @@ SESSIONS_MAX: Final = 1000
 _OWNER: Final = "owner"
 
 _log = logging.getLogger("tailrace.archive")
+
+
+class FolderClaim:
+    """That an archive in a directory is written. Locks of its oplogs say by whom (``keeping``)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nothing: see above."""
+        yield
+
+    def begin(self) -> None:
+        """Make the directory."""
+        with durable.writing(self._folder):
+            durable.make_private(self._folder)
+        _warn_of_others(self._folder)
+
+    def save(self, description: Mapping[str, object]) -> None:
+        """Write the description."""
+        write_record(self._folder / DESCRIPTION, description)
+
+    def renew(self, description: Mapping[str, object]) -> None:
+        """Nothing: it is there."""
 
 
 class StoreClaim:
@@ -125,6 +152,10 @@ class StoreClaim:
                 raise self.lost() from None
         durable.step("archive.description")
 
+    def renew(self, description: Mapping[str, object]) -> None:
+        """Put this session into a description that is there."""
+        self.save(description)
+
     def check(self) -> None:
         """Raises SinkError where another process has begun to write the archive."""
         with self._lock, suppress(FileNotFoundError):
@@ -138,4 +169,18 @@ class StoreClaim:
             f"another process writes the archive {self.root}, or it was set back",
             hint="An archive has one writer. If no other one runs, start this one again: it goes on where the archive "
             "ends",
+        )
+
+
+def claim_of(folder: ArchivePlace, *, take_over: bool = False) -> FolderClaim | StoreClaim:
+    """What a recorder needs before it writes the archive in ``folder``."""
+    return StoreClaim(folder, take_over=take_over) if isinstance(folder, ObjectPlace) else FolderClaim(folder)
+
+
+def _warn_of_others(folder: Path) -> None:
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        _log.warning(
+            "users other than its owner can enter %s: it holds every document that is written, and the password hashes "
+            "of users that are made or changed",
+            folder,
         )

@@ -19,7 +19,7 @@ from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import invariant
-from tailrace.read.archive.claim import StoreClaim
+from tailrace.read.archive.claim import FolderClaim, StoreClaim
 from tailrace.read.archive.layout import (
     HEAD,
     IMAGES,
@@ -175,10 +175,10 @@ class StoreKeeping:
             del self._files[span]
 
 
-def keeping(folder: ArchivePlace, claim: StoreClaim | None = None) -> FolderKeeping | StoreKeeping:
+def keeping(folder: ArchivePlace, claim: FolderClaim | StoreClaim | None = None) -> FolderKeeping | StoreKeeping:
     """Where the files of the oplog in ``folder`` go."""
     if isinstance(folder, ObjectPlace):
-        invariant(claim is not None, "an archive in an object store is claimed before it is written")
-        assert claim is not None
+        invariant(isinstance(claim, StoreClaim), "an archive in an object store is claimed before it is written")
+        assert isinstance(claim, StoreClaim)
         return StoreKeeping(folder, claim)
     return FolderKeeping(folder)

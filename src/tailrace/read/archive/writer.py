@@ -13,7 +13,7 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.compatibility import SETTING, SettingRead, settings_in
 from tailrace.core.plan.request import OplogBatch
 from tailrace.errors import SinkError, SourceError
-from tailrace.read.archive.claim import StoreClaim
+from tailrace.read.archive.claim import FolderClaim, StoreClaim
 from tailrace.read.archive.keeping import keeping
 from tailrace.read.archive.layout import Reach, head, oplog_of, segments
 from tailrace.read.archive.owner import confirm_owner, set_identity
@@ -91,7 +91,7 @@ class OplogWriter:
         images: bool = True,
         cluster: str = "",
         settings_after: ClusterTime = ZERO,
-        claim: StoreClaim | None = None,
+        claim: FolderClaim | StoreClaim | None = None,
     ) -> None:
         self._source = source
         self._folder = folder
