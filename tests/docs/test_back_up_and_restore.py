@@ -27,6 +27,7 @@ LOG = "tables/test_log_damage.py::"
 DAMAGE = "unit/test_archive_damage.py::"
 EACH_SEGMENT = DAMAGE + "test_what_is_lost_or_in_another_place_is_said_of_each_segment"
 HISTORY = "differential/test_archive_history_live.py::"
+STORE = "differential/test_archive_in_store.py::"
 IMAGES = "unit/test_image_state.py::"
 SET_BACK_IMAGES = "differential/test_images_set_back_live.py::"
 PART_LOST = SET_BACK_IMAGES + "test_a_directory_of_which_a_part_is_lost_is_refused"
@@ -135,6 +136,9 @@ TESTS: dict[str, dict[str, str]] = {
         "`as of`, from a version whose log was changed": LOG + "test_a_bit_of_the_log_lets_the_table_be_written_anew",
     },
     "An archive": {
+        "an archive in an object store, set back": STORE + "test_a_store_that_was_set_back",
+        "the state of an archive in an object store, older, copied or lost": STORE + "test_the_state",
+        "a copy of an archive in an object store, under another prefix": STORE + "test_the_state",
         "the archive, older": HISTORY + "test_an_older_copy_of_an_archive_goes_on_and_so_do_two",
         "two copies that both went on": DAMAGE + "test_two_copies_of_an_archive_that_both_went_on_are_read_together",
         "`head.json`, older": DAMAGE + "test_an_older_copy_of_the_head_hides_nothing",

@@ -80,8 +80,6 @@ class Sync:
         shard_keys: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         chosen, left_out = tuple(only), tuple(excluded)
-        if archive is not None and is_object_uri(str(archive)):
-            raise UsageError("a sync records into a directory, not into an object store")
         self.settings = SyncSettings(
             selection=Selection.of(chosen, "only") if chosen else Selection(("*.*",)),
             excluded=Selection.of(left_out, "excluded") if left_out else None,
@@ -90,7 +88,7 @@ class Sync:
             state_db=state_db,
             lanes=lanes,
             documents_per_second=documents_per_second,
-            archive=None if archive is None else Path(archive),
+            archive=None if archive is None else _directory(archive),
             lease_s=lease_s,
             shard_keys=dict(shard_keys or {}),
         )
@@ -336,3 +334,10 @@ class Sync:
         except BaseException:
             self._note({"request": None})
             raise
+
+
+def _directory(archive: str | Path) -> Path:
+    place = None if is_object_uri(str(archive)) else archive_place(archive)
+    if not isinstance(place, Path):
+        raise UsageError("a sync records into a directory, not into an object store")
+    return place

@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from tailrace.base.object_place import ObjectPlace, StoreAwayError, StoredObject, is_object_uri, object_place
-from tailrace.errors import SourceError
+from tailrace.errors import SourceError, UsageError
 
 #: A directory or file, or a prefix or object.
 ArchivePlace: TypeAlias = Path | ObjectPlace
 
-_HINT = "Nothing is wrong with what was archived. Start again when the store answers and the rights are there"
+#: As in ``lake/store/local_path.py``: ``pathlib`` makes one slash of two.
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+_HINT: Final = "Nothing is wrong with what was archived. Start again when the store answers and the rights are there"
 
 
 class ArchiveAwayError(SourceError):
@@ -29,12 +32,18 @@ def archive_place(where: str | ArchivePlace, beside: Path | None = None) -> Arch
     Args:
         beside: the local folder that belongs to an archive in an object store; only a writer needs it
 
-    Raises UsageError, as ``object_place`` does.
+    Raises UsageError for the URI of anything else, and as ``object_place`` does.
     """
     if isinstance(where, ObjectPlace):
         return where
     if is_object_uri(str(where)):
         return object_place(str(where), beside=beside or Path())
+    scheme = _SCHEME.match(str(where))
+    if scheme is not None:  # Python takes it for the name of a folder
+        raise UsageError(
+            f"an archive cannot be at a URI that begins with '{scheme[1]}:'",
+            hint="Give a directory, or s3://BUCKET/PREFIX",
+        )
     return Path(where)
 
 
