@@ -136,9 +136,6 @@ TESTS: dict[str, dict[str, str]] = {
         "`as of`, from a version whose log was changed": LOG + "test_a_bit_of_the_log_lets_the_table_be_written_anew",
     },
     "An archive": {
-        "an archive in an object store, set back": STORE + "test_a_store_that_was_set_back",
-        "the state of an archive in an object store, older, copied or lost": STORE + "test_the_state",
-        "a copy of an archive in an object store, under another prefix": STORE + "test_the_state",
         "the archive, older": HISTORY + "test_an_older_copy_of_an_archive_goes_on_and_so_do_two",
         "two copies that both went on": DAMAGE + "test_two_copies_of_an_archive_that_both_went_on_are_read_together",
         "`head.json`, older": DAMAGE + "test_an_older_copy_of_the_head_hides_nothing",
@@ -154,6 +151,9 @@ TESTS: dict[str, dict[str, str]] = {
             f"{DAMAGE}test_an_archive_with_any_bit_flipped_gives_the_same_or_says_so "
             f"{DAMAGE}test_a_file_cut_short_at_any_byte_is_told"
         ),
+        "an archive in an object store, set back": STORE + "test_a_store_that_was_set_back",
+        "the state of an archive in an object store, older, copied or lost": STORE + "test_the_state",
+        "a copy of an archive in an object store, under another prefix": STORE + "test_the_state",
         "a copy that can only be read": DAMAGE + "test_verify_and_status_write_nothing",
         "the deployment, from an older backup": (
             HISTORY + "test_a_set_that_was_restored_from_an_older_backup_is_refused"

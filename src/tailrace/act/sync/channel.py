@@ -33,6 +33,7 @@ from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
+from tailrace.read.archive.place import archive_place
 
 if TYPE_CHECKING:
     from tailrace.act.sync.archiving import SyncArchive
