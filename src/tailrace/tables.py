@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from tailrace.faces import lazily
 
 if TYPE_CHECKING:
+    from tailrace.base.object_place import object_place
     from tailrace.lake.spark.tables import read
-    from tailrace.lake.store.object_place import object_place
     from tailrace.lake.tables.as_of import as_of
     from tailrace.lake.tables.settings import TableRule, TableSettings
     from tailrace.lake.tables.writer import TablesWriter
@@ -26,7 +26,7 @@ __getattr__ = lazily(
         "TableSettings": "tailrace.lake.tables.settings",
         "TablesWriter": "tailrace.lake.tables.writer",
         "as_of": "tailrace.lake.tables.as_of",
-        "object_place": "tailrace.lake.store.object_place",
+        "object_place": "tailrace.base.object_place",
         "read": "tailrace.lake.spark.tables",
     },
 )

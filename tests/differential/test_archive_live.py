@@ -27,6 +27,7 @@ from tailrace.core.plan.profile import profile_for
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import ChangeStreamHistoryLost, SourceError, TailraceError, UsageError
 from tailrace.read.archive.cluster import ArchivedCluster
+from tailrace.read.archive.place import ArchivePlace
 from tailrace.read.archive.recorder import ArchivePolicy, Recorder
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.archive.verification import verify
@@ -52,7 +53,7 @@ def replica_set() -> Iterator[ReplicaSet]:
         yield running
 
 
-def archive_now(uri: str, folder: Path, limits: SegmentLimits = _SMALL) -> None:
+def archive_now(uri: str, folder: ArchivePlace, limits: SegmentLimits = _SMALL) -> None:
     """Everything up to now into the archive."""
     with MongoClient[dict[str, Any]](uri) as client:
         cluster = Cluster.discover(client, uri, {})

@@ -27,6 +27,7 @@ LOG = "tables/test_log_damage.py::"
 DAMAGE = "unit/test_archive_damage.py::"
 EACH_SEGMENT = DAMAGE + "test_what_is_lost_or_in_another_place_is_said_of_each_segment"
 HISTORY = "differential/test_archive_history_live.py::"
+STORE = "differential/test_archive_in_store.py::"
 IMAGES = "unit/test_image_state.py::"
 SET_BACK_IMAGES = "differential/test_images_set_back_live.py::"
 PART_LOST = SET_BACK_IMAGES + "test_a_directory_of_which_a_part_is_lost_is_refused"
@@ -150,6 +151,9 @@ TESTS: dict[str, dict[str, str]] = {
             f"{DAMAGE}test_an_archive_with_any_bit_flipped_gives_the_same_or_says_so "
             f"{DAMAGE}test_a_file_cut_short_at_any_byte_is_told"
         ),
+        "an archive in an object store, set back": STORE + "test_a_store_that_was_set_back",
+        "the state of an archive in an object store, older, copied or lost": STORE + "test_the_state",
+        "a copy of an archive in an object store, under another prefix": STORE + "test_the_state",
         "a copy that can only be read": DAMAGE + "test_verify_and_status_write_nothing",
         "the deployment, from an older backup": (
             HISTORY + "test_a_set_that_was_restored_from_an_older_backup_is_refused"

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Final
 
 import obstore
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.cli.run_tables import tabling
-from tailrace.lake.store.object_place import ObjectPlace
 from tailrace.lake.tables.settings import TableSettings
 from tests.products.product import Job, Product
 from tests.products.tables import TablesProduct, maintained

@@ -25,6 +25,7 @@ from tailrace.lake.spark.planning.opening import open_deployment
 from tailrace.lake.spark.query.options import parse
 from tailrace.read.archive.cluster import ArchivedCluster
 from tailrace.read.archive.layout import DESCRIPTION, HEAD
+from tailrace.read.archive.place import ArchivePlace
 from tailrace.read.archive.record import read_record, write_record
 from tailrace.read.archive.replay import ArchiveReplay
 from tailrace.read.archive.source import ArchiveSource
@@ -32,6 +33,7 @@ from tailrace.read.archive.verification import verify
 from tailrace.read.source.mongod import MongodSource
 from tests.differential.test_archive_live import archive_now, entries_of
 from tests.sharded.workload import spread
+from tests.tables.object_server import ObjectServer
 
 pytestmark = pytest.mark.mongod
 
@@ -95,7 +97,7 @@ def test_a_stream_begins_in_the_archive_and_goes_on_in_the_oplogs(
 
 
 def test_a_clusters_entries_are_replayed_as_the_events_of_their_time(
-    sharded_cluster: ShardedCluster, tmp_path: Path
+    sharded_cluster: ShardedCluster, object_store: ObjectServer, tmp_path: Path
 ) -> None:
     """The versions change between two cluster times, on all shards together. No test had replayed a cluster's archive
     over an upgrade; here an archive is told of one at times that it knows nothing of."""
@@ -104,6 +106,10 @@ def test_a_clusters_entries_are_replayed_as_the_events_of_their_time(
     write(sharded_cluster, namespace, 0, 24)
     archive_now(sharded_cluster.uri, folder)
     of = {version: _replayed(folder, version) for version in ("6.0", "7.0")}
+    in_store = object_store.place("archived-upgrade", tmp_path / "state")
+    archive_now(sharded_cluster.uri, in_store)
+    assert _replayed(in_store, "6.0") == of["6.0"]
+    assert all(not report.faults for report in verify(in_store))
     times = [_time_of(event) for event in of["6.0"]]
     assert [_time_of(event) for event in of["7.0"]] == times
     known: Any = read_record(folder / DESCRIPTION)
@@ -118,7 +124,7 @@ def test_a_clusters_entries_are_replayed_as_the_events_of_their_time(
         assert _replayed(folder, None, resumeAfter=token) == expected[len(times) // 3 + 1 :]
 
 
-def _replayed(folder: Path, version: str | None, **stage: Any) -> list[bytes]:
+def _replayed(folder: ArchivePlace, version: str | None, **stage: Any) -> list[bytes]:
     options = StreamOptions.parse(Scope.of_database("archived_upgrade"), stage)
     replay = ArchiveReplay(folder, options, None if version is None else profile_for(version))
     return [bytes(event) for block in replay.blocks() for event in block.events()]

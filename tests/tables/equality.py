@@ -9,9 +9,9 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from deltalake import DeltaTable
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.core import raw_bson
 from tailrace.lake.store.delta import commits_in
-from tailrace.lake.store.object_place import ObjectPlace
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.names import place_of
 from tailrace.read.source.connection import Connection, collection_of

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tailrace.lake.store.object_place import ObjectPlace, object_place
+from tailrace.base.object_place import ObjectPlace, object_place
 from tests.patience import PATIENCE_S
 
 KEY, SECRET = "tester", "a-secret-of-the-tests"

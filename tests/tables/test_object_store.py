@@ -14,11 +14,11 @@ import obstore
 import pytest
 from pymongo import MongoClient
 
+from tailrace.base.object_place import ObjectPlace, StoreAwayError, check_store
 from tailrace.cli.main import main
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import OtherHistoryError, SinkError
-from tailrace.lake.store.object_place import ObjectPlace, StoreAwayError, check_store
 from tailrace.lake.tables import ownership
 from tailrace.lake.tables.as_of import as_of
 from tailrace.lake.tables.delta_table import CollectionTable
@@ -419,7 +419,7 @@ _CHILD = """
 import os, signal, sys, json
 from tailrace.base import durable
 from pathlib import Path
-from tailrace.lake.store.object_place import object_place
+from tailrace.base.object_place import object_place
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.versions import Keeping
 from tailrace.lake.tables.writer import TablesWriter

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.base.object_place import ObjectPlace, is_object_uri, object_place, reason
 from tailrace.errors import UsageError
-from tailrace.lake.store.object_place import ObjectPlace, is_object_uri, object_place, reason
 from tailrace.lake.tables.names import folder_of, place_of
 
 

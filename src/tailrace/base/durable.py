@@ -178,13 +178,21 @@ def read_sealed(path: Path, keys: Collection[str]) -> dict[str, object] | None:
     is what was changed.
     """
     value = read_json(path)
-    if value is None:
-        return None
+    return None if value is None else unsealed(value, keys, path)
+
+
+def sealed(value: Mapping[str, object]) -> bytes:
+    """What ``write_sealed`` writes to a file, for an object in a store."""
+    return (json.dumps({**value, _SEAL: _digest(value)}, indent=1) + "\n").encode()
+
+
+def unsealed(value: dict[str, object], keys: Collection[str], name: object) -> dict[str, object]:
+    """As ``read_sealed``, of what was read already from ``name``."""
     seal = value.pop(_SEAL, None)
     if seal is None and not set(value).difference(keys):
         return value
     if seal != _digest(value):
-        raise SinkError(f"{path} is damaged: it was changed after it was written", hint="Restore it from a copy")
+        raise SinkError(f"{name} is damaged: it was changed after it was written", hint="Restore it from a copy")
     return value
 
 
@@ -235,12 +243,17 @@ def read_json(path: Path) -> dict[str, object] | None:
         raise SinkError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise SinkError(f"cannot read {path}: {error}") from error
+    return parse_json(text, path)
+
+
+def parse_json(text: str | bytes, name: object) -> dict[str, object]:
+    """The object that was read from ``name``. Raises SinkError if it is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SinkError(f"{path} is damaged: {error}") from error
+        raise SinkError(f"{name} is damaged: {error}") from error
     if not isinstance(value, dict):
-        raise SinkError(f"{path} is damaged: not a JSON object")
+        raise SinkError(f"{name} is damaged: not a JSON object")
     return value
 
 

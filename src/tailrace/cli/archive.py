@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from tailrace.cli.output import say, show_progress, tell
 from tailrace.cli.stream_arguments import address_of, parse_duration
+from tailrace.cli.usage import WrongUsageError
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.user_text import byte_count
 from tailrace.errors import SourceError, UsageError
 from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
+    from tailrace.read.archive.place import ArchivePlace
     from tailrace.read.archive.recorder import Recorder
     from tailrace.read.archive.verification import OplogReport
     from tailrace.read.archive.writer import ArchiveProgress
@@ -28,6 +30,8 @@ Keep a deployment's oplog for longer than the deployment does. Every oplog entry
 stored pre-images, in compressed Parquet files: a replica set's, or those of all shards and of the config server. Run it
 again to continue where it stopped. "tailrace replay DIR" reads change streams from it. With --archive DIR, or
 connect(uri, archive=DIR), a stream of the deployment may start before its oplog begins.
+
+DIR may be s3://BUCKET/PREFIX (extra: s3): then --state names a local folder for the files on their way.
 
   tailrace archive URI DIR         archive until Ctrl-C or SIGTERM
   tailrace archive status DIR      how far an archive reaches
@@ -51,7 +55,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="mongodb://... of a replica set, or of a cluster's config server or mongos; @FILE reads it from a file "
         "(default: the environment variable TAILRACE_URI); or status, or verify",
     )
-    parser.add_argument("directory", nargs="?", metavar="DIR", help="the archive; a new directory begins one")
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        metavar="DIR",
+        help="the archive: a directory, or s3://BUCKET/PREFIX; a new one is begun",
+    )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="FOLDER",
+        help="with s3://: a local folder, the same one each time, which says that the archive is this process's",
+    )
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="with s3://: go on with an archive whose state is lost; its writer is stopped, if it still runs",
+    )
     parser.add_argument(
         "--once", action="store_true", help="stop when everything that was there at the start is archived"
     )
@@ -84,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
     if args.uri in _WORDS:
         if args.directory is None:
             raise UsageError(f"tailrace archive {args.uri} needs the archive's directory")
-        return _report(Path(args.directory), reads_all=args.uri == "verify")
+        from tailrace.read.archive.place import archive_place  # noqa: PLC0415  not for --help
+
+        return _report(archive_place(args.directory), reads_all=args.uri == "verify")
     if args.directory is None and args.uri is not None and not is_uri_argument(args.uri):
         raise UsageError(
             f"the connection URI is missing: {args.uri} is not one",
@@ -109,18 +131,20 @@ def _record(args: argparse.Namespace) -> int:
     policy = ArchivePolicy(
         from_oldest=args.begin == "oldest",
         once=args.once,
+        take_over=args.take_over,
         images=not args.no_pre_images,
         limits=SegmentLimits(_size(args.segment_bytes, "--segment-bytes"), args.segment_seconds),
         retention=Retention(keep, None if args.keep_bytes is None else _size(args.keep_bytes, "--keep-bytes")),
     )
+    folder = _place(args)
     uri = find_uri(args.uri)
     with open_client(uri) as client:
         cluster = Cluster.discover(client, uri, {})
         if cluster is None:
             warn_of_one_shard(client)
-        recorder = Recorder(client, cluster, Path(args.directory), policy)
+        recorder = Recorder(client, cluster, folder, policy)
         _stop_at_signals(recorder)
-        tell(f"tailrace: archiving into {args.directory}")
+        tell(f"tailrace: archiving into {folder}")
         begun = time.monotonic()
         try:
             with _served(recorder, args.metrics):
@@ -130,6 +154,22 @@ def _record(args: argparse.Namespace) -> int:
             if cluster is not None:
                 cluster.close()
     return 0
+
+
+def _place(args: argparse.Namespace) -> ArchivePlace:
+    """Where the archive is to be written."""
+    from tailrace.base.object_place import ObjectPlace  # noqa: PLC0415  not for --help
+    from tailrace.read.archive.place import archive_place  # noqa: PLC0415
+
+    folder = archive_place(args.directory, args.state)
+    if isinstance(folder, ObjectPlace) and args.state is None:
+        raise WrongUsageError(
+            "an archive in an object store needs --state",
+            hint="--state FOLDER: a local folder, the same one each time",
+        )
+    if not isinstance(folder, ObjectPlace) and (args.state is not None or args.take_over):
+        raise WrongUsageError("--state and --take-over belong to an archive in an object store (s3://BUCKET/PREFIX)")
+    return folder
 
 
 @contextmanager
@@ -166,16 +206,16 @@ def _print_progress(written: dict[str, ArchiveProgress], begun: float) -> None:
     size = sum(one.bytes for one in written.values())
     seconds = max(0.001, time.monotonic() - begun)
     reached = [one.until for one in written.values() if one.until]
-    behind = f", on disk up to {min(reached)}" if reached else ""
+    behind = f", archived up to {min(reached)}" if reached else ""
     expired = sum(one.expired for one in written.values())
     gone = f", {expired} expired segments deleted" if expired else ""
     tell(f"tailrace: {entries:,} entries and {_bytes(size)} archived, {size / seconds / 1e6:.1f} MB/s{behind}{gone}")
 
 
-def _report(folder: Path, *, reads_all: bool) -> int:
+def _report(folder: ArchivePlace, *, reads_all: bool) -> int:
     from tailrace.read.archive.verification import status, verify  # noqa: PLC0415
 
-    def read(path: Path) -> None:
+    def read(path: ArchivePlace) -> None:
         if sys.stderr.isatty():
             show_progress(f"reading {path.name}")
 
@@ -201,7 +241,7 @@ def _print_report(report: OplogReport) -> None:
     images = f", {report.images:,} pre-images" if report.images else ""
     say(
         f"{report.name}: {report.entries:,} entries{images} in {report.segments:,} segments, "
-        f"{_bytes(report.bytes)} on disk for {_bytes(report.raw_bytes)}"
+        f"{_bytes(report.bytes)} stored for {_bytes(report.raw_bytes)}"
     )
     say(f"  from {ClusterTime(report.after + 1)}")
     say(f"  to   {report.until}")

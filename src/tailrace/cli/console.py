@@ -66,10 +66,17 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--letters", default=LETTERS, metavar="DB.COLL", help=f"where dead letters are kept (default: {LETTERS})"
     )
-    for flag, what in (("lake", "a lake"), ("tables", "tables"), ("archive", "an archive")):
+    for flag, what in (("lake", "a lake"), ("tables", "tables")):
         group.add_argument(
             f"--{flag}", action="append", default=[], type=Path, metavar="DIR", help=f"{what}; may be repeated"
         )
+    group.add_argument(
+        "--archive",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="an archive, in a directory or at s3://BUCKET/PREFIX; may be repeated",
+    )
     group.add_argument(
         "--sync", action="append", default=[], metavar="TARGET", help="the target of syncs from URI; may be repeated"
     )
@@ -78,6 +85,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
 def targets_of(args: argparse.Namespace) -> Targets:
     """What is looked at beside the deployment. Raises UsageError."""
     from tailrace.cli.panels.sources import Targets  # noqa: PLC0415  so that --help does not load it
+    from tailrace.read.archive.place import archive_place  # noqa: PLC0415  as well
 
     for namespace in (args.store, args.letters):
         store_namespace(namespace)  # before anything is opened
@@ -87,7 +95,7 @@ def targets_of(args: argparse.Namespace) -> Targets:
         gateway=None if args.gateway is None else find_uri(args.gateway),
         lakes=args.lake,
         tables=args.tables,
-        archives=args.archive,
+        archives=[archive_place(one) for one in args.archive],
         syncs=[find_uri(target) for target in args.sync],
     )
 

@@ -58,10 +58,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--documents", metavar="FILE", help='one line for each document, such as {"ns": "shop.customers", "_id": 5}'
     )
     where = parser.add_argument_group("from which stores; each may be repeated")
-    for name, what in (("lake", "a lake"), ("tables", "tables"), ("images", "images"), ("archive", "an archive")):
+    for name, what in (("lake", "a lake"), ("tables", "tables"), ("images", "images")):
         where.add_argument(
             f"--{name}", type=Path, action="append", default=[], metavar="DIR", help=f"the directory of {what}"
         )
+    where.add_argument(
+        "--archive",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="an archive: its directory, or s3://BUCKET/PREFIX",
+    )
     where.add_argument("--dead-letters", action="append", default=[], metavar="URI", help="their deployment")
     parser.add_argument("--letters", metavar="DB.COLL", help=f"their collection (default: {LETTERS})")
     parser.add_argument(
@@ -166,10 +173,11 @@ def _letters(uri: str, where: str, documents: NamedDocuments, dry_run: bool) -> 
         raise SinkError(f"the dead letters cannot be reached: {short_reason(error)}") from None
 
 
-def _archive(root: Path, documents: NamedDocuments) -> StoreErasure:
+def _archive(where: str, documents: NamedDocuments) -> StoreErasure:
     from tailrace.read.archive.named import find_documents  # noqa: PLC0415
+    from tailrace.read.archive.place import archive_place  # noqa: PLC0415
 
-    return find_documents(root, documents)
+    return find_documents(archive_place(where), documents)
 
 
 def _documents(args: argparse.Namespace) -> Iterator[NamedDocument]:

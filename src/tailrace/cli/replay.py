@@ -57,7 +57,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "dump",
         metavar="DUMP",
-        help="an oplog.bson, a dump directory, or an archive of mongodump or Tailrace; - reads standard input",
+        help="an oplog.bson, a dump directory, or an archive of mongodump or Tailrace, the latter also at "
+        "s3://BUCKET/PREFIX; - reads standard input",
     )
     add_stream_arguments(parser)
     parser.add_argument(
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     pipeline = pipeline_of(args)
     options = StreamOptions.parse(Scope.parse(args.namespace), stage_of(args), pipeline, collation=collation_of(args))
     masks = _masks(args.masks, options)
-    archived = None if args.dump == "-" else _archived(Path(args.dump))
+    archived = None if args.dump == "-" else _archived(args.dump)
     until = Until.parse(args.until, None)
     with contextlib.ExitStack() as stack:
         if archived is None:
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             print_explanation(explain(plan, reads="dump"), args.format)
             return 0
         if archived is not None:
-            blocks = _archive_blocks(options, Path(args.dump), args.server_version, until)
+            blocks = _archive_blocks(options, args.dump, args.server_version, until)
         else:
             assert source is not None
             blocks = _blocks(plan, source, until)
@@ -132,13 +133,15 @@ def _masks(file: str | None, options: StreamOptions) -> Masks | None:
     return masks
 
 
-def _archived(folder: Path) -> Description | None:
-    """What the archive at ``folder`` says of itself; ``None`` where there is none."""
-    if not (folder / "archive.json").is_file():
+def _archived(where: str) -> Description | None:
+    """What the archive at ``where`` says of itself; ``None`` where there is none. In an object store there must be."""
+    is_object = where.startswith(("s3:", "s3a:"))
+    if not is_object and not (Path(where) / "archive.json").is_file():
         return None
     from tailrace.read.archive.layout import existing  # noqa: PLC0415
+    from tailrace.read.archive.place import archive_place  # noqa: PLC0415
 
-    return existing(folder)
+    return existing(archive_place(where))
 
 
 def _first_profile(chosen: str | None, spans: Sequence[VersionSpan]) -> ServerProfile:
@@ -199,12 +202,13 @@ def _standard_input() -> Iterator[str]:
 
 
 def _archive_blocks(
-    options: StreamOptions, folder: Path, chosen: str | None, until: Until
+    options: StreamOptions, where: str, chosen: str | None, until: Until
 ) -> Generator[EventBlock, None, None]:
+    from tailrace.read.archive.place import archive_place  # noqa: PLC0415
     from tailrace.read.archive.replay import ArchiveReplay  # noqa: PLC0415
 
     profile = None if chosen is None else chosen_profile(chosen)
-    replay = ArchiveReplay(folder, options, profile, until=until.time)
+    replay = ArchiveReplay(archive_place(where), options, profile, until=until.time)
     if profile is None:
         _tell_versions(replay.spans)
     return _replayed(replay)

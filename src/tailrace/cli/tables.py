@@ -99,7 +99,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="with write, verify, as-of: drop, hash or tokenise fields, as this file declares (extra: masks)",
     )
     parser.add_argument("--sample", type=int, metavar="N", help="with verify: compare N documents of each collection")
-    parser.add_argument("--archive", type=Path, metavar="DIR", help="with as-of: read entries from this archive")
+    parser.add_argument(
+        "--archive", metavar="DIR", help="with as-of: read entries from this archive, a directory or s3://BUCKET/PREFIX"
+    )
     parser.add_argument(
         "--uri",
         metavar="URI",
@@ -158,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _root(word: str, args: argparse.Namespace) -> TablePlace:
     """Where tables are."""
-    from tailrace.lake.store.object_place import ObjectPlace  # noqa: PLC0415  as in _place()
+    from tailrace.base.object_place import ObjectPlace  # noqa: PLC0415  as in _place()
 
     root = _place(word, args)
     if isinstance(root, ObjectPlace):
@@ -171,7 +173,7 @@ def _root(word: str, args: argparse.Namespace) -> TablePlace:
 
 def _place(word: str, args: argparse.Namespace) -> TablePlace:
     """Where tables are or are to be."""
-    from tailrace.lake.store.object_place import is_object_uri, object_place  # noqa: PLC0415  not for --help
+    from tailrace.base.object_place import is_object_uri, object_place  # noqa: PLC0415  not for --help
 
     if is_object_uri(word):
         if args.state is None:

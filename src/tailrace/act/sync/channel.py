@@ -36,10 +36,12 @@ from tailrace.act.sync.recognition import DEPLOYMENT, deployment_of
 from tailrace.act.sync.settings import LEASE_S, STATE_DB, SyncSettings
 from tailrace.act.sync.state import SyncDocument
 from tailrace.act.sync.verification import Verification, verify
+from tailrace.base.object_place import is_object_uri
 from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
+from tailrace.read.archive.place import archive_place
 
 if TYPE_CHECKING:
     from tailrace.act.sync.archiving import SyncArchive
@@ -95,7 +97,7 @@ class Sync:
             state_db=state_db,
             lanes=lanes,
             documents_per_second=documents_per_second,
-            archive=None if archive is None else Path(archive),
+            archive=None if archive is None else _directory(archive),
             lease_s=lease_s,
             shard_keys=dict(shard_keys or {}),
         )
@@ -345,3 +347,10 @@ class Sync:
         except BaseException:
             self._note({"request": None})
             raise
+
+
+def _directory(archive: str | Path) -> Path:
+    place = None if is_object_uri(str(archive)) else archive_place(archive)
+    if not isinstance(place, Path):
+        raise UsageError("a sync records into a directory, not into an object store")
+    return place

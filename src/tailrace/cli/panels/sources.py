@@ -30,6 +30,7 @@ from tailrace.read.source.uri import ConnectionString
 
 if TYPE_CHECKING:
     from tailrace.lake.store.place import TablePlace
+    from tailrace.read.archive.place import ArchivePlace
     from tailrace.read.archive.verification import OplogReport
     from tailrace.watch.client.client import Client
 
@@ -50,7 +51,7 @@ class Targets:
     gateway: ConnectionString | None = None
     lakes: Sequence[Path] = ()
     tables: Sequence[TablePlace] = ()
-    archives: Sequence[Path] = ()
+    archives: Sequence[ArchivePlace] = ()
     syncs: Sequence[ConnectionString] = ()
     state_db: str = "tailrace_sync"
     #: What the service that the console belongs to says of itself.
@@ -255,7 +256,7 @@ def tables(root: TablePlace) -> dict[str, Any]:
     }
 
 
-def archive(root: Path) -> list[dict[str, Any]]:
+def archive(root: ArchivePlace) -> list[dict[str, Any]]:
     """As ``tailrace archive status``."""
     from tailrace.read.archive.verification import status  # noqa: PLC0415  loads Arrow
 

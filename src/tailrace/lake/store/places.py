@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from tailrace.base import durable
-from tailrace.lake.store.object_place import ObjectPlace, StoredObject, check_store
+from tailrace.base.object_place import ObjectPlace, StoredObject, check_store
 from tailrace.lake.store.place import TablePlace
 
 #: The local folder for files that are on their way to an object store.

@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -20,12 +19,12 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from tailrace.base.object_place import reason
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.core.oplog.witness import EntryMark, Witness
 from tailrace.errors import OtherHistoryError, SinkError, UsageError
 from tailrace.lake.store import delta, places
-from tailrace.lake.store.object_place import reason
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import versions
 from tailrace.lake.tables.delta_commit import Stated, columns_of
@@ -38,6 +37,7 @@ from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.standing import check_log, harm_of
 from tailrace.lake.tables.state import UNKNOWN, StoredDocument, TabledCollection, TableMark, TableState
 from tailrace.read.archive.layout import existing
+from tailrace.read.archive.place import ArchivePlace, archive_place
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.source.connection import open_client
 from tailrace.read.source.mask_file import Masks
@@ -80,15 +80,15 @@ def as_of(
     namespace: str,
     moment: datetime | ClusterTime,
     *,
-    archive: Path | None = None,
+    archive: str | ArchivePlace | None = None,
     uri: Any = None,
     masks: Masks | None = None,
 ) -> AsOf:
     """The rows of the collection's table at ``moment``.
 
     Args:
-        archive: for a moment inside a micro-batch: the directory of an archive, from which the oplog's entries between
-            the nearest version and the moment are read
+        archive: for a moment inside a micro-batch: the directory of an archive, or ``s3://BUCKET/PREFIX``, from which
+            the oplog's entries between the nearest version and the moment are read
         uri: a deployment from which they are read instead, as far as its oplog reaches
         masks: the masks that the tables are written with, for the entries that are read
 
@@ -176,7 +176,7 @@ def _rows(table: DeltaTable, wanted: Stated) -> pa.Table:
 
 
 def _members(
-    archive: Path | None,
+    archive: str | ArchivePlace | None,
     uri: Any,
     namespace: str,
     time: ClusterTime,
@@ -186,6 +186,7 @@ def _members(
 ) -> tuple[Sequence[OplogMember], Any]:
     following = around[1]
     if archive is not None:
+        archive = archive_place(archive)
         description = existing(archive)
         names = [description.name] if description.name else list(description.shards)
         sources = {name: ArchiveSource(archive, name) for name in names if name}
@@ -211,7 +212,7 @@ def _members(
         raise
 
 
-def _check_archive(archive: Path, sources: Mapping[str, ArchiveSource], witness: Witness) -> None:
+def _check_archive(archive: ArchivePlace, sources: Mapping[str, ArchiveSource], witness: Witness) -> None:
     """Raises OtherHistoryError if the archive is of another deployment, or of another history, than the table. An entry
     that the archive does not reach cannot be compared."""
     for name, mark in witness.entries.items():

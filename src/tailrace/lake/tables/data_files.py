@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace, StoreAwayError
 from tailrace.errors import SinkError
-from tailrace.lake.store.object_place import ObjectPlace, StoreAwayError
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.store.places import UPLOADS, open_file, parquet_file
 from tailrace.lake.tables.delta_commit import NewFile

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from tailrace.base.object_place import StoreAwayError, reason
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
 from tailrace.lake.store import delta, places
-from tailrace.lake.store.object_place import StoreAwayError, reason
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.store.published_checkpoint import publish_checkpoint
 from tailrace.lake.tables import delta_commit, log_chain, versions

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake.store.object_place import ObjectPlace
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.store.places import UPLOADS
 from tailrace.lake.tables.state import TableMark, TableState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Final
 
-from tailrace.lake.store.object_place import ObjectPlace
+from tailrace.base.object_place import ObjectPlace
 from tailrace.lake.store.place import P
 
 #: Our own columns. A field of a document with such a name gets another column name.

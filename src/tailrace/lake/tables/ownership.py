@@ -20,8 +20,8 @@ import logging
 import secrets
 from typing import Final
 
+from tailrace.base.object_place import ObjectPlace, check_store
 from tailrace.errors import OtherHistoryError, SinkError
-from tailrace.lake.store.object_place import ObjectPlace, check_store
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.holding import STATE
 from tailrace.lake.tables.names import BEGIN_ANEW

@@ -13,9 +13,9 @@ import pyarrow as pa
 from deltalake import CommitProperties, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from tailrace.base.object_place import reason
 from tailrace.errors import SinkError
 from tailrace.lake.store import places
-from tailrace.lake.store.object_place import reason
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.delta_commit import Batch, token_of
 from tailrace.lake.tables.rows import CLUSTER_TIME, Misfitting, changed_at

@@ -26,11 +26,11 @@ from bson.raw_bson import RawBSONDocument
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from tailrace.base.object_place import reason
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, SourceError, UsageError
 from tailrace.lake.store import places
-from tailrace.lake.store.object_place import reason
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.copying import key_of
 from tailrace.lake.tables.fold import FoldOfOne

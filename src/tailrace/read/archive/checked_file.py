@@ -19,12 +19,14 @@ import sys
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SourceError, invariant
+from tailrace.read.archive.place import ArchivePlace, asking
 
 #: What is said of a file, as JSON, in its footer.
 METADATA: Final = b"tailrace.archive"
@@ -46,6 +48,8 @@ _DIGEST_DIGITS: Final = 16
 _MAGIC: Final = b"PAR1"
 #: The footer's length and the magic number.
 _TAIL: Final = 8
+#: What is read first of an object: its footer, and all of a small one. A request costs more than so many bytes.
+_LAST_BYTES: Final = 256 << 10
 #: Files of an earlier version, without sums, that are what their names say: path, size, time of change and inode.
 _whole: set[tuple[str, int, int, int]] = set()
 
@@ -61,7 +65,7 @@ class CheckedFile:
     since some damage ends the one that reads.
     """
 
-    def __init__(self, path: Path, digest: str) -> None:
+    def __init__(self, path: ArchivePlace, digest: str) -> None:
         try:
             data = _Data(path)
             footer = data.footer()
@@ -77,14 +81,60 @@ class CheckedFile:
             raise damaged(path, error) from None
 
 
+class _ByteReader(Protocol):
+    """Where the bytes of a file come from. ``read`` gives no more than there are."""
+
+    size: int
+
+    def read(self, start: int, size: int, /) -> bytes: ...
+    def close(self) -> None: ...
+
+
+class _FileBytes:
+    """Of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read(self, start: int, size: int) -> bytes:
+        return os.pread(self._descriptor, size, start)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class _ObjectBytes:
+    """Of an object: its end at once, and then what is asked for."""
+
+    def __init__(self, place: ObjectPlace) -> None:
+        self._place = place
+        with asking():
+            self._end, self.size = place.end(_LAST_BYTES)
+        self._end_start = self.size - len(self._end)
+
+    def read(self, start: int, size: int) -> bytes:
+        if start >= self._end_start:
+            begin = start - self._end_start
+            return self._end[begin : begin + size]
+        with asking():
+            return self._place.part(start, min(start + size, self.size))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class _Data(io.RawIOBase):
     """The data of a file, which are checked while they are read where ``sums`` are given."""
 
-    def __init__(self, path: Path) -> None:
+    _bytes: _ByteReader | None = None
+
+    def __init__(self, path: ArchivePlace) -> None:
         super().__init__()
-        self._descriptor = -1
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._size = self.end = os.fstat(self._descriptor).st_size
+        self._bytes = _ObjectBytes(path) if isinstance(path, ObjectPlace) else _FileBytes(path)
+        self._size = self.end = self._bytes.size
         self._position = 0
         self._last: tuple[int, bytes] = (-1, b"")
         self.sums: bytes | None = None
@@ -99,9 +149,10 @@ class _Data(io.RawIOBase):
         return self._read(self.end, length)
 
     def _read(self, start: int, size: int) -> bytes:
+        assert self._bytes is not None
         parts = []
         while size > 0:
-            part = os.pread(self._descriptor, size, start)
+            part = self._bytes.read(start, size)
             if not part:
                 raise ValueError("it is cut short")
             parts.append(part)
@@ -161,15 +212,16 @@ class _Data(io.RawIOBase):
         return self._position
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._bytes is not None:
+            self._bytes.close()
         super().close()
 
 
-def _check_whole(path: Path, digest: str) -> None:
+def _check_whole(path: ArchivePlace, digest: str) -> None:
     """Raise ValueError where a file is not what its name says, or with an empty ``digest`` cannot be read. Files are
     not changed once they are there, so each is read for this once in a process."""
+    if isinstance(path, ObjectPlace):  # earlier versions wrote to directories only
+        raise ValueError("it is not what was written, or an earlier version's: those are read from a directory")
     found = path.stat()
     key = (str(path), found.st_size, found.st_mtime_ns, found.st_ino)
     if key in _whole:
@@ -206,7 +258,7 @@ def _sums(path: Path) -> str:
         return "".join(f"{zlib.crc32(block):08x}" for block in iter(lambda: file.read(_BLOCK), b""))
 
 
-def damaged(path: Path, error: Exception) -> SourceError:
+def damaged(path: ArchivePlace, error: Exception) -> SourceError:
     """What a reader is told of a file that is not what was written."""
     words = str(error).splitlines()[0] if str(error) else type(error).__name__
     return SourceError(

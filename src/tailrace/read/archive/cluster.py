@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final
 
 from tailrace.core.event.event_block import EventBlock
@@ -14,6 +13,7 @@ from tailrace.core.stream.merge import CONFIG_SHARDS, MergedStream
 from tailrace.core.stream.stream import Need
 from tailrace.errors import SourceError, UsageError
 from tailrace.read.archive.layout import CONFIG_OPLOG, archived_until, existing, oplog_folder, unfinished
+from tailrace.read.archive.place import ArchivePlace, archive_place
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.source.drive import answers_of, drive
 
@@ -24,8 +24,8 @@ _KEYS_SINCE: Final = (5, 3)
 class ArchivedCluster:
     """The oplogs of a cluster's archive. Raises UsageError where it is none, SourceError where it is damaged."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: str | ArchivePlace) -> None:
+        self._folder = archive_place(folder)
         self.description = existing(self._folder)
         if not self.description.is_cluster:
             raise UsageError(f"{folder} is the archive of a replica set, not of a cluster")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pymongo import MongoClient
@@ -17,6 +16,7 @@ from tailrace.core.plan.plan import Plan
 from tailrace.errors import ChangeStreamHistoryLost, SourceError, UsageError
 from tailrace.read.archive.hybrid import HybridSource
 from tailrace.read.archive.layout import CONFIG_OPLOG, existing
+from tailrace.read.archive.place import ArchivePlace, archive_place
 from tailrace.read.archive.replica_set_oplog import ArchivedReplicaSetOplog
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.source.live import LiveSource
@@ -32,8 +32,8 @@ class ArchivedShards:
     Raises UsageError if ``folder`` is not a cluster's archive.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: str | ArchivePlace) -> None:
+        self._folder = archive_place(folder)
         self._description = existing(self._folder)
         if not self._description.is_cluster:
             raise UsageError(f"{folder} is the archive of a replica set, and this is a cluster")

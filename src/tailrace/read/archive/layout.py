@@ -10,21 +10,26 @@ hexadecimal digits, so names sort as the stream does; the digest is that of the 
 rest (``checked_file``). A segment appears whole, by a rename, and is never changed. Two neighbours share a time: where
 they do not, one is missing. Each names the digest of the one before it and that of its pre-images, and the head names
 the newest one's, so no file of another archive can take the place of one of this.
+
+In an object store the name of pre-images has their digest too. Only the head says which segments count (``chained``): a
+writer that was killed or replaced may have left others.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.compatibility import SettingRead
 from tailrace.core.oplog.witness import DeploymentIdentity, Witness
 from tailrace.core.plan.profile import profile_for
 from tailrace.errors import SourceError, UsageError
+from tailrace.read.archive.place import ArchivePlace, asking, files_in, has_files, is_there
 from tailrace.read.archive.record import read_record
 
 FORMAT: Final = "tailrace-archive"
@@ -36,23 +41,40 @@ LOCK: Final = ".lock"
 CONFIG_OPLOG: Final = "config.shards"
 
 _SEGMENT: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})\.parquet")
-IMAGES: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})\.images\.parquet")
+IMAGES: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})(?:-[0-9a-f]{16})?\.images\.parquet")
+#: What is beside an archive in an object store while its writer tries what the store can do.
+_PROBES: Final = "_tailrace"
 _TRIES: Final = 5
 _BRING_BACK: Final = "Restore the missing file. If it is lost, start a new archive in another directory"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ArchiveSegment:
-    """A file with every entry of one oplog with ``after`` < ts <= ``until``."""
+    """A file with every entry of one oplog with ``after`` < ts <= ``until``.
+
+    ``size``  of an object, in bytes, as the store lists it; -1 of a file
+    """
 
     after: ClusterTime
     until: ClusterTime
     digest: str
-    path: Path
+    path: ArchivePlace = field(compare=False)
+    size: int = field(default=-1, compare=False)
 
     @property
-    def images_path(self) -> Path:
-        return self.path.with_name(f"{self.after:016x}-{self.until:016x}.images.parquet")
+    def span(self) -> str:
+        """The range, as the names of its files begin."""
+        return f"{self.after:016x}-{self.until:016x}"
+
+    @property
+    def images_path(self) -> ArchivePlace:
+        """The pre-images' file in a directory."""
+        return self.path.parent / f"{self.span}.images.parquet"
+
+    def images_place(self, digest: str) -> ArchivePlace:
+        """The pre-images' file with this digest: in a store, or copied from there, its name has it."""
+        named = self.path.parent / f"{self.span}-{digest}.images.parquet"
+        return named if digest and is_there(named) else self.images_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +197,15 @@ class Description:
         }
 
 
-def _others_than_description(folder: Path) -> bool:
+def _others_than_description(folder: ArchivePlace) -> bool:
     """Whether a directory holds anything but a description that is being written, or was when its writer was killed."""
-    return folder.is_dir() and any(not one.name.startswith(f".{DESCRIPTION}.") for one in folder.iterdir())
+    with asking():
+        return folder.is_dir() and any(
+            not one.name.startswith(f".{DESCRIPTION}.") and one.name != _PROBES for one in folder.iterdir()
+        )
 
 
-def describe(folder: Path) -> Description | None:
+def describe(folder: ArchivePlace) -> Description | None:
     """What an archive says of itself; ``None`` where the directory is empty or not there. Raises UsageError where it
     holds something else."""
     path = folder / DESCRIPTION
@@ -195,7 +220,7 @@ def describe(folder: Path) -> Description | None:
                     f"{folder} is not an archive: it holds files, but no {DESCRIPTION}",
                     hint="Name an archive that 'tailrace archive' made, or a new directory",
                 )
-            if folder.exists() and not folder.is_dir():
+            if is_there(folder) and not has_files(folder):
                 raise UsageError(f"{folder} is not a directory")
             return None
         if found.get("format") != FORMAT or found.get("version") != VERSION:
@@ -231,7 +256,7 @@ def _membership(document: Any) -> Membership:
     return Membership(ClusterTime(int(document["after"], 16)), None if until is None else ClusterTime(int(until, 16)))
 
 
-def existing(folder: Path) -> Description:
+def existing(folder: ArchivePlace) -> Description:
     """As ``describe``, for a reader: an archive must be there."""
     found = describe(folder)
     if found is None:
@@ -239,16 +264,17 @@ def existing(folder: Path) -> Description:
     return found
 
 
-def oplog_folder(folder: Path, oplog: str) -> Path:
-    return folder / quote(oplog, safe="")
+def oplog_folder(folder: ArchivePlace, oplog: str) -> ArchivePlace:
+    name = quote(oplog, safe="")
+    return folder / (name.replace("%", "!") if isinstance(folder, ObjectPlace) else name)
 
 
-def oplog_of(folder: Path) -> str:
+def oplog_of(folder: ArchivePlace) -> str:
     """The oplog's name, by its folder."""
-    return unquote(folder.name)
+    return unquote(folder.name.replace("!", "%") if isinstance(folder, ObjectPlace) else folder.name)
 
 
-def head(folder: Path) -> Reach | None:
+def head(folder: ArchivePlace) -> Reach | None:
     """How far the archive of one oplog reaches; ``None`` where nothing was archived yet. Raises SourceError."""
     try:
         found = read_record(folder / HEAD)
@@ -264,29 +290,33 @@ def head(folder: Path) -> Reach | None:
     return Reach(start, until, newest, replica_set, cluster, settings)
 
 
-def segments(folder: Path) -> list[ArchiveSegment]:
+def segments(folder: ArchivePlace, known: Sequence[ArchiveSegment] = ()) -> list[ArchiveSegment]:
     """The segments of one oplog in order, checked: none is missing between the first and the last that the head names.
+    ``known`` were found before: a store lists only later ones.
 
     Raises SourceError that says which range is not there.
     """
     for _ in range(_TRIES):
         reach = head(folder)
         if reach is None:
-            if folder.is_dir() and listed(folder):
+            if has_files(folder) and listed(folder):
                 raise headless(folder)
             return []
-        found = [segment for segment in listed(folder) if segment.until > reach.start]
+        is_partial = bool(known) and isinstance(folder, ObjectPlace)
+        there = [*known, *listed(folder, known[-1].path.name)] if is_partial else listed(folder)
+        known = ()
+        found = counting(folder, reach, there)
         hole = first_hole(reach, found)
         other = other_newest(reach, found)
         if hole is None and other is None:
             return found
         # Retention may have taken segments away while we looked.
-        if head(folder) == reach:
+        if not is_partial and head(folder) == reach:
             raise (missing(folder, *hole) if hole is not None else SourceError(other or "", hint=_BRING_BACK))
     raise SourceError(f"the archive {folder} changes faster than it can be read")
 
 
-def archived_until(folder: Path) -> ClusterTime | None:
+def archived_until(folder: ArchivePlace) -> ClusterTime | None:
     """Up to where one oplog is archived; ``None`` where nothing was yet. Raises SourceError."""
     found, reach = segments(folder), head(folder)
     # A writer that was killed between the two has published a segment that its head does not name.
@@ -304,7 +334,7 @@ def unfinished(name: str, shard: Membership, until: ClusterTime | None) -> str |
     return f"the shard {name} was removed from the cluster at {shard.until}, and {there}"
 
 
-def missing(folder: Path, after: ClusterTime, until: ClusterTime) -> SourceError:
+def missing(folder: ArchivePlace, after: ClusterTime, until: ClusterTime) -> SourceError:
     """The entries of a range are not in the archive, though they were."""
     return SourceError(
         f"the archive {folder} has a hole: the entries after {after} up to {until} are missing",
@@ -312,7 +342,7 @@ def missing(folder: Path, after: ClusterTime, until: ClusterTime) -> SourceError
     )
 
 
-def headless(folder: Path) -> SourceError:
+def headless(folder: ArchivePlace) -> SourceError:
     """There are segments, and nothing says how far they reach."""
     return SourceError(f"{folder / HEAD} is missing, and there are segments", hint=_BRING_BACK)
 
@@ -332,21 +362,60 @@ def followed(segment: ArchiveSegment, said: str | None, found: list[ArchiveSegme
     return not said or not before or said in before
 
 
-def listed(folder: Path) -> list[ArchiveSegment]:
-    """The segments that are there, whole or not, in order."""
-    found = []
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except OSError as error:
-        raise SourceError(f"cannot read {folder}: {error.strerror}") from None
-    for name in names:
-        match = _SEGMENT.fullmatch(name)
-        if match is not None:
-            after, until, digest = match.groups()
-            found.append(
-                ArchiveSegment(ClusterTime(int(after, 16)), ClusterTime(int(until, 16)), digest, folder / name)
-            )
-    return sorted(found)
+def listed(folder: ArchivePlace, after: str = "") -> list[ArchiveSegment]:
+    """The segments that are there, whole or not, in order; of a store those whose names sort after ``after``."""
+    found = (segment_named(folder, one.name, one.size) for one in files_in(folder, after))
+    return sorted(one for one in found if one is not None)
+
+
+def segment_named(folder: ArchivePlace, name: str, size: int = -1) -> ArchiveSegment | None:
+    """The segment with this name; ``None`` if it is not one's."""
+    match = _SEGMENT.fullmatch(name)
+    if match is None:
+        return None
+    after, until, digest = match.groups()
+    return ArchiveSegment(ClusterTime(int(after, 16)), ClusterTime(int(until, 16)), digest, folder / name, size)
+
+
+def counting(folder: ArchivePlace, reach: Reach, there: Iterable[ArchiveSegment]) -> list[ArchiveSegment]:
+    """Those of the segments that are there which hold what the head promises, in order. In a directory that has one
+    writer, it is all of them, and one more that its head does not name yet."""
+    found = [segment for segment in there if segment.until > reach.start]
+    return chained(reach, found) if isinstance(folder, ObjectPlace) else found
+
+
+def chained(reach: Reach, found: Sequence[ArchiveSegment]) -> list[ArchiveSegment]:
+    """The segments from the one that the head names back to its start, each the one that the next was written after.
+    Others may be there: a writer was killed, or replaced, before the head named what it had written. Where the chain
+    ends early, what lies before it is given as it is: something is missing between the two.
+
+    Raises SourceError where a segment cannot be read that says which of several comes before it.
+    """
+    ends: dict[ClusterTime, list[ArchiveSegment]] = {}
+    for segment in found:
+        if segment.after < segment.until:
+            ends.setdefault(segment.until, []).append(segment)
+    chain: list[ArchiveSegment] = []
+    edge, wanted = reach.until, reach.newest
+    while edge > reach.start:
+        there = ends.get(edge, [])
+        if chain and len(there) > 1:
+            wanted = _previous(chain[-1])
+        if wanted:
+            there = [segment for segment in there if segment.digest == wanted]
+        if not there:
+            break
+        chain.append(there[0])
+        edge, wanted = there[0].after, ""
+    before = [segment for segment in found if segment.until < edge] if edge > reach.start else []
+    return [*sorted(before), *reversed(chain)]
+
+
+def _previous(segment: ArchiveSegment) -> str:
+    """The digest of the segment that this one was written after."""
+    from tailrace.read.archive.checked_file import CheckedFile  # noqa: PLC0415  Arrow, and seldom
+
+    return str(CheckedFile(segment.path, segment.digest).about.get("previous", ""))
 
 
 def first_hole(reach: Reach, found: list[ArchiveSegment]) -> tuple[ClusterTime, ClusterTime] | None:

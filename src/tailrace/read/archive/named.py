@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -16,14 +15,17 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.raw_bson import ARRAY, BINARY, OBJECT, STRING
 from tailrace.errors import OplogFormatError
 from tailrace.read.archive.checked_file import DAMAGE, damaged
-from tailrace.read.archive.layout import ArchiveSegment, existing, followed, oplog_folder, segments
+from tailrace.read.archive.layout import IMAGES, ArchiveSegment, existing, followed, oplog_folder, segments
+from tailrace.read.archive.place import ArchivePlace, files_in, has_files
 from tailrace.read.archive.segment import SegmentReader
 
 #: Where resharding copies a collection's documents to, in its database.
+#: How many characters of a file's name say its range.
+_SPAN: Final = 33
 _RESHARDING: Final = ".system.resharding."
 
 
-def find_documents(root: Path, documents: NamedDocuments) -> StoreErasure:
+def find_documents(root: ArchivePlace, documents: NamedDocuments) -> StoreErasure:
     """Count the entries and the stored pre-images of ``documents`` in the archive at ``root``, and say how long they
     stay. Nothing is changed.
 
@@ -32,7 +34,7 @@ def find_documents(root: Path, documents: NamedDocuments) -> StoreErasure:
     ends: list[ClusterTime] = []
     for name in existing(root).oplogs:
         folder = oplog_folder(root, name)
-        if not folder.is_dir():
+        if not has_files(folder):
             continue
         found = segments(folder)
         for segment in found:
@@ -40,8 +42,10 @@ def find_documents(root: Path, documents: NamedDocuments) -> StoreErasure:
             report.count("entries", entries)
             report.count("stored pre-images", images)
             ends += [segment.until] if entries or images else []
-        unread = {path.name for path in folder.iterdir() if path.suffix in {".parquet", ".unfinished"}}
-        unread -= {path.name for one in found for path in (one.path, one.images_path)}
+        names = {one.name for one in files_in(folder) if one.name.endswith((".parquet", ".unfinished"))}
+        searched = {one.span for one in found}
+        read = {one.path.name for one in found}
+        unread = {name for name in names - read if not (IMAGES.fullmatch(name) and name[:_SPAN] in searched)}
         if unread:
             report.left.append(
                 f"files in {folder} that are not segments yet, or any more, were not searched: {len(unread):,}. Repeat "
@@ -89,7 +93,7 @@ def _images_in(reader: SegmentReader, documents: NamedDocuments, uuids: set[byte
             pairs = zip(*(column.to_pylist() for column in table.columns), strict=True)
             count += sum(uuid in uuids and id_key(document) in keys for uuid, document in pairs)
     except DAMAGE as error:
-        raise damaged(reader.segment.images_path, error) from None
+        raise damaged(reader.images_path, error) from None
     return count
 
 

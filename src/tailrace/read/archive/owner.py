@@ -3,7 +3,6 @@ its older part from it."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 from pymongo import MongoClient
@@ -12,6 +11,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.errors import SourceError
 from tailrace.read.archive.layout import ArchiveSegment, head, oplog_of
+from tailrace.read.archive.place import ArchivePlace
 from tailrace.read.archive.segment import SegmentReader
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.live import LiveSource
@@ -32,7 +32,7 @@ def set_identity(oplog: str, client: MongoClient[Any], cluster: str = "") -> Dep
 
 
 def confirm_owner(
-    folder: Path,
+    folder: ArchivePlace,
     newest: ArchiveSegment | None,
     source: LiveSource,
     found: DeploymentIdentity,

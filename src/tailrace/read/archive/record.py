@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tailrace.base.durable import read_json, read_sealed, write_sealed
+from tailrace.base.durable import parse_json, read_json, unsealed, write_sealed
+from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError, SourceError
+from tailrace.read.archive.place import ArchivePlace, asking
 
 #: What the files hold, of an archive and of an oplog in it. One without a digest has no others.
 _KEYS: Final = (
@@ -27,20 +29,33 @@ def write_record(path: Path, document: Mapping[str, Any]) -> None:
     write_sealed(path, document)
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
+def read_record(path: ArchivePlace) -> dict[str, Any] | None:
     """The document; ``None`` where there is no such file. One without a digest is an earlier version's, and is taken as
     it is. Raises SourceError where it is not what was written."""
     try:
-        found = read_json(path)
-        said = None if found is None else found.pop(_DIGEST, None)
+        found = _read(path)
+        if found is None:
+            return None
+        said = found.pop(_DIGEST, None)
         if said is None:
-            return read_sealed(path, _KEYS)
+            return unsealed(found, _KEYS, path)
     except SinkError as error:
         # What cannot be read at all, as by a user who may not, is not damaged.
         raise SourceError(error.message, hint=None if isinstance(error.__cause__, OSError) else _HINT) from None
-    if found is not None and said != _earlier_digest(found):
+    if said != _earlier_digest(found):
         raise SourceError(f"{path} is damaged: it was changed after it was written", hint=_HINT)
     return found
+
+
+def _read(path: ArchivePlace) -> dict[str, object] | None:
+    if not isinstance(path, ObjectPlace):
+        return read_json(path)
+    try:
+        with asking():
+            content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return parse_json(content, path)
 
 
 def _earlier_digest(document: Mapping[str, Any]) -> str:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import logging
-import stat
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from pymongo import MongoClient
 
-from tailrace.base.durable import make_private, writing
 from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.compatibility import SettingRead
 from tailrace.core.oplog.witness import DeploymentIdentity
 from tailrace.core.plan.profile import ServerProfile, for_people, profile_for, without_compatibility
 from tailrace.errors import OtherHistoryError, SourceError, TailraceError, UsageError, on_shard
+from tailrace.read.archive.claim import claim_of
 from tailrace.read.archive.compatibility import set_since
 from tailrace.read.archive.layout import (
     CONFIG_OPLOG,
-    DESCRIPTION,
     Description,
     Membership,
     VersionNote,
@@ -34,7 +31,7 @@ from tailrace.read.archive.layout import (
     unfinished,
 )
 from tailrace.read.archive.owner import confirm_owner, set_identity
-from tailrace.read.archive.record import write_record
+from tailrace.read.archive.place import ArchivePlace
 from tailrace.read.archive.retention import Retention
 from tailrace.read.archive.writer import ArchiveProgress, OplogWriter, SegmentLimits, VersionMet
 from tailrace.read.source.connection import Connection
@@ -61,10 +58,12 @@ class ArchivePolicy:
 
     ``from_oldest``  a new archive begins with the oldest entry of each oplog; otherwise with the newest one
     ``once``         stop when everything is archived that was there at the beginning
+    ``take_over``    write an archive in an object store that belongs to another state
     """
 
     from_oldest: bool = True
     once: bool = False
+    take_over: bool = False
     images: bool = True
     limits: SegmentLimits = field(default_factory=SegmentLimits)
     retention: Retention = field(default_factory=Retention)
@@ -81,12 +80,17 @@ class Recorder:
     """
 
     def __init__(
-        self, client: MongoClient[Any], cluster: Cluster | None, folder: Path, policy: ArchivePolicy | None = None
+        self,
+        client: MongoClient[Any],
+        cluster: Cluster | None,
+        folder: ArchivePlace,
+        policy: ArchivePolicy | None = None,
     ) -> None:
         self._client = client
         self._cluster = cluster
         self._folder = folder
         self._policy = policy or ArchivePolicy()
+        self._claim = claim_of(folder, take_over=self._policy.take_over)
         self._writers: dict[str, OplogWriter] = {}
         self._threads: dict[str, CheckedThread] = {}
         self._failure: TailraceError | None = None
@@ -114,6 +118,10 @@ class Recorder:
         self, on_progress: Callable[[dict[str, ArchiveProgress]], None] | None = None, *, every_s: float = 5.0
     ) -> None:
         """Archive until ``stop``, or with ``once`` to the present. Raises TailraceError."""
+        with self._claim.alone():
+            self._run_alone(on_progress, every_s)
+
+    def _run_alone(self, on_progress: Callable[[dict[str, ArchiveProgress]], None] | None, every_s: float) -> None:
         try:
             description = self._note_version(self._begin())
             while not self._ended.wait(every_s if on_progress else _MEMBERS_S):
@@ -129,16 +137,15 @@ class Recorder:
             raise self._failure
 
     def _begin(self) -> Description:
+        describe(self._folder)  # refuses what is no archive before anything is written
+        self._claim.begin()
         known = describe(self._folder)
-        with writing(self._folder):
-            make_private(self._folder)
-        _warn_of_others(self._folder)
         if self._cluster is None:
             source = MongodSource(self._client)
             identity = set_identity(source.name, self._client)
             self._begun = source.newest() if known is None else ZERO
             found = Description(source.name, (VersionNote(source.server_version),), {}, identity=identity)
-            self._check(known, found)
+            _refuse_other(self._folder, known, found)
             description = self._adopt(known, found, {source.name: self._client})
             until = source.newest() if self._policy.once else None
             self._start(source.name, self._client, self._first(source), until)
@@ -160,7 +167,7 @@ class Recorder:
             {name: Membership(ZERO) for name in view.shards},
             identity=DeploymentIdentity({}, self._cluster_id),
         )
-        self._check(known, found)
+        _refuse_other(self._folder, known, found)
         if known is None:
             # The oplogs of shards that went before are not archived: streams begin after the last such change.
             before = [change.time for change in changes(Connection(cluster.config_client()), ZERO)]
@@ -214,20 +221,6 @@ class Recorder:
     def _first(self, source: MongodSource) -> ClusterTime | None:
         return None if self._policy.from_oldest else ClusterTime(source.newest() - 1)
 
-    def _check(self, known: Description | None, found: Description) -> None:
-        if known is not None and known.name != found.name:
-            known_name, found_name = known.name or "a cluster", found.name or "a cluster"
-            raise UsageError(
-                f"{self._folder} is the archive of {known_name}, but this is {found_name}",
-                hint=_OWN_DIRECTORY,
-            )
-        if known is not None and known.identity is not None and found.identity is not None:
-            difference = known.identity.difference(found.identity)
-            if difference is not None:
-                raise OtherHistoryError(
-                    f"{self._folder} is the archive of another deployment: {difference}", hint=_OWN_DIRECTORY
-                )
-
     def _adopt(
         self, known: Description | None, found: Description, clients: Mapping[str, MongoClient[Any]]
     ) -> Description:
@@ -237,6 +230,7 @@ class Recorder:
             self._save(found)
             return found
         if known.identity is not None:
+            self._claim.renew(known.document())
             return known
         for name, client in clients.items():
             folder = oplog_folder(self._folder, name)
@@ -249,7 +243,7 @@ class Recorder:
         return description
 
     def _save(self, description: Description) -> None:
-        write_record(self._folder / DESCRIPTION, description.document())
+        self._claim.save(description.document())
 
     def _note_version(self, description: Description) -> Description:
         """Note from when on the servers have another version: the one that a stream read that began and ended with the
@@ -370,6 +364,7 @@ class Recorder:
             images=self._policy.images and name != CONFIG_OPLOG,
             cluster=self._cluster_id,
             settings_after=self._begun,
+            claim=self._claim,
         )
         thread = CheckedThread(
             partial(self._run, writer), f"tailrace-archive-{name}", failed=partial(self._fail, name, writer)
@@ -401,6 +396,20 @@ class Recorder:
             thread.join()
 
 
+def _refuse_other(folder: ArchivePlace, known: Description | None, found: Description) -> None:
+    """Raise where an archive is there that is another deployment's."""
+    if known is not None and known.name != found.name:
+        known_name, found_name = known.name or "a cluster", found.name or "a cluster"
+        raise UsageError(
+            f"{folder} is the archive of {known_name}, but this is {found_name}",
+            hint=_OWN_DIRECTORY,
+        )
+    if known is not None and known.identity is not None and found.identity is not None:
+        difference = known.identity.difference(found.identity)
+        if difference is not None:
+            raise OtherHistoryError(f"{folder} is the archive of another deployment: {difference}", hint=_OWN_DIRECTORY)
+
+
 def _met(profile: ServerProfile, found: list[VersionMet | None]) -> ClusterTime | None:
     """The first cluster time at which all oplogs are read from members whose events are those of ``profile``, or of a
     later one; ``None`` where it is not so yet. ``found``: where each oplog's version was met."""
@@ -410,12 +419,3 @@ def _met(profile: ServerProfile, found: list[VersionMet | None]) -> ClusterTime 
     if any(max(each.rank for each in one.version.profiles) < profile.rank for one in met):
         return None
     return max(one.after for one in met).tick()
-
-
-def _warn_of_others(folder: Path) -> None:
-    if stat.S_IMODE(folder.stat().st_mode) & 0o077:
-        _log.warning(
-            "users other than its owner can enter %s: it holds every document that is written, and the password hashes "
-            "of users that are made or changed",
-            folder,
-        )

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from tailrace.core.event.event_block import EventBlock
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
@@ -22,6 +21,7 @@ from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.errors import UsageError
 from tailrace.read.archive.cluster import ArchivedCluster
 from tailrace.read.archive.layout import VersionSpan, existing
+from tailrace.read.archive.place import ArchivePlace
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.source.drive import answers_of, drive
 
@@ -37,7 +37,7 @@ class ArchiveReplay:
 
     def __init__(
         self,
-        folder: Path,
+        folder: ArchivePlace,
         options: StreamOptions,
         profile: ServerProfile | None = None,
         *,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pymongo import MongoClient
@@ -14,6 +13,7 @@ from tailrace.core.plan.plan import Plan
 from tailrace.errors import ChangeStreamHistoryLost
 from tailrace.read.archive.hybrid import HybridSource
 from tailrace.read.archive.outline import HybridOutline
+from tailrace.read.archive.place import ArchivePlace
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.source.replica_set_oplog import ReplicaSetOplog
 
@@ -23,7 +23,7 @@ class ArchivedReplicaSetOplog(ReplicaSetOplog):
     has in the archive of a cluster."""
 
     def __init__(
-        self, client: MongoClient[Any], scope: Scope | Selection, folder: str | Path, shard: str | None = None
+        self, client: MongoClient[Any], scope: Scope | Selection, folder: str | ArchivePlace, shard: str | None = None
     ) -> None:
         super().__init__(client, scope)
         self.hybrid = HybridSource(self.source, ArchiveSource(folder, shard), of_shard=shard is not None)

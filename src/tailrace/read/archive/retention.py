@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tailrace.base.durable import writing
 from tailrace.read.archive.layout import HEAD, IMAGES, ArchiveSegment, head, listed
+from tailrace.read.archive.place import is_there, size_of
 from tailrace.read.archive.record import write_record
 
 
@@ -19,22 +21,23 @@ class Retention:
     seconds: float | None = None
     bytes: int | None = None
 
-    def expired(self, found: list[ArchiveSegment], now: float) -> list[ArchiveSegment]:
-        """The oldest of these segments, as many as may go."""
+    def expired(
+        self, found: list[ArchiveSegment], now: float, size: Callable[[ArchiveSegment], int] | None = None
+    ) -> list[ArchiveSegment]:
+        """The oldest of these segments, as many as may go. ``size`` says how many bytes the files of one have."""
         count = 0
         if self.seconds is not None:
             while count < len(found) - 1 and found[count].until.seconds < now - self.seconds:
                 count += 1
         if self.bytes is not None:
-            sizes = [_size(segment) for segment in found]
+            sizes = [(size or _size)(segment) for segment in found]
             while count < len(found) - 1 and sum(sizes[count:]) > self.bytes:
                 count += 1
         return found[:count]
 
 
 def _size(segment: ArchiveSegment) -> int:
-    images = segment.images_path
-    return segment.path.stat().st_size + (images.stat().st_size if images.exists() else 0)
+    return size_of(segment.path) + sum(size_of(place) for place in [segment.images_path] if is_there(place))
 
 
 def retain(folder: Path, retention: Retention) -> int:
@@ -54,12 +57,14 @@ def remove_before(folder: Path) -> None:
     writer that was killed has left."""
     reach = head(folder)
     segments = listed(folder)
-    kept = {segment.images_path.name for segment in segments}
+    gone = {segment.span for segment in segments if reach is not None and segment.until <= reach.start}
+    kept = {segment.span for segment in segments}
     with writing(folder):
         for segment in segments:
-            if reach is not None and segment.until <= reach.start:
+            if segment.span in gone:
                 segment.path.unlink(missing_ok=True)
-                segment.images_path.unlink(missing_ok=True)
         for path in folder.iterdir():
-            if path.name.endswith(".unfinished") or (IMAGES.fullmatch(path.name) and path.name not in kept):
+            images = IMAGES.fullmatch(path.name)
+            span = "" if images is None else f"{images[1]}-{images[2]}"
+            if path.name.endswith(".unfinished") or (span and (span in gone or span not in kept)):
                 path.unlink(missing_ok=True)

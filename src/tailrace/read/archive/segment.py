@@ -22,6 +22,7 @@ from tailrace.core.plan.request import OplogBatch, PreImageKey
 from tailrace.read.archive.checked_file import DAMAGE, CheckedFile, close_checked, damaged
 from tailrace.read.archive.columns import SCHEMA, raw_entries, record_batch
 from tailrace.read.archive.layout import ArchiveSegment, oplog_of
+from tailrace.read.archive.place import ArchivePlace, is_there
 
 #: Entries of so many bytes make a row group: what a reader takes at a time.
 ROW_GROUP_BYTES: Final = 8 << 20
@@ -32,6 +33,9 @@ _ENTRY_OPTIONS: Final[dict[str, Any]] = {
     "use_dictionary": ["operation", "namespace"],
     "write_statistics": ["cluster_time", "operation", "namespace"],
 }
+_IMAGES: Final = ".images.parquet"
+#: Takes a finished file to its place under a name.
+Put = Callable[[Path, str], None]
 IMAGES_SCHEMA: Final = pa.schema(
     [
         pa.field("cluster_time", pa.uint64(), nullable=False),
@@ -81,9 +85,12 @@ class SegmentWriter:
                 # Not ``write_batch``: that keeps a part until the file is closed, and what is summed must be there.
                 self._writer.write_table(pa.Table.from_batches([batch]), row_group_size=max(1, batch.num_rows))
 
-    def publish(self, until: ClusterTime, images: ImagesWriter | None = None, previous: str = "") -> ArchiveSegment:
+    def publish(
+        self, until: ClusterTime, images: ImagesWriter | None = None, previous: str = "", put: Put | None = None
+    ) -> ArchiveSegment:
         """Put the segment in its place, on the device: it holds every entry up to ``until``. ``images``
-        are the pre-images that lie beside it, ``previous`` is the digest of the segment before it."""
+        are the pre-images that lie beside it, ``previous`` is the digest of the segment before it. ``put``: how the
+        finished file gets to its place where that is not in the folder."""
         self._write()
         about = {
             "oplog": oplog_of(self._folder),
@@ -99,7 +106,10 @@ class SegmentWriter:
             digest = close_checked(self._writer, self._file, self._temporary, about)
             sync_file(self._temporary)
             path = self._folder / f"{self._after:016x}-{until:016x}-{digest}.parquet"
-            publish_file(self._temporary, path)
+            if put is None:
+                publish_file(self._temporary, path)
+            else:
+                put(self._temporary, path.name)
         return ArchiveSegment(self._after, until, digest, path)
 
     def __enter__(self) -> Self:
@@ -143,14 +153,18 @@ class ImagesWriter:
             self._writer.write_table(pa.table(columns, schema=IMAGES_SCHEMA))
         self.count += len(ordered)
 
-    def publish(self, path: Path) -> None:
-        """Put them in their place, before the segment appears: of several tries the last one counts."""
+    def publish(self, path: Path, put: Put | None = None) -> None:
+        """Put them in their place, before the segment appears: of several tries the last one counts. With ``put`` the
+        name has their digest too."""
         if self._writer is None or self._file is None:
             return
         with writing(self._temporary):
             self.digest = close_checked(self._writer, self._file, self._temporary, {"images": self.count})
             sync_file(self._temporary)
-            publish_file(self._temporary, path)
+            if put is None:
+                publish_file(self._temporary, path)
+            else:
+                put(self._temporary, f"{path.name.removesuffix(_IMAGES)}-{self.digest}{_IMAGES}")
 
     def __enter__(self) -> Self:
         return self
@@ -238,14 +252,20 @@ class SegmentReader:
         except DAMAGE as error:
             raise damaged(self.segment.path, error) from None
 
+    @property
+    def images_path(self) -> ArchivePlace:
+        """Where the pre-images of the segment's entries are."""
+        return self.segment.images_place(str(self.about.get("imagesDigest", "")))
+
     def images(self) -> pq.ParquetFile | None:
         """The pre-images of the segment's entries; ``None`` where there are none."""
-        count, path = int(self.about.get("images", 0)), self.segment.images_path
+        count, digest = int(self.about.get("images", 0)), str(self.about.get("imagesDigest", ""))
         if not count:
             return None
-        if not path.exists():
+        path = self.images_path
+        if not is_there(path):
             raise damaged(path, ValueError(f"it is missing: {count} pre-images"))
-        found = CheckedFile(path, str(self.about.get("imagesDigest", ""))).parquet
+        found = CheckedFile(path, digest).parquet
         if found.metadata.num_rows != count or found.schema_arrow.names != IMAGES_SCHEMA.names:
             raise damaged(path, ValueError(f"it does not hold the {count} pre-images of its segment"))
         return found
@@ -326,5 +346,5 @@ def images_of(reader: SegmentReader, keys: Sequence[PreImageKey]) -> dict[PreIma
                 if key in wanted:
                     found[key] = document
     except DAMAGE as error:
-        raise damaged(reader.segment.images_path, error) from None
+        raise damaged(reader.images_path, error) from None
     return found

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import Any
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.history import history_lost, reaches_back
 from tailrace.core.oplog.witness import DeploymentIdentity
 from tailrace.core.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.errors import SourceError, UsageError
 from tailrace.read.archive.checked_file import damaged
-from tailrace.read.archive.layout import ArchiveSegment, existing, followed, head, oplog_folder, segments
+from tailrace.read.archive.layout import ArchiveSegment, Reach, existing, followed, head, oplog_folder, segments
 from tailrace.read.archive.owner import confirm_owner
 from tailrace.read.archive.passing import passing
+from tailrace.read.archive.place import ArchivePlace, archive_place, is_there
 from tailrace.read.archive.segment import SegmentReader, images_of
 from tailrace.read.source.batch import BATCH_BYTES_MAX, cut, is_initiating_set
 from tailrace.read.source.live import LiveSource
@@ -22,15 +24,15 @@ from tailrace.read.source.live import LiveSource
 class ArchiveSource:
     """One oplog of an archive.
 
-    ``folder``  the archive's directory
+    ``folder``  the archive's directory, or ``s3://BUCKET/PREFIX``
     ``oplog``   which of a cluster's oplogs: a shard's name; may be left out for a replica set's archive
 
     What an archive does not hold are current documents (``updateLookup`` gives null). ``tail`` ends where the archive
     ends. Raises UsageError where there is no such archive, SourceError where it is damaged or has a hole.
     """
 
-    def __init__(self, folder: str | Path, oplog: str | None = None) -> None:
-        self._root = Path(folder)
+    def __init__(self, folder: str | ArchivePlace, oplog: str | None = None) -> None:
+        self._root = archive_place(folder)
         self.description = existing(self._root)
         if oplog is None and self.description.is_cluster:
             raise UsageError(
@@ -42,6 +44,8 @@ class ArchiveSource:
         self._name = name
         self._folder = oplog_folder(self._root, name)
         self._segments: list[ArchiveSegment] = []
+        #: What the head in a store said when the segments were listed: a listing is asked for only when it has changed.
+        self._reach: Reach | None = None
         #: The segment that was read last: entries and images are asked for in runs.
         self._reader: SegmentReader | None = None
         self.refresh()
@@ -59,7 +63,10 @@ class ArchiveSource:
 
     def refresh(self) -> None:
         """See what was archived since."""
-        self._segments = segments(self._folder)
+        reach = head(self._folder) if isinstance(self._folder, ObjectPlace) else None
+        if reach is None or reach != self._reach:
+            self._segments = segments(self._folder, self._segments)
+            self._reach = reach
 
     @property
     def identity(self) -> DeploymentIdentity:
@@ -182,7 +189,7 @@ class ArchiveSource:
         for segment in list(self._some_segments()):
             if segment.until <= edge or segment.after >= until:
                 continue
-            for batch in self._opened(segment).batches(edge, until, passes):
+            for batch in self._batches_of(segment, edge, until, passes):
                 if len(batch.raw) <= bytes_max:
                     yield batch
                     continue
@@ -191,6 +198,20 @@ class ArchiveSource:
                 if piece.high_water < batch.high_water:
                     yield OplogBatch(b"", batch.high_water)
             edge = min(segment.until, until)
+
+    def _batches_of(
+        self, segment: ArchiveSegment, after: ClusterTime, until: ClusterTime, passes: Any
+    ) -> Iterator[OplogBatch]:
+        batches = self._opened(segment).batches(after, until, passes)
+        while True:
+            try:
+                batch = next(batches, None)
+            except SourceError:
+                self._refuse_expired(segment)
+                raise
+            if batch is None:
+                return
+            yield batch
 
     def readers(self, after: ClusterTime, until: ClusterTime) -> Iterator[SegmentReader]:
         """The segments of a range, in order. A segment is released when the next one is taken."""
@@ -210,10 +231,20 @@ class ArchiveSource:
         segment = self._segment_of(time)
         return None if segment is None else self._opened(segment).entry(time)
 
+    def _refuse_expired(self, segment: ArchiveSegment) -> None:
+        """Raises 286 if a segment that cannot be read was deleted because it is old."""
+        reach = head(self._folder)
+        if reach is not None and segment.until <= reach.start and not is_there(segment.path):
+            raise history_lost(f"The archive {self._root} now begins at {reach.start}: what lay before has expired")
+
     def _opened(self, segment: ArchiveSegment) -> SegmentReader:
         reader = self._reader
         if reader is None or reader.segment != segment:
-            reader = SegmentReader(segment)
+            try:
+                reader = SegmentReader(segment)
+            except SourceError:
+                self._refuse_expired(segment)
+                raise
             if not followed(segment, reader.about.get("previous"), self._segments):
                 raise damaged(segment.path, ValueError("it was not written after the segment before it"))
             self._reader = reader

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from tailrace.read.archive.columns import raw_entries, record_batch
 from tailrace.read.archive.layout import (
     IMAGES,
     ArchiveSegment,
+    counting,
     existing,
     first_hole,
     followed,
@@ -29,8 +29,10 @@ from tailrace.read.archive.layout import (
     missing,
     oplog_folder,
     other_newest,
+    segment_named,
     unfinished,
 )
+from tailrace.read.archive.place import ArchiveAwayError, ArchivePlace, files_in, has_files, size_of
 from tailrace.read.archive.segment import SegmentReader
 
 
@@ -52,24 +54,24 @@ class OplogReport:
     faults: list[str] = field(default_factory=list)
 
 
-def status(folder: Path) -> list[OplogReport]:
+def status(folder: ArchivePlace) -> list[OplogReport]:
     """What each oplog's archive holds, by its files' footers; entries are not read. Raises SourceError, UsageError."""
     return _reports(folder, None)
 
 
-def verify(folder: Path, on_segment: Callable[[Path], None] | None = None) -> list[OplogReport]:
+def verify(folder: ArchivePlace, on_segment: Callable[[ArchivePlace], None] | None = None) -> list[OplogReport]:
     """As ``status``, with everything read: sums, order, the columns beside the entries, and that each pre-image belongs
     to an entry. ``on_segment`` is told of each file. Nothing is written."""
     return _reports(folder, on_segment or (lambda path: None))
 
 
-def _reports(folder: Path, on_segment: Callable[[Path], None] | None) -> list[OplogReport]:
+def _reports(folder: ArchivePlace, on_segment: Callable[[ArchivePlace], None] | None) -> list[OplogReport]:
     description, reports = existing(folder), []
     for name in description.oplogs:
         report = _report(folder, name, on_segment)
         shard, until = description.shards.get(name), report.until
         if until is not None:  # a killed writer may have published what its head does not name
-            until = max([until, *(segment.until for segment in listed(oplog_folder(folder, name)))])
+            until = max([until, *(segment.until for segment in _counting(oplog_folder(folder, name)))])
         lacking = None if shard is None else unfinished(name, shard, until)
         if lacking is not None:
             report.faults.append(f"{lacking}: let 'tailrace archive' read the rest of it")
@@ -77,12 +79,15 @@ def _reports(folder: Path, on_segment: Callable[[Path], None] | None) -> list[Op
     return reports
 
 
-def _report(root: Path, name: str, on_segment: Callable[[Path], None] | None) -> OplogReport:
+def _report(root: ArchivePlace, name: str, on_segment: Callable[[ArchivePlace], None] | None) -> OplogReport:
     folder = oplog_folder(root, name)
     report = OplogReport(name)
     try:
         reach = head(folder)
-        found = listed(folder) if folder.is_dir() else []
+        there = listed(folder) if has_files(folder) else []
+        found = there if reach is None else counting(folder, reach, there)
+    except ArchiveAwayError:
+        raise
     except SourceError as error:
         report.faults.append(error.message)
         return report
@@ -90,7 +95,6 @@ def _report(root: Path, name: str, on_segment: Callable[[Path], None] | None) ->
         if found:
             report.faults.append(headless(folder).message)
         return report
-    found = [segment for segment in found if segment.until > reach.start]
     report.after, report.until = reach.start, reach.until
     hole = first_hole(reach, found)
     if hole is not None:
@@ -103,11 +107,11 @@ def _report(root: Path, name: str, on_segment: Callable[[Path], None] | None) ->
         if on_segment is not None:
             on_segment(segment.path)
         _add(report, segment, found, whole=on_segment is not None)
-    _add_strangers(report, folder, found)
+    _add_strangers(report, folder)
     return report
 
 
-def _of_another(root: Path, folder: Path, identity: DeploymentIdentity) -> Iterator[str]:
+def _of_another(root: ArchivePlace, folder: ArchivePlace, identity: DeploymentIdentity) -> Iterator[str]:
     known = existing(root).identity
     difference = None if known is None else known.difference(identity)
     if difference is not None:
@@ -116,7 +120,7 @@ def _of_another(root: Path, folder: Path, identity: DeploymentIdentity) -> Itera
 
 def _add(report: OplogReport, segment: ArchiveSegment, found: list[ArchiveSegment], *, whole: bool) -> None:
     try:
-        report.bytes += segment.path.stat().st_size
+        report.bytes += size_of(segment.path) if segment.size < 0 else segment.size
         reader = SegmentReader(segment)
         report.segments += 1
         report.entries += int(reader.about["entries"])
@@ -127,10 +131,12 @@ def _add(report: OplogReport, segment: ArchiveSegment, found: list[ArchiveSegmen
             report.faults += _faults(reader)
         images = reader.images()
         if images is not None:
-            report.bytes += segment.images_path.stat().st_size
+            report.bytes += size_of(reader.images_path)
             report.images += images.metadata.num_rows
             if whole:
                 report.faults += _image_faults(reader, images)
+    except ArchiveAwayError:
+        raise
     except SourceError as error:
         report.faults.append(error.message)
     except (*DAMAGE, OplogFormatError) as error:
@@ -159,7 +165,7 @@ def _faults(reader: SegmentReader) -> Iterator[str]:
 def _image_faults(reader: SegmentReader, images: pq.ParquetFile) -> Iterator[str]:
     """Each pre-image is that of an update or a delete of the segment, in the collection that it names, or of a command
     (a transaction). They ascend."""
-    path = reader.segment.images_path
+    path = reader.images_path
     places = _Places(reader)
     previous = (0, -1)
     for group in range(images.num_row_groups):
@@ -211,9 +217,13 @@ class _Places:
         return kind in (b"u", b"d") and (collection is None or raw_bson.value(entry, collection)[5:] == uuid)
 
 
-def _add_strangers(report: OplogReport, folder: Path, found: list[ArchiveSegment]) -> None:
+def _counting(folder: ArchivePlace) -> list[ArchiveSegment]:
+    reach = head(folder)
+    return [] if reach is None else counting(folder, reach, listed(folder))
+
+
+def _add_strangers(report: OplogReport, folder: ArchivePlace) -> None:
     """Files that nobody needs: what a killed writer has left goes when the next one begins, others are named."""
-    known = {segment.path.name for segment in listed(folder)} | {segment.images_path.name for segment in found}
-    for path in sorted(folder.iterdir()):
-        if path.name not in known and path.suffix == ".parquet" and not IMAGES.fullmatch(path.name):
-            report.faults.append(f"{path} is not a file of the archive")
+    for name in sorted(one.name for one in files_in(folder)):
+        if name.endswith(".parquet") and segment_named(folder, name) is None and not IMAGES.fullmatch(name):
+            report.faults.append(f"{folder / name} is not a file of the archive")

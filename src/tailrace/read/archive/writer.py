@@ -6,21 +6,20 @@ import queue
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final, NamedTuple
 
-from tailrace.base import durable
-from tailrace.base.durable import locked, writing
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.compatibility import SETTING, SettingRead, settings_in
 from tailrace.core.plan.request import OplogBatch
 from tailrace.errors import SinkError, SourceError
-from tailrace.read.archive.layout import HEAD, LOCK, Reach, head, oplog_of, segments
+from tailrace.read.archive.claim import FolderClaim, StoreClaim
+from tailrace.read.archive.keeping import keeping
+from tailrace.read.archive.layout import Reach, head, oplog_of, segments
 from tailrace.read.archive.owner import confirm_owner, set_identity
+from tailrace.read.archive.place import ArchivePlace
 from tailrace.read.archive.pre_images import stored_between
-from tailrace.read.archive.record import write_record
-from tailrace.read.archive.retention import Retention, remove_before, retain
+from tailrace.read.archive.retention import Retention
 from tailrace.read.archive.segment import ROW_GROUP_BYTES, ImagesWriter, SegmentWriter
 from tailrace.read.archive.unknown import UnknownEntries
 from tailrace.read.source.advice import told_how_to_begin
@@ -73,6 +72,7 @@ class OplogWriter:
     ``images``  whether stored pre-images are archived too
     ``cluster`` the cluster's id, where it is one's oplog and known
     ``settings_after``  changes of the feature compatibility version up to this cluster time do not count
+    ``claim``   that an archive in an object store is this process's
 
     ``run`` raises ChangeStreamHistoryLost where the oplog no longer reaches back to the archive's end, SinkError where
     the archive cannot be written or another process writes it, OtherHistoryError where it is another deployment's,
@@ -82,7 +82,7 @@ class OplogWriter:
     def __init__(
         self,
         source: MongodSource,
-        folder: Path,
+        folder: ArchivePlace,
         *,
         begin: ClusterTime | None = None,
         until: ClusterTime | None = None,
@@ -91,9 +91,11 @@ class OplogWriter:
         images: bool = True,
         cluster: str = "",
         settings_after: ClusterTime = ZERO,
+        claim: FolderClaim | StoreClaim | None = None,
     ) -> None:
         self._source = source
         self._folder = folder
+        self._kept = keeping(folder, claim)
         self._begin = begin
         self._last = until
         self._limits = limits or SegmentLimits()
@@ -132,9 +134,7 @@ class OplogWriter:
         self._last = until
 
     def run(self) -> None:
-        with writing(self._folder):
-            durable.make_directory(self._folder)
-        with locked(self._folder / LOCK, wait=False) as alone:
+        with self._kept.alone() as alone:
             if not alone:
                 raise SinkError(
                     f"another process archives into {self._folder}",
@@ -179,8 +179,8 @@ class OplogWriter:
             cluster=identity.cluster or reach.cluster,
         )
         # Before the first segment is there, so that a directory with segments and no head is always a damaged one.
-        write_record(self._folder / HEAD, self._reach.document())
-        remove_before(self._folder)
+        self._kept.write_head(self._reach)
+        self._kept.remove_before()
         self._newest = found[-1].digest if found else ""
         after = max([segment.until for segment in found] or [reach.until])
         self.settings = tuple(one for one in reach.settings if one.time <= after)  # later ones are read again
@@ -229,7 +229,8 @@ class OplogWriter:
     def _write_segment(self, after: ClusterTime) -> ClusterTime | None:
         """One segment of what comes; where the next one begins, ``None`` when nothing more comes."""
         saw = self._unknown.saw
-        with SegmentWriter(self._folder, after, saw) as segment, ImagesWriter(self._folder, after) as images:
+        scratch = self._kept.scratch
+        with SegmentWriter(scratch, after, saw) as segment, ImagesWriter(scratch, after) as images:
             edge = looked = after
             unlooked = 0
             begun: float | None = None
@@ -265,21 +266,21 @@ class OplogWriter:
 
     def _publish(self, segment: SegmentWriter, images: ImagesWriter, after: ClusterTime, until: ClusterTime) -> None:
         self._keep_settings(until)
-        images.publish(self._folder / f"{after:016x}-{until:016x}.images.parquet")
-        self._newest = segment.publish(until, images, self._newest).digest
-        self._reach = replace(head(self._folder) or self._reach, until=until, newest=self._newest)
-        write_record(self._folder / HEAD, self._reach.document())
+        images.publish(self._kept.scratch / f"{after:016x}-{until:016x}.images.parquet", self._kept.put)
+        self._newest = segment.publish(until, images, self._newest, self._kept.put).digest
+        self._reach = replace(self._kept.head() or self._reach, until=until, newest=self._newest)
+        self._kept.write_head(self._reach)
         self.written.entries += segment.entries
         self.written.images += images.count
         self.written.segments += 1
         self.written.until = until
-        self.written.expired += retain(self._folder, self._retention)
+        self.written.expired += self._kept.retain(self._retention)
 
     def _keep_settings(self, until: ClusterTime) -> None:
         """Before a segment is published, its head says which entries in it set the feature compatibility version: a
         recorder that is killed before it has noted them in ``archive.json`` does not read these entries again."""
         settings = tuple(one for one in self.settings if one.time <= until)
-        reach = head(self._folder) or self._reach
+        reach = self._kept.head() or self._reach
         if settings != reach.settings:
             self._reach = replace(reach, settings=settings)
-            write_record(self._folder / HEAD, self._reach.document())
+            self._kept.write_head(self._reach)

@@ -1,4 +1,5 @@
-"""A place in an object store, with as much of a path's behaviour as tables need, and the two steps that they rest on.
+"""A place in an object store, with as much of a path's behaviour as tables and archives need, and the two steps that
+they rest on.
 
 ``create`` writes an object that must not be there yet (``If-None-Match: *``), ``swap`` one that must be what was read
 (``If-Match``). An answer may be lost after the store has done what was asked, and the library asks again: then the
@@ -58,7 +59,8 @@ class ObjectBucket:
     """A bucket that was opened.
 
     ``options``  for ``obstore`` and ``deltalake`` alike; they may hold keys, so nothing prints them
-    ``beside``   the local directory that belongs to what is kept there: state, lock, files on their way
+    ``beside``   the local directory that belongs to what is kept there: state, lock, files on their way. Readers of an
+                 archive need none
     """
 
     name: str
@@ -157,21 +159,38 @@ class ObjectPlace:
         for key in sorted(keys):
             yield type(self)(self.bucket, key.rstrip("/"))
 
-    def objects(self) -> Iterator[StoredObject]:
-        """All objects below."""
+    def objects(self, after: str = "") -> Iterator[StoredObject]:
+        """All objects below whose names sort after ``after``, in the order of their names."""
         first = len(self.key) + 1 if self.key else 0
-        for one in self._listed(1000):
+        for one in self._listed(1000, after):
             yield StoredObject(one["path"][first:], one["size"], one["last_modified"].timestamp())
 
-    def _listed(self, at_once: int) -> Iterator[Any]:
+    def _listed(self, at_once: int, after: str = "") -> Iterator[Any]:
         import obstore  # noqa: PLC0415
 
-        stream = obstore.list(self.bucket.store, self.key or None, chunk_size=at_once)
+        offset = (self / after).key if after else None
+        stream = obstore.list(self.bucket.store, self.key or None, offset=offset, chunk_size=at_once)
         while True:
             found = self._asked("list", lambda: next(stream, None))
             if found is None:
                 return
             yield from found
+
+    def end(self, size: int) -> tuple[bytes, int]:
+        """The last ``size`` bytes of the object, or all of it, and its whole size. Raises FileNotFoundError."""
+        import obstore  # noqa: PLC0415
+
+        def got() -> tuple[bytes, int]:
+            found = obstore.get(self.bucket.store, self.key, options={"range": {"suffix": size}})
+            return bytes(found.bytes()), found.meta["size"]
+
+        return self._asked("read", got)
+
+    def part(self, start: int, end: int) -> bytes:
+        """The bytes from ``start`` up to ``end``; fewer if the object ends before. Raises FileNotFoundError."""
+        import obstore  # noqa: PLC0415
+
+        return self._asked("read", lambda: bytes(obstore.get_range(self.bucket.store, self.key, start=start, end=end)))
 
     def open(self) -> IO[bytes]:
         """The object as a file to read. Raises FileNotFoundError."""
@@ -223,8 +242,18 @@ class ObjectPlace:
         The name must be one that nobody else uses, since an upload is repeated when an answer is lost."""
         import obstore  # noqa: PLC0415
 
-        self._asked("write", lambda: obstore.put(self.bucket.store, self.key, path))
-        if (size := self.head()[0]) != path.stat().st_size:
+        trouble: Exception | None = None
+        try:
+            obstore.put(self.bucket.store, self.key, path)
+        except Exception as error:  # noqa: BLE001  the end of an upload in parts, asked for again, is "no such upload"
+            trouble = error
+        try:
+            size = self.head()[0]
+        except FileNotFoundError:
+            size = -1
+        if trouble is not None and size != path.stat().st_size:
+            raise self.trouble("write", trouble) from None
+        if size != path.stat().st_size:
             raise StoreAwayError(f"{self} was not written whole: it has {size} bytes")
 
     def unlink(self, missing_ok: bool = False) -> None:
@@ -325,7 +354,7 @@ def object_place(
     """The place of ``s3://bucket/prefix``.
 
     Args:
-        beside: the local directory that belongs to it: for tables their state
+        beside: the local directory that belongs to it: the state of tables, or of an archive's writer
         options: as ``obstore`` and ``deltalake`` name them (``aws_endpoint``); by default the environment's ``AWS_*``
 
     Raises UsageError, which does not repeat the URI, for one that names no bucket.
@@ -390,6 +419,6 @@ def _refuses(write: Callable[[], object]) -> bool:
 
 def _lacks(root: ObjectPlace, what: str) -> SinkError:
     return SinkError(
-        f"the object store of {root} cannot keep tables: it {what}, so two writers would not see each other",
+        f"the object store of {root} cannot be written safely: it {what}, so two writers would not see each other",
         hint="Use a store with conditional writes (Amazon S3, or a recent version of the one you have), or a directory",
     )
