@@ -77,6 +77,12 @@ def is_whole(root: TablePlace, version: int) -> bool:
     return names is not None and len(places.sizes(root, names)) == len(names)
 
 
+def made_at(root: TablePlace, number: int) -> int | None:
+    """When a version was made, in milliseconds; ``None`` if the log no longer says."""
+    found = _head(root, number)
+    return None if found is None else found.at
+
+
 def expire(root: TablePlace, keeping: Keeping, latest: Iterable[str], now_ms: int | None = None) -> list[str]:
     """Remove what ``keeping`` does not keep. ``latest``: the files of the newest version. Returns their names.
 

@@ -31,6 +31,7 @@ from tailrace.lake.tables.copying import TablesCopy, key_of
 from tailrace.lake.tables.delta_commit import Batch
 from tailrace.lake.tables.fold import Fold, Folded
 from tailrace.lake.tables.holding import lock, state_folder
+from tailrace.lake.tables.iceberg_mirror import mirror_of
 from tailrace.lake.tables.masking import begin_masked
 from tailrace.lake.tables.names import BEGIN_ANEW
 from tailrace.lake.tables.open_tables import OpenTables, position_of
@@ -101,6 +102,7 @@ class TablesWriter:
             )
             deployment = self._oplogs.deployment_id
             self._ownership = TablesOwnership(settings.root, self._state, deployment, take_over=settings.take_over)
+            self._iceberg = mirror_of(settings, self._stopped)
             opened.pop_all()
         self._copy = TablesCopy(self._oplogs, self._state, settings, stopped=self._stopped)
         self._resyncs = Resyncs(self._client, self._cluster, self._oplogs, self._state, settings)
@@ -115,7 +117,8 @@ class TablesWriter:
         self._waiting = False
         self._published = time.monotonic()
         self._pace = Pace()
-        self._upkeep = Upkeep(settings, 0 if position is None else position.batch)
+        release = None if self._iceberg is None else self._iceberg.release
+        self._upkeep = Upkeep(settings, 0 if position is None else position.batch, release=release)
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
@@ -126,6 +129,8 @@ class TablesWriter:
     def close(self) -> None:
         """Close everything."""
         self._resyncs.close()
+        if self._iceberg is not None:
+            self._iceberg.close()
         self._oplogs.close()
         self._state.close()
         os.close(self._lock)
@@ -364,6 +369,8 @@ class TablesWriter:
             self._tables.saw(mark)
         self._published, self._waiting = time.monotonic(), False
         self._upkeep.compact(self._tables.opened, position.batch)
+        if self._iceberg is not None:
+            self._iceberg.follow(self._tables.opened.values())
         self._upkeep.expire(self._tables.opened)
         replaced, live = replaced_bytes(self._tables.opened)
         self._pace.spent(replaced, live)
