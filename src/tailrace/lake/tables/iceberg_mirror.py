@@ -22,12 +22,13 @@ from tailrace.base import durable
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
 from tailrace.lake.store import places
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit, versions
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.iceberg_catalog import IcebergCatalog, may_pass
-from tailrace.lake.tables.iceberg_settings import check_place
+from tailrace.lake.tables.iceberg_settings import IcebergSettings, check_place
 from tailrace.lake.tables.names import folder_of
-from tailrace.lake.tables.settings import TableSettings
+from tailrace.lake.tables.versions import ICEBERG
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
     from tailrace.lake.tables.iceberg_snapshot import HeldFiles, SizedFile
 
-#: Where the files of the Iceberg table are, in the folder of the Delta table. Delta's VACUUM passes over such names.
-FOLDER: Final = "_iceberg"
 VERSION, TABLE = "tailrace.version", "tailrace.table"
 _NAMESPACE: Final = "tailrace.namespace"
 _MAPPING: Final = "schema.name-mapping.default"
@@ -64,7 +63,7 @@ def _escaped(name: str) -> str:
 class IcebergMirror:
     """Shows tables in ``catalog``. One process at a time: whoever holds the lock of the tables."""
 
-    def __init__(self, root: Any, catalog: IcebergCatalog) -> None:
+    def __init__(self, root: TablePlace, catalog: IcebergCatalog) -> None:
         check_place(root)
         self._catalog = catalog
         #: What this process has committed last: the catalogue's table, and the files of its snapshot.
@@ -139,12 +138,19 @@ class IcebergMirror:
         self._catalog.ask(work)
 
 
-def mirror_of(settings: TableSettings, stopped: threading.Event | None = None) -> IcebergMirror | None:
-    """The mirror of the tables that ``settings`` describe; ``None`` if they are not in a catalogue. ``stopped`` ends
-    waiting for a catalogue that does not answer."""
-    if settings.iceberg is None:
+def mirror_of(
+    root: TablePlace, settings: IcebergSettings | None, stopped: threading.Event | None = None
+) -> IcebergMirror | None:
+    """The mirror of the tables in ``root``; ``None`` if they are in no catalogue. ``stopped`` ends waiting for a
+    catalogue that does not answer."""
+    if settings is None:
         return None
-    return IcebergMirror(settings.root, IcebergCatalog(settings.iceberg, wait=stopped.wait if stopped else None))
+    return IcebergMirror(root, IcebergCatalog(settings, wait=None if stopped is None else stopped.wait))
+
+
+def is_mirrored(root: TablePlace) -> bool:
+    """Whether the Delta table at ``root`` has been given to a catalogue."""
+    return (root / ICEBERG).is_dir()
 
 
 class _Commit:
@@ -244,8 +250,7 @@ class _Commit:
             yield to.AddSortOrderUpdate(sort_order=UNSORTED_SORT_ORDER)
             yield to.SetDefaultSortOrderUpdate(sort_order_id=-1)
             yield to.SetLocationUpdate(location=location_of(self._table))
-        if self._before is None or not self._properties.items() <= self._before.properties.items():
-            yield to.SetPropertiesUpdate(updates=self._properties)
+        yield to.SetPropertiesUpdate(updates=self._properties)  # each time: nothing can be asserted of them
 
     def _staged(self, catalog: Catalog, io: Any) -> Table:
         """A table that is to be made."""
@@ -274,13 +279,13 @@ class _Commit:
 
 def loaded(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
     """The catalogue's table of that name; ``None`` if there is none. Raises SinkError if it cannot be read."""
-    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError  # noqa: PLC0415
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError  # noqa: PLC0415
 
     try:
         return catalog.load_table(identifier)
     except (NoSuchTableError, NoSuchNamespaceError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ValidationError) as error:
         if may_pass(error):
             raise
         raise SinkError(
@@ -343,11 +348,15 @@ def _updates() -> Any:
 
 
 def _assertions(found: Table) -> tuple[Any, ...]:
+    """What has to be as in ``found`` for a commit: it may be a while since the catalogue was asked."""
     to = _updates()
     newest = found.current_snapshot()
     return (
         to.AssertTableUUID(uuid=found.metadata.table_uuid),
         to.AssertRefSnapshotId(ref="main", snapshot_id=None if newest is None else newest.snapshot_id),
+        to.AssertCurrentSchemaId(current_schema_id=found.metadata.current_schema_id),
+        to.AssertLastAssignedFieldId(last_assigned_field_id=found.metadata.last_column_id),
+        to.AssertDefaultSpecId(default_spec_id=found.metadata.default_spec_id),
     )
 
 
@@ -379,12 +388,12 @@ def _without(found: Table, snapshots: list[int], keeps: int | None = None) -> li
 
 def location_of(table: CollectionTable) -> str:
     """Where the Iceberg table is."""
-    return f"file://{Path(str(table.root)).absolute() / FOLDER}"
+    return f"file://{Path(str(table.root)).absolute() / ICEBERG}"
 
 
 def metadata_folder(table: CollectionTable) -> Path:
     """Where its metadata and manifests are."""
-    return Path(str(table.root)).absolute() / FOLDER / "metadata"
+    return Path(str(table.root)).absolute() / ICEBERG / "metadata"
 
 
 def files_of(table: CollectionTable) -> dict[str, SizedFile]:

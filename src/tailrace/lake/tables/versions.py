@@ -27,6 +27,8 @@ from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_commit import WITHOUT_FEED, DamagedCommitError, Stated
 
+#: Where what makes an Iceberg table of a table's files is. Delta's VACUUM passes over such names.
+ICEBERG: Final = "_iceberg"
 _HOUR_MS: Final = 3_600_000
 #: Longer than a commit comes after its files.
 _BETWEEN_S: Final = 3600.0
@@ -112,7 +114,8 @@ def expire(root: TablePlace, keeping: Keeping, latest: Iterable[str], now_ms: in
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """What a table takes on the disk: bytes of all its files, its data files, and the files of its log."""
+    """What a table takes on the disk: bytes of all its files, its data files, and the files of its log and of
+    Iceberg's."""
 
     bytes: int
     files: int
@@ -123,7 +126,7 @@ def disk_use(root: TablePlace) -> DiskUse:
     """The table's files, those of older versions too."""
     size = data = log = 0
     for file in places.files_below(root):
-        is_log = PurePosixPath(file.name).parent.name == delta.LOG
+        is_log = PurePosixPath(file.name).parts[0] in (delta.LOG, ICEBERG)
         size, data, log = size + file.size, data + (not is_log), log + is_log
     return DiskUse(size, data, log)
 

@@ -102,7 +102,7 @@ class TablesWriter:
             )
             deployment = self._oplogs.deployment_id
             self._ownership = TablesOwnership(settings.root, self._state, deployment, take_over=settings.take_over)
-            self._iceberg = mirror_of(settings, self._stopped)
+            self._iceberg = mirror_of(settings.root, settings.iceberg, self._stopped)
             opened.pop_all()
         self._copy = TablesCopy(self._oplogs, self._state, settings, stopped=self._stopped)
         self._resyncs = Resyncs(self._client, self._cluster, self._oplogs, self._state, settings)
