@@ -218,16 +218,15 @@ def _iceberg(args: argparse.Namespace) -> IcebergSettings | None:
 
 
 @contextmanager
-def _mirror(root: TablePlace, args: argparse.Namespace) -> Iterator[IcebergMirror | None]:
-    """The tables in that catalogue; ``None`` if there is none."""
+def _mirror(root: TablePlace, args: argparse.Namespace) -> Iterator[IcebergMirror]:
+    """The tables in that catalogue."""
     from tailrace.lake.tables.iceberg_mirror import mirror_of  # noqa: PLC0415
 
     mirror = mirror_of(root, _iceberg(args))
     try:
         yield mirror
     finally:
-        if mirror is not None:
-            mirror.close()
+        mirror.close()
 
 
 def _write(args: argparse.Namespace, words: list[str]) -> int:
@@ -406,8 +405,7 @@ def _verify_iceberg(root: TablePlace, words: list[str], args: argparse.Namespace
 
     wrong = 0
     with _mirror(root, args) as mirror:
-        for namespace in words or sorted(tables_in(root)) if mirror is not None else ():
-            assert mirror is not None
+        for namespace in words or sorted(tables_in(root)) if args.iceberg is not None else ():
             fault = mirror.fault(CollectionTable(place_of(root, namespace), namespace))
             say(f"{namespace}: the Iceberg table {fault or 'has the files of the version that it states'}")
             wrong += fault is not None
@@ -488,9 +486,8 @@ def _each(root: TablePlace, words: list[str], args: argparse.Namespace) -> int:
             table = CollectionTable(place_of(root, namespace), namespace)
             if args.action == "expire":
                 keep_s, now_ms = parse_duration("--keep", args.keep), time.time_ns() // 1_000_000
-                if mirror is not None:
-                    mirror.release(table, now_ms - int(keep_s * 1000))
-                elif is_mirrored(table.root):
+                mirror.release(table, now_ms - int(keep_s * 1000))
+                if args.iceberg is None and is_mirrored(table.root):
                     raise UsageError(
                         f"the table of {namespace} has Iceberg snapshots, which would lose their files",
                         hint="Name their catalogue with --iceberg",

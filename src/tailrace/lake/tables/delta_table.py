@@ -300,9 +300,7 @@ class CollectionTable:
     @property
     def _described(self) -> tuple[list[dict[str, Any]], dict[str, str]] | None:
         """What the table's metadata says of its columns and settings."""
-        if self._delta is None:
-            return None
-        return self.fields, dict(self._delta.metadata().configuration)
+        return None if self._delta is None else (self.fields, dict(self._delta.metadata().configuration))
 
     def _committed(self, number: int, added: Sequence[NewFile], removed: Sequence[TableFile]) -> None:
         assert self._delta is not None

@@ -61,10 +61,12 @@ def _escaped(name: str) -> str:
 
 
 class IcebergMirror:
-    """Shows tables in ``catalog``. One process at a time: whoever holds the lock of the tables."""
+    """Shows tables in ``catalog``; without one it does nothing. One process at a time: whoever holds the lock of the
+    tables."""
 
-    def __init__(self, root: TablePlace, catalog: IcebergCatalog) -> None:
-        check_place(root)
+    def __init__(self, root: TablePlace, catalog: IcebergCatalog | None) -> None:
+        if catalog is not None:
+            check_place(root)
         self._catalog = catalog
         #: What this process has committed last: the catalogue's table, and the files of its snapshot.
         self._held: dict[str, tuple[Table, HeldFiles]] = {}
@@ -72,12 +74,14 @@ class IcebergMirror:
 
     def close(self) -> None:
         """Close the catalogue."""
-        self._catalog.close()
+        if self._catalog is not None:
+            self._catalog.close()
 
     def follow(self, tables: Iterable[CollectionTable]) -> None:
         """Let each table that has a new version get a snapshot of it. Raises SinkError where the catalogue does not
         answer, or where its table is not the one that this process may write."""
-        for table in tables:
+        for table in tables if self._catalog is not None else ():
+            assert self._catalog is not None
             if table.exists and self._shown.get(table.namespace) != table.version:
                 self._catalog.ask(lambda catalog, table=table: self._show(catalog, table))  # type: ignore[misc]
                 self._shown[table.namespace] = table.version
@@ -107,6 +111,8 @@ class IcebergMirror:
     def fault(self, table: CollectionTable) -> str | None:
         """What is wrong with the table that the catalogue has; ``None`` if its snapshot has the files of the version
         that it states, and these are there. It goes on after "the Iceberg table"."""
+        if self._catalog is None:
+            return None
         found = self._catalog.ask(lambda catalog: loaded(catalog, identifier_of(table.namespace)))
         return "is not in the catalogue" if found is None else _fault_of(found, table)
 
@@ -135,16 +141,16 @@ class IcebergMirror:
                 found = _committed(catalog, found, _assertions(found), _without(found, old))
             _sweep(found, before_ms)
 
-        self._catalog.ask(work)
+        if self._catalog is not None:
+            self._catalog.ask(work)
 
 
 def mirror_of(
     root: TablePlace, settings: IcebergSettings | None, stopped: threading.Event | None = None
-) -> IcebergMirror | None:
-    """The mirror of the tables in ``root``; ``None`` if they are in no catalogue. ``stopped`` ends waiting for a
-    catalogue that does not answer."""
+) -> IcebergMirror:
+    """The mirror of the tables in ``root``. ``stopped`` ends waiting for a catalogue that does not answer."""
     if settings is None:
-        return None
+        return IcebergMirror(root, None)
     return IcebergMirror(root, IcebergCatalog(settings, wait=None if stopped is None else stopped.wait))
 
 

@@ -112,13 +112,11 @@ class TablesWriter:
         self._batches = self._changes = 0
         #: Whether there is more to read at once.
         self._behind = False
-        #: Whether there are rows that the tables have not taken over, when they took over some last, and how soon they
-        #: may do so again.
+        #: Whether rows wait for the tables, when these took over some last, and how soon they may do so again.
         self._waiting = False
         self._published = time.monotonic()
         self._pace = Pace()
-        release = None if self._iceberg is None else self._iceberg.release
-        self._upkeep = Upkeep(settings, 0 if position is None else position.batch, release=release)
+        self._upkeep = Upkeep(settings, 0 if position is None else position.batch, release=self._iceberg.release)
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
@@ -129,8 +127,7 @@ class TablesWriter:
     def close(self) -> None:
         """Close everything."""
         self._resyncs.close()
-        if self._iceberg is not None:
-            self._iceberg.close()
+        self._iceberg.close()
         self._oplogs.close()
         self._state.close()
         os.close(self._lock)
@@ -369,8 +366,7 @@ class TablesWriter:
             self._tables.saw(mark)
         self._published, self._waiting = time.monotonic(), False
         self._upkeep.compact(self._tables.opened, position.batch)
-        if self._iceberg is not None:
-            self._iceberg.follow(self._tables.opened.values())
+        self._iceberg.follow(self._tables.opened.values())
         self._upkeep.expire(self._tables.opened)
         replaced, live = replaced_bytes(self._tables.opened)
         self._pace.spent(replaced, live)
