@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.types import LongType
 
 from tailrace.base import durable
 from tailrace.errors import SinkError, UsageError
@@ -195,6 +198,41 @@ def test_a_delta_table_that_was_set_back_is_shown_as_it_is(tmp_path: Path, mirro
     assert sql_mirror(tmp_path).fault(table) is None
 
 
+def test_a_version_that_was_made_twice_has_one_snapshot(tmp_path: Path, mirrored: IcebergMirror) -> None:
+    made = orders(tmp_path)
+    made.change([{"_id": 1, "n": 5}])
+    made.change([{"_id": 1, "n": 6}])
+    for number in (1, 2):
+        (tmp_path / "t" / "_delta_log" / f"{number:020}.json").unlink()
+    made.table = CollectionTable(tmp_path / "t", "shop.orders")
+    made.change([{"_id": 1, "n": 7}])
+    assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [0, 1]
+    (tmp_path / "t" / "_delta_log" / f"{1:020}.json").unlink()
+    made.table = CollectionTable(tmp_path / "t", "shop.orders")
+    made.change([{"_id": 1, "n": 8}])  # as version 1, which this process has shown
+    assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [0, 1]
+
+
+def test_snapshots_of_another_table_in_this_place_go(tmp_path: Path, mirrored: IcebergMirror) -> None:
+    for _ in range(2):
+        made = orders(tmp_path)
+        made.change([{"_id": 1, "n": 5}])
+        made.change([{"_id": 1, "n": 6}])
+        shutil.rmtree(tmp_path / "t" / "_delta_log")
+    made = orders(tmp_path)
+    assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [0]
+
+
+def test_rows_of_another_program_are_in_no_snapshot(tmp_path: Path, mirrored: IcebergMirror) -> None:
+    made = orders(tmp_path)
+    write_deltalake(tmp_path / "t", DeltaTable(str(tmp_path / "t")).to_pyarrow_table(), mode="append")
+    with pytest.raises(SinkError, match="another program has changed the table"):
+        made.table.expire(Keeping(1))  # upkeep reads the log, and only warns
+    with pytest.raises(SinkError, match=r"another program has changed the table .* \(version 1\)"):
+        mirrored.follow([made.table])
+    assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [0]
+
+
 def test_somebody_else_has_added_rows(tmp_path: Path, mirrored: IcebergMirror) -> None:
     made = orders(tmp_path)
     found = iceberg_table(tmp_path)
@@ -215,6 +253,31 @@ def test_somebody_else_has_changed_columns(tmp_path: Path, mirrored: IcebergMirr
         change.set_properties({"schema.name-mapping.default": "[]"})
     made.change([{"_id": 1, "n": 5}])
     assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [1]
+
+
+def test_somebody_else_has_given_a_column_another_number(tmp_path: Path, mirrored: IcebergMirror) -> None:
+    made = orders(tmp_path)
+    with iceberg_table(tmp_path).update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("n")
+    with iceberg_table(tmp_path).update_schema() as update:
+        update.add_column("n", LongType())
+    sql_mirror(tmp_path).follow([made.table])
+    made.change([{"_id": 1, "n": 5}])
+    found = iceberg_table(tmp_path)
+    numbers = {found.schemas()[one.schema_id].find_field("n").field_id for one in found.snapshots()}
+    assert len(numbers) == 1
+    assert set(compared(tmp_path / "t", found)) <= {0, 1}
+
+
+@pytest.mark.parametrize("properties", [{"schema.name-mapping.default": "[]"}, {"tailrace.namespace": "shop.other"}])
+def test_verifying_sees_what_readers_would_misread(
+    tmp_path: Path, mirrored: IcebergMirror, properties: dict[str, str]
+) -> None:
+    made = orders(tmp_path)
+    assert sql_mirror(tmp_path).fault(made.table) is None
+    with iceberg_table(tmp_path).transaction() as change:
+        change.set_properties(properties)
+    assert sql_mirror(tmp_path).fault(made.table) is not None
 
 
 @pytest.mark.parametrize("ours", [True, False])

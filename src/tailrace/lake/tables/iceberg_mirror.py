@@ -70,7 +70,8 @@ class IcebergMirror:
         self._catalog = catalog
         #: What this process has committed last: the catalogue's table, and the files of its snapshot.
         self._held: dict[str, tuple[Table, HeldFiles]] = {}
-        self._shown: dict[str, int] = {}
+        #: And which version of which object: a table that was set back is opened anew, and comes to a version again.
+        self._shown: dict[str, tuple[CollectionTable, int]] = {}
 
     def close(self) -> None:
         """Close the catalogue."""
@@ -82,9 +83,9 @@ class IcebergMirror:
         answer, or where its table is not the one that this process may write."""
         for table in tables if self._catalog is not None else ():
             assert self._catalog is not None
-            if table.exists and self._shown.get(table.namespace) != table.version:
+            if table.exists and self._shown.get(table.namespace) != (table, table.version):
                 self._catalog.ask(lambda catalog, table=table: self._show(catalog, table))  # type: ignore[misc]
-                self._shown[table.namespace] = table.version
+                self._shown[table.namespace] = table, table.version
 
     def _show(self, catalog: Catalog, table: CollectionTable) -> None:
         held = self._held.pop(table.namespace, None)  # whatever goes wrong: ask the catalogue next time
@@ -174,7 +175,7 @@ class _Commit:
         schema, last = None, 0
         if self._before is not None:
             schema, last = self._before.schema(), self._before.metadata.last_column_id
-        found, self._lost = numbered(table.fields, schema, last)
+        found = numbered(table.fields, schema, last)
         self._is_new_schema = found is not schema
         if self._before is not None and self._is_new_schema:
             number = max(one.schema_id for one in self._before.metadata.schemas) + 1
@@ -273,11 +274,22 @@ class _Commit:
         return StagedTable(identifier, metadata, "", io, catalog)
 
     def _outdated(self) -> list[int]:
-        """Our snapshots that go: if a column has lost its number, readers would misread all before this one."""
+        """Our snapshots that go: all but the last ones, those that readers would misread now, since a column has
+        another number than in their schema, and those of a table or a version that is no more: it was set back."""
+        from tailrace.lake.tables.iceberg_schema import columns_of  # noqa: PLC0415
+
         assert self._before is not None
         ours = [one for one in self._before.snapshots() if version_of(one) >= 0]
         ours.sort(key=lambda one: one.sequence_number or 0)
-        return [one.snapshot_id for one in (ours if self._lost else ours[: -_SNAPSHOTS + 1])]
+        columns = columns_of(self._schema)
+        alike = {one.schema_id for one in self._before.metadata.schemas if columns_of(one) <= columns}
+        stay = {
+            one.snapshot_id
+            for one in ours[-_SNAPSHOTS + 1 :]
+            if one.schema_id in alike and version_of(one) < self._table.version
+            if one.summary is not None and one.summary.get(TABLE) == self._table.id
+        }
+        return [one.snapshot_id for one in ours if one.snapshot_id not in stay]
 
 
 # -- the catalogue's table ---------------------------------------------------------------------------------------------
@@ -419,10 +431,15 @@ def files_of(table: CollectionTable) -> dict[str, SizedFile]:
 
 
 def _stated(table: CollectionTable) -> dict[str, str]:
-    """What a snapshot of the newest version says of itself."""
+    """What a snapshot of the newest version says of itself. Raises SinkError if another program has changed rows since
+    the newest version that states a time."""
     newest = delta_commit.newest(table.root)
     if newest is None:
         raise SinkError(f"the table {table.root} states no cluster time")
+    for number in range(newest.version + 1, table.version + 1):
+        with suppress(FileNotFoundError):  # it is older than the log
+            if delta_commit.changes_data(delta_commit.actions_of(table.root, number)):
+                raise delta_commit.changed_by_others(table.root, number)
     return {
         VERSION: str(table.version),
         TABLE: table.id,
@@ -464,13 +481,21 @@ def _fault_of(found: Table, table: CollectionTable) -> str | None:
         return "has no snapshot"
     version = version_of(newest)
     try:
-        held = HeldFiles.of(newest, found.io).sizes()
+        files = HeldFiles.of(newest, found.io)
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         return f"cannot be read: {type(error).__name__}"
     if version > table.version:
         return f"is of version {version}, and the table's newest is {table.version}"
-    if version == table.version and held != files_of(table):
-        return f"has other files than version {version} of the table"
+    held = files.sizes()
+    if version == table.version:
+        try:
+            shown = _Commit(table, (found, files))
+        except SinkError as error:
+            return f"cannot be compared: {error.message}"
+        if shown.changes_rows:
+            return f"has other files than version {version} of the table"
+        if not shown.is_done:
+            return f"describes version {version} of the table in another way: its columns, time or properties differ"
     root = f"file://{Path(str(table.root)).absolute()}/"
     there = places.sizes(table.root, [name.removeprefix(root) for name in held])
     lacking = [name for name, one in held.items() if there.get(name.removeprefix(root)) != one.size]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import create_mapping_from_schema
@@ -43,14 +43,7 @@ _TYPES: Final[dict[str, IcebergType]] = {
 _DECIMAL: Final = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
-class Numbered(NamedTuple):
-    """A schema, and whether a column of the schema before has lost its number."""
-
-    schema: Schema
-    lost: bool
-
-
-def numbered(fields: Sequence[Mapping[str, Any]], before: Schema | None, last_id: int) -> Numbered:
+def numbered(fields: Sequence[Mapping[str, Any]], before: Schema | None, last_id: int) -> Schema:
     """The schema of Delta's ``fields``. What ``before`` has under the same name and type keeps its number; other
     columns get numbers above ``last_id``. It is ``before`` itself if nothing is different."""
     known = {} if before is None else {field.name: field for field in before.fields}
@@ -63,10 +56,12 @@ def numbered(fields: Sequence[Mapping[str, Any]], before: Schema | None, last_id
         else:
             number = count.next()
             made.append(NestedField(number, one["name"], _type(one["type"], count), required=not one["nullable"]))
-    lost = bool({one.field_id for one in known.values()} - {one.field_id for one in made})
-    if before is not None and tuple(made) == before.fields:
-        return Numbered(before, lost=False)
-    return Numbered(Schema(*made), lost)
+    return before if before is not None and tuple(made) == before.fields else Schema(*made)
+
+
+def columns_of(schema: Schema) -> set[tuple[int, str, str]]:
+    """Number, name and type of each column."""
+    return {(one.field_id, one.name, str(one.field_type)) for one in schema.fields}
 
 
 def name_mapping(schema: Schema) -> str:
