@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import LongType
 
 from tailrace.base import durable
@@ -341,6 +342,41 @@ def test_snapshots_go_before_their_files(tmp_path: Path, mirrored: IcebergMirror
     assert files.count(".json") <= 2
     made.change([{"_id": 1, "n": 9}])
     assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [3, 4]
+
+
+def test_no_manifest_goes_while_a_list_cannot_be_read(
+    tmp_path: Path, mirrored: IcebergMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = orders(tmp_path)
+
+    def unreadable(*_: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Snapshot, "manifests", unreadable)
+        mirrored.release(made.table, time.time_ns() // 1_000_000 + 60_000)
+    assert sql_mirror(tmp_path).fault(made.table) is None
+
+
+def test_a_writer_without_the_catalogue_says_so(
+    tmp_path: Path, mirrored: IcebergMirror, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = orders(tmp_path)
+    left = IcebergMirror(tmp_path, None)
+    for _ in range(2):
+        left.follow([made.table])
+    assert caplog.text.count("its Iceberg snapshots get no new versions and lose their files") == 1
+
+
+def test_upkeep_does_not_wait_for_a_catalogue(tmp_path: Path, rest: RestServer) -> None:
+    waited: list[float] = []
+    mirror = of_rest(rest, tmp_path, wait=waited.append)
+    made = orders(tmp_path)
+    mirror.follow([made.table])
+    rest.broken = [503]
+    with pytest.raises(CatalogError, match="does not answer"):
+        mirror.release(made.table, 0, patient=False)
+    assert not waited
 
 
 def test_no_file_goes_that_the_newest_snapshot_has(tmp_path: Path) -> None:

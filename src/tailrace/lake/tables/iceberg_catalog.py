@@ -57,10 +57,11 @@ class IcebergCatalog:
         """The catalogue's name."""
         return self._settings.name
 
-    def ask(self, work: Callable[[Catalog], T]) -> T:
+    def ask(self, work: Callable[[Catalog], T], *, patient: bool = True) -> T:
         """What ``work`` returns. It is done again if the catalogue does not answer, or if somebody else has committed
-        meanwhile, so doing it twice must be the same as doing it once. Raises CatalogError."""
-        end, number = self._clock() + RETRY_S, 0
+        meanwhile, so doing it twice must be the same as doing it once. Not ``patient``: it is
+        done once. Raises CatalogError."""
+        end, number = self._clock() + (RETRY_S if patient else 0), 0
         while True:
             try:
                 if self._opened is None:

@@ -72,6 +72,7 @@ class IcebergMirror:
         self._held: dict[str, tuple[Table, HeldFiles]] = {}
         #: And which version of which object: a table that was set back is opened anew, and comes to a version again.
         self._shown: dict[str, tuple[CollectionTable, int]] = {}
+        self._left: set[str] = set()
 
     def close(self) -> None:
         """Close the catalogue."""
@@ -81,11 +82,23 @@ class IcebergMirror:
     def follow(self, tables: Iterable[CollectionTable]) -> None:
         """Let each table that has a new version get a snapshot of it. Raises SinkError where the catalogue does not
         answer, or where its table is not the one that this process may write."""
-        for table in tables if self._catalog is not None else ():
-            assert self._catalog is not None
-            if table.exists and self._shown.get(table.namespace) != (table, table.version):
+        for table in tables:
+            if self._catalog is None:
+                self._tell_left(table)
+            elif table.exists and self._shown.get(table.namespace) != (table, table.version):
                 self._catalog.ask(lambda catalog, table=table: self._show(catalog, table))  # type: ignore[misc]
                 self._shown[table.namespace] = table, table.version
+
+    def _tell_left(self, table: CollectionTable) -> None:
+        """Say once that a table's snapshots are left behind, and that their files go."""
+        if table.namespace not in self._left and is_mirrored(table.root):
+            _log.warning(
+                "%s: its Iceberg snapshots get no new versions and lose their files: no catalogue is given. If that is "
+                "meant, drop the table there (without purging), and remove %s",
+                table.namespace,
+                table.root / ICEBERG,
+            )
+        self._left.add(table.namespace)
 
     def _show(self, catalog: Catalog, table: CollectionTable) -> None:
         held = self._held.pop(table.namespace, None)  # whatever goes wrong: ask the catalogue next time
@@ -119,9 +132,10 @@ class IcebergMirror:
 
     # -- what is no longer kept -------------------------------------------------------------------------------------
 
-    def release(self, table: CollectionTable, before_ms: int) -> None:
+    def release(self, table: CollectionTable, before_ms: int, *, patient: bool = True) -> None:
         """Remove the snapshots whose data files may go, since a later version has replaced them before ``before_ms``,
-        and files of Iceberg that no snapshot needs. Raises SinkError if the newest snapshot is of an older version."""
+        and files of Iceberg that no snapshot needs. Raises SinkError if the newest snapshot is of an older version.
+        ``patient``: a catalogue that does not answer is asked again."""
 
         def work(catalog: Catalog) -> None:
             self._held.pop(table.namespace, None)
@@ -143,7 +157,7 @@ class IcebergMirror:
             _sweep(found, before_ms)
 
         if self._catalog is not None:
-            self._catalog.ask(work)
+            self._catalog.ask(work, patient=patient)
 
 
 def mirror_of(
@@ -507,8 +521,10 @@ def _sweep(found: Table, before_ms: int) -> None:
     needed = {found.metadata_location, *(one.metadata_file for one in found.metadata.metadata_log)}
     for snapshot in found.snapshots():
         needed.add(snapshot.manifest_list)
-        with suppress(OSError, ValueError):
+        try:
             needed |= {one.manifest_path for one in snapshot.manifests(found.io)}
+        except (OSError, ValueError, KeyError, TypeError, EOFError):
+            return  # nobody knows which ones it needs, and it may be readable again
     names = {name.rpartition("/")[2] for name in needed}
     folder = Path(found.location().removeprefix("file://")) / "metadata"
     for path in folder.iterdir() if folder.is_dir() else ():
