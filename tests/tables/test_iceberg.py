@@ -6,6 +6,8 @@ import logging
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +26,7 @@ from tailrace.lake.tables import iceberg_snapshot
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.iceberg_catalog import CatalogError, IcebergCatalog
 from tailrace.lake.tables.iceberg_mirror import IcebergMirror, identifier_of, version_of
-from tailrace.lake.tables.iceberg_settings import IcebergSettings, check_place
+from tailrace.lake.tables.iceberg_settings import IcebergSettings, check_place, texts_of
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.versions import Keeping
 from tests.tables.features import FEATURES, ODD, Made, odd_texts, rows
@@ -479,6 +481,29 @@ def test_a_password_in_a_uri_is_not_told(tmp_path: Path) -> None:
     with pytest.raises(CatalogError) as found:
         mirror.follow([orders(tmp_path).table])
     assert "s3cret-word" not in str(found.value)
+
+
+def test_the_parts_of_secrets() -> None:
+    found = texts_of({"uri": "postgresql://u:p%40w@h/d", "credential": "me:s3cret", "type": "sql"})
+    assert {"p%40w", "p@w", "s3cret"} <= set(found)
+    assert not {"u", "me", ""} & set(found)
+
+
+def test_settings_of_pyiceberg_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / ".pyiceberg.yaml").write_text("catalog:\n  prod:\n    token: s3cret\n   bad: [\n")
+    code = (
+        "from tailrace.lake.tables.iceberg_catalog import IcebergCatalog\n"
+        "from tailrace.lake.tables.iceberg_settings import IcebergSettings\n"
+        "try:\n    IcebergCatalog(IcebergSettings('prod'))\n"
+        "except Exception as error:\n    print(repr(error), error)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env={**os.environ, "PYICEBERG_HOME": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert "UsageError" in done.stdout
+    assert "pyiceberg cannot read its settings" in done.stdout
+    assert "s3cret" not in done.stdout + done.stderr
 
 
 def test_where_tables_of_iceberg_cannot_lie(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ class IcebergCatalog:
             raise UsageError(
                 "Iceberg snapshots need the package pyiceberg", hint="pip install 'tailrace[iceberg]'"
             ) from error
+        except Exception as error:  # noqa: BLE001  it reads its file when it is imported; its parser's error shows lines
+            raise UsageError(
+                f"pyiceberg cannot read its settings (.pyiceberg.yaml or PYICEBERG_...): {type(error).__name__}",
+                hint="Correct the file; it is looked for in PYICEBERG_HOME, the home directory and the current one",
+            ) from None
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from tailrace.errors import UsageError
 from tailrace.lake.store.place import TablePlace
@@ -82,5 +82,9 @@ def texts_of(properties: Mapping[str, Any]) -> list[str]:
     found = {str(value) for key, value in properties.items() if key not in shown and len(str(value)) > 3}
     for value in list(found):
         if "@" in value and "://" in value:
-            found |= {part for part in re.split(r"[:@]", value.split("://", 1)[1].rpartition("@")[0]) if part}
+            user, _, password = value.split("://", 1)[1].rpartition("@")[0].partition(":")
+            found |= {password or user, unquote(password or user)}  # drivers show it as the server gets it
+    if ":" in (credential := str(properties.get("credential", ""))):  # CLIENT:SECRET, of which the server gets parts
+        found.add(credential.partition(":")[2])
+    found.discard("")
     return sorted(found, key=len, reverse=True)
