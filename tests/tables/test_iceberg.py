@@ -216,6 +216,21 @@ def test_a_version_that_was_made_twice_has_one_snapshot(tmp_path: Path, mirrored
     assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [0, 1]
 
 
+def test_versions_that_were_made_again_while_nobody_looked(tmp_path: Path) -> None:
+    made = orders(tmp_path)
+    for number in range(3):
+        sql_mirror(tmp_path).follow([made.table])
+        made.change([{"_id": 1, "n": number}])
+    for number in (2, 3):
+        (tmp_path / "t" / "_delta_log" / f"{number:020}.json").unlink()
+    made.table = CollectionTable(tmp_path / "t", "shop.orders")
+    for number in range(3):
+        made.change([{"_id": 2, "n": number}])
+    assert sql_mirror(tmp_path).fault(made.table) == "has other files than version 2 of the table"
+    sql_mirror(tmp_path).follow([made.table])
+    assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [0, 1, 4]
+
+
 def test_snapshots_of_another_table_in_this_place_go(tmp_path: Path, mirrored: IcebergMirror) -> None:
     for _ in range(2):
         made = orders(tmp_path)

@@ -67,6 +67,12 @@ def check(root: Path, collection: Any) -> None:
     assert {row["_key"]: row["_bson"] for row in rows} == in_collection(collection)
 
 
+def steps(writer: TablesWriter) -> None:
+    """Go on, not from the beginning, where the catalogue is asked before anything is written."""
+    while True:
+        writer.step(at_once=True)
+
+
 def test_killed_between_the_commits_of_delta_and_iceberg(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path
 ) -> None:
@@ -118,8 +124,7 @@ def test_a_catalogue_that_goes_away(
             collection.insert_one({"_id": 2})
             rest.broken = [503]
             with pytest.raises(CatalogError, match="does not answer"):
-                while True:  # not from the beginning, where the catalogue is asked before anything is written
-                    writer.step(at_once=True)
+                steps(writer)
     assert not newest_is_shown(root / folder_of(collection.full_name), iceberg_table(tmp_path, collection.full_name))
     brought_up(replica_set.uri, shown_tables(root, collection.full_name))
     check(root, collection)

@@ -102,10 +102,11 @@ class IcebergMirror:
 
     def _show(self, catalog: Catalog, table: CollectionTable) -> None:
         held = self._held.pop(table.namespace, None)  # whatever goes wrong: ask the catalogue next time
+        others = held is None
         if held is None:
             found = self._loaded(catalog, table)
             held = None if found is None else (found, _files_of(found, table))
-        commit = _Commit(table, held)
+        commit = _Commit(table, held, doubts=others)
         if held is not None and commit.is_done:
             self._held[table.namespace] = held
             return
@@ -175,13 +176,15 @@ def is_mirrored(root: TablePlace) -> bool:
 
 
 class _Commit:
-    """The snapshot of a table's newest version, beside what the catalogue has."""
+    """The snapshot of a table's newest version, beside what the catalogue has. ``doubts``: the snapshots before may be
+    of versions that the table no longer has."""
 
-    def __init__(self, table: CollectionTable, held: tuple[Table, HeldFiles] | None) -> None:
+    def __init__(self, table: CollectionTable, held: tuple[Table, HeldFiles] | None, *, doubts: bool = False) -> None:
         from tailrace.lake.tables.iceberg_schema import numbered  # noqa: PLC0415  an extra
         from tailrace.lake.tables.iceberg_snapshot import HeldFiles  # noqa: PLC0415
 
         self._table = table
+        self._doubts = doubts
         self._before: Table | None = None if held is None else held[0]
         self._old = HeldFiles() if held is None else held[1]
         self._files = files_of(table)
@@ -302,6 +305,7 @@ class _Commit:
             for one in ours[-_SNAPSHOTS + 1 :]
             if one.schema_id in alike and version_of(one) < self._table.version
             if one.summary is not None and one.summary.get(TABLE) == self._table.id
+            if not self._doubts or _is_of_version(one, self._table)
         }
         return [one.snapshot_id for one in ours if one.snapshot_id not in stay]
 
@@ -355,6 +359,20 @@ def version_of(snapshot: Snapshot) -> int:
     """The version of the Delta table that a snapshot states; -1 if it is not ours."""
     text = None if snapshot.summary is None else snapshot.summary.get(VERSION)
     return int(text) if text is not None and text.isdecimal() else -1
+
+
+def _is_of_version(snapshot: Snapshot, table: CollectionTable) -> bool:
+    """Whether a snapshot states the time that its version states, as far as the log knows: a table that was set back
+    comes to a version again."""
+    version = version_of(snapshot)
+    try:
+        stated = delta_commit.statement(delta_commit.actions_of(table.root, version), version)
+    except FileNotFoundError:
+        return True
+    except delta_commit.DamagedCommitError:
+        return False
+    time_ = None if snapshot.summary is None else snapshot.summary.get(delta_commit.TIME)
+    return stated is None or time_ == delta_commit.time_text(stated.time)
 
 
 def _files_of(found: Table, table: CollectionTable) -> HeldFiles:
@@ -511,6 +529,9 @@ def _fault_of(found: Table, table: CollectionTable) -> str | None:
         if not shown.is_done:
             return f"describes version {version} of the table in another way: its columns, time or properties differ"
     root = f"file://{Path(str(table.root)).absolute()}/"
+    names = versions.names_at(table.root, version) if version < table.version else None
+    if names is not None and names != {name.removeprefix(root) for name in held}:
+        return f"has other files than version {version} of the table"
     there = places.sizes(table.root, [name.removeprefix(root) for name in held])
     lacking = [name for name, one in held.items() if there.get(name.removeprefix(root)) != one.size]
     return f"lacks its data file {lacking[0]}, or a part of it" if lacking else None

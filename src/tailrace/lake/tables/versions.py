@@ -75,7 +75,7 @@ def _follows(root: TablePlace, one: Stated, following: Stated | None) -> bool:
 
 def is_whole(root: TablePlace, version: int) -> bool:
     """Whether a version can be read: its log, and all its files."""
-    names = _files_of(root, version)
+    names = names_at(root, version)
     return names is not None and len(places.sizes(root, names)) == len(names)
 
 
@@ -99,7 +99,7 @@ def expire(root: TablePlace, keeping: Keeping, latest: Iterable[str], now_ms: in
     for number in recent:
         needed |= _removed_by(root, number)
     for number in kept:
-        needed |= _files_of(root, number) or set()
+        needed |= names_at(root, number) or set()
     fed_from = horizon - int(keeping.feed_h * _HOUR_MS)
     fed = [number for number, head in heads.items() if head.at >= fed_from] if keeping.feed_h else []
     for number in fed:
@@ -175,7 +175,7 @@ def _kept(root: TablePlace, heads: dict[int, _Head], keeping: Keeping, now: int,
         yield begun
 
 
-def _files_of(root: TablePlace, version: int) -> set[str] | None:
+def names_at(root: TablePlace, version: int) -> set[str] | None:
     """The names of a version's files; ``None`` if it cannot be read."""
     try:
         with places.asking(root):
