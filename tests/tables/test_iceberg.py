@@ -108,6 +108,18 @@ def test_numbers_of_columns_that_went_and_came_again(tmp_path: Path, mirrored: I
     assert found.schema().find_field("a").field_id > found.schema().find_field("b").field_id
 
 
+def test_a_column_that_came_and_went(tmp_path: Path, mirrored: IcebergMirror) -> None:
+    made = Made(tmp_path / "t", TableSchema.declared({"a": "int"}))
+    made.whole([{"_id": 1, "a": 1, "b": 2}])
+    for columns in ({"a": "int", "b": "int"}, {"a": "int"}):
+        made.schema = TableSchema.declared(columns)
+        made.whole([{"_id": 1, "a": 1, "b": 2}])
+    found = iceberg_table(tmp_path)
+    assert compared(tmp_path / "t", found) == [0, 2]
+    # Catalogues that know this schema refuse to add it again.
+    assert [one.schema_id for one in found.metadata.schemas] == [0]
+
+
 def test_full_manifests_stay(tmp_path: Path, mirrored: IcebergMirror, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iceberg_snapshot, "_FULL", 2)
     made = orders(tmp_path)

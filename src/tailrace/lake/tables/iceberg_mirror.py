@@ -194,9 +194,14 @@ class _Commit:
             schema, last = self._before.schema(), self._before.metadata.last_column_id
         found = numbered(table.fields, schema, last)
         self._is_new_schema = found is not schema
+        self._is_added = self._is_new_schema
         if self._before is not None and self._is_new_schema:
-            number = max(one.schema_id for one in self._before.metadata.schemas) + 1
-            found = found.model_copy(update={"schema_id": number})
+            others = self._before.metadata.schemas
+            same = next((one for one in others if one.fields == found.fields), None)
+            number = max(one.schema_id for one in others) + 1
+            # Catalogues refuse to add a schema again, as when a column has come and gone.
+            self._is_added = same is None
+            found = same or found.model_copy(update={"schema_id": number})
         self._schema: Schema = found
         self._properties = {**_own_properties(table), **_mapping(found)}
 
@@ -265,9 +270,10 @@ class _Commit:
         if self._before is None:
             yield to.AssignUUIDUpdate(uuid=uuid.uuid4())
             yield to.UpgradeFormatVersionUpdate(format_version=_FORMAT)
-        if self._is_new_schema:
+        if self._is_added:
             yield to.AddSchemaUpdate(schema_=self._schema)
-            yield to.SetCurrentSchemaUpdate(schema_id=-1)
+        if self._is_new_schema:
+            yield to.SetCurrentSchemaUpdate(schema_id=-1 if self._is_added else self._schema.schema_id)
         if self._before is None:
             yield to.AddPartitionSpecUpdate(spec=UNPARTITIONED_PARTITION_SPEC)
             yield to.SetDefaultSpecUpdate(spec_id=-1)
