@@ -30,7 +30,15 @@ from tailrace.lake.tables.iceberg_settings import IcebergSettings, check_place, 
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.versions import Keeping
 from tests.tables.features import FEATURES, ODD, Made, odd_texts, rows
-from tests.tables.iceberg import compared, iceberg_table, newest_is_shown, sql_catalog, sql_mirror, sql_settings
+from tests.tables.iceberg import (
+    compared,
+    iceberg_table,
+    newest_is_shown,
+    rows_of,
+    sql_catalog,
+    sql_mirror,
+    sql_settings,
+)
 from tests.tables.readers import ICEBERG_READERS
 from tests.tables.rest_catalog import TOKEN, RestServer, rest_catalog
 
@@ -285,6 +293,19 @@ def test_somebody_else_has_changed_columns(tmp_path: Path, mirrored: IcebergMirr
     assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [1]
 
 
+def test_somebody_else_has_a_branch(tmp_path: Path, mirrored: IcebergMirror) -> None:
+    made = orders(tmp_path)
+    found = iceberg_table(tmp_path)
+    found.manage_snapshots().create_branch(found.current_snapshot().snapshot_id, "theirs").commit()
+    found = iceberg_table(tmp_path)
+    found.append(found.scan().to_arrow(), branch="theirs")
+    made.change([{"_id": 1, "n": 5}])
+    found = iceberg_table(tmp_path)
+    assert version_of(found.current_snapshot()) == 1
+    assert rows_of(found.scan().to_arrow()) == rows_of(DeltaTable(str(tmp_path / "t")).to_pyarrow_table())
+    assert "theirs" in found.refs()
+
+
 def test_somebody_else_has_given_a_column_another_number(tmp_path: Path, mirrored: IcebergMirror) -> None:
     made = orders(tmp_path)
     with iceberg_table(tmp_path).update_schema(allow_incompatible_changes=True) as update:
@@ -404,7 +425,7 @@ def test_upkeep_does_not_wait_for_a_catalogue(tmp_path: Path, rest: RestServer) 
     mirror.follow([made.table])
     rest.broken = [503]
     with pytest.raises(CatalogError, match="does not answer"):
-        mirror.release(made.table, 0, patient=False)
+        mirror.release(made.table, 0)
     assert not waited
 
 

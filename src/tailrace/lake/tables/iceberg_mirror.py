@@ -101,6 +101,8 @@ class IcebergMirror:
         self._left.add(table.namespace)
 
     def _show(self, catalog: Catalog, table: CollectionTable) -> None:
+        from pyiceberg.exceptions import CommitFailedException, RESTError  # noqa: PLC0415
+
         held = self._held.pop(table.namespace, None)  # whatever goes wrong: ask the catalogue next time
         others = held is None
         if held is None:
@@ -110,7 +112,13 @@ class IcebergMirror:
         if held is not None and commit.is_done:
             self._held[table.namespace] = held
             return
-        made = commit.carry_out(catalog)
+        try:
+            made = commit.carry_out(catalog)
+        except (ValueError, RESTError) as error:
+            if others or may_pass(error):
+                raise
+            # Something that we do not assert has changed, as when a branch got a snapshot: ask the catalogue.
+            raise CommitFailedException("the table is not as it was") from error
         durable.step("table.iceberg")
         if commit.changes_rows:
             _log.debug("%s: version %d is a snapshot", table.namespace, table.version)
@@ -133,10 +141,11 @@ class IcebergMirror:
 
     # -- what is no longer kept -------------------------------------------------------------------------------------
 
-    def release(self, table: CollectionTable, before_ms: int, *, patient: bool = True) -> None:
+    def release(self, table: CollectionTable, before_ms: int, *, patient: bool = False) -> None:
         """Remove the snapshots whose data files may go, since a later version has replaced them before ``before_ms``,
         and files of Iceberg that no snapshot needs. Raises SinkError if the newest snapshot is of an older version.
-        ``patient``: a catalogue that does not answer is asked again."""
+        ``patient``: a catalogue that does not answer is asked again. A writer is not: it asks for each table, and one
+        that is away must not keep it for so many minutes."""
 
         def work(catalog: Catalog) -> None:
             self._held.pop(table.namespace, None)

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from pymongo import MongoClient
@@ -117,9 +116,7 @@ class TablesWriter:
         self._waiting = False
         self._published = time.monotonic()
         self._pace = Pace()
-        # Each table asks the catalogue for itself: one that is away must not keep the writer for minutes.
-        release = partial(self._iceberg.release, patient=False)
-        self._upkeep = Upkeep(settings, 0 if position is None else position.batch, release=release)
+        self._upkeep = Upkeep(settings, 0 if position is None else position.batch, release=self._iceberg.release)
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
