@@ -176,7 +176,7 @@ images: $(INSTALLED) ## build the images of deploy/container and use them, read-
 # VERSIONS=newest takes what there is today. The tests that touch other people's parts; the rest is the same everywhere.
 VERSIONS ?= lowest
 ON_DEPENDENCIES := unit spec conformance console consumer gateway masks ported snapshot tables
-ALL_EXTRAS := archive,console,dev,embedded,gateway,icu,images,kafka,masks,metrics,nats,redis,s3,schema-registry,spark,tables
+ALL_EXTRAS := archive,console,dev,embedded,gateway,iceberg,icu,images,kafka,masks,metrics,nats,redis,s3,schema-registry,spark,tables
 test-dependencies: ## the client, the command line, the stores and the gateway on the lowest dependencies; VERSIONS=newest
 	@$(find_python)
 	"$$python" -m venv --clear $(VENV)-$(VERSIONS)

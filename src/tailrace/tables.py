@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from tailrace.base.object_place import object_place
     from tailrace.lake.spark.tables import read
     from tailrace.lake.tables.as_of import as_of
+    from tailrace.lake.tables.iceberg_settings import IcebergSettings
     from tailrace.lake.tables.settings import TableRule, TableSettings
     from tailrace.lake.tables.writer import TablesWriter
 
-__all__ = ["TableRule", "TableSettings", "TablesWriter", "as_of", "object_place", "read"]
+__all__ = ["IcebergSettings", "TableRule", "TableSettings", "TablesWriter", "as_of", "object_place", "read"]
 
 __getattr__ = lazily(
     __name__,
     {
+        "IcebergSettings": "tailrace.lake.tables.iceberg_settings",
         "TableRule": "tailrace.lake.tables.settings",
         "TableSettings": "tailrace.lake.tables.settings",
         "TablesWriter": "tailrace.lake.tables.writer",

@@ -60,6 +60,7 @@ _EXTRAS: Final = frozenset(
         "spark",
         "archive",
         "tables",
+        "iceberg",
         "icu",
         "console",
         "gateway",

@@ -148,7 +148,8 @@ def test_what_the_page_prints_works(  # noqa: PLR0917  fixtures, given by their 
 ) -> None:
     """None had run the snippets: an example with two settings that cannot be used together was printed for weeks."""
     fill(tmp_path, shop)
-    environment = {"TAILRACE_URI": shop.uri, "KAFKA_PASSWORD": "k", "REDIS_PASSWORD": "r"}
+    secrets = {"KAFKA_PASSWORD": "k", "REDIS_PASSWORD": "r", "TAILRACE_CATALOG_TOKEN": "t"}
+    environment = {"TAILRACE_URI": shop.uri, **secrets}
     runner = PageRunner(tmp_path, interpreter, programs, environment, uri_for)
     found = [snippet for snippet in snippets(page) if skipped(snippet) is None]
     runner.prepare(found)

@@ -45,7 +45,9 @@ def rows(schema: TableSchema, documents: Sequence[dict[str, Any]]) -> Any:
 
 
 class Made:
-    """A table that is made step by step, as a writer makes it."""
+    """A table that is made step by step, as a writer makes it. ``followed`` is called after each commit."""
+
+    followed: Callable[[CollectionTable], None] | None = None
 
     def __init__(self, root: Path, schema: TableSchema, **options: Any) -> None:
         self.schema = schema
@@ -56,7 +58,7 @@ class Made:
         found = rows(self.schema, documents)
         self.schema = found.schema
         self.table.write_whole(batch(self._number), self.schema, [found.batch], "whole")
-        self._number += 1
+        self._committed()
 
     def change(self, documents: Sequence[dict[str, Any]], gone: Sequence[int] = ()) -> None:
         found = rows(self.schema, documents)
@@ -64,7 +66,12 @@ class Made:
         self.schema = found.schema
         keys = [*found.batch.column("_key").to_pylist(), *(key_of(bson.encode({"_id": one})) for one in gone)]
         self.table.change(batch(self._number), self.schema, keys, [found.batch])
+        self._committed()
+
+    def _committed(self) -> None:
         self._number += 1
+        if self.followed is not None:
+            self.followed(self.table)
 
 
 def divided(root: Path, type_: str, values: Sequence[Any], shown: Sequence[Any]) -> Rows:

@@ -8,6 +8,8 @@ from typing import Any
 
 from deltalake import DeltaTable, QueryBuilder
 
+from tests.tables.iceberg import iceberg_table
+
 #: The rows of a table, each a mapping of its typed columns; with a value of ``column``, only the rows that have it.
 Reader = Callable[[Path, str | None, Any], list[dict[str, Any]]]
 _OURS = ("_bson", "_json", "_changed")
@@ -63,6 +65,40 @@ def by_pandas(root: Path, column: str | None = None, value: Any = None) -> list[
         found = found[found[column].isna() if value is None else found[column] == value]
     return plain(pa.Table.from_pandas(found, preserve_index=False).to_pylist())
 
+
+def by_pyiceberg(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
+    return plain(_iceberg_scan(root, column, value).to_arrow().to_pylist())
+
+
+def by_polars_of_iceberg(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
+    import polars
+
+    found = polars.scan_iceberg(iceberg_table(root.parent), reader_override="native")
+    if column is not None:
+        found = found.filter(polars.col(column).is_null() if value is None else polars.col(column) == polars.lit(value))
+    return plain(found.collect().to_dicts())
+
+
+def by_duckdb_of_iceberg(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
+    """What pyiceberg gives DuckDB: its extension for Iceberg is not on PyPI for each version of DuckDB."""
+    with _iceberg_scan(root, column, value).to_duckdb("t") as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        return plain(connection.sql("SELECT * FROM t").to_arrow_table().to_pylist())
+
+
+def _iceberg_scan(root: Path, column: str | None, value: Any) -> Any:
+    from pyiceberg.expressions import AlwaysTrue, EqualTo, IsNull
+
+    wanted = AlwaysTrue() if column is None else IsNull(column) if value is None else EqualTo(column, value)
+    return iceberg_table(root.parent).scan(wanted)
+
+
+#: Readers of the Iceberg table that a catalogue beside the table has.
+ICEBERG_READERS: dict[str, Reader] = {
+    "pyiceberg": by_pyiceberg,
+    "polars": by_polars_of_iceberg,
+    "duckdb": by_duckdb_of_iceberg,
+}
 
 READERS: dict[str, Reader] = {
     "pyarrow": by_pyarrow,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
     from tailrace.lake.store.place import TablePlace
+    from tailrace.lake.tables.iceberg_mirror import IcebergMirror
+    from tailrace.lake.tables.iceberg_settings import IcebergSettings
     from tailrace.lake.tables.progress import TablesProgress
     from tailrace.lake.tables.settings import TableSettings
     from tailrace.lake.tables.writer import TablesWriter
@@ -87,6 +90,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="with write: keep Delta's change feed for this long (s, m, h, d; default: none)",
     )
     parser.add_argument(
+        "--iceberg",
+        metavar="CATALOG",
+        help="with write, verify, expire: the tables are Iceberg's too, in the catalogue with this URI "
+        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
+    )
+    parser.add_argument(
         "--metrics",
         metavar="HOST:PORT",
         help="with write: serve statistics to Prometheus, /livez and /readyz (extra: metrics)",
@@ -140,6 +149,10 @@ def run(args: argparse.Namespace) -> int:
         raise WrongUsageError(f"tailrace tables {args.action} follows no stream: --compare belongs to write")
     if args.console is not None:
         raise WrongUsageError(f"tailrace tables {args.action} is no service: --console belongs to write")
+    if args.iceberg is not None and args.action not in {"verify", "expire"}:
+        raise WrongUsageError(
+            f"tailrace tables {args.action} asks no catalogue: --iceberg belongs to write, verify and expire"
+        )
     if args.masks is not None and args.action not in {"verify", "as-of"}:
         raise WrongUsageError(
             f"tailrace tables {args.action} masks nothing: --masks belongs to write, verify and as-of"
@@ -197,6 +210,27 @@ def _masks(args: argparse.Namespace) -> Masks | None:
     return masks
 
 
+def _iceberg(args: argparse.Namespace) -> IcebergSettings | None:
+    """The catalogue that shows the tables as Iceberg's."""
+    if args.iceberg is None:
+        return None
+    from tailrace.lake.tables.iceberg_settings import IcebergSettings as Named  # noqa: PLC0415  as in _place()
+
+    return Named.of(args.iceberg, "--iceberg")
+
+
+@contextmanager
+def _mirror(root: TablePlace, args: argparse.Namespace) -> Iterator[IcebergMirror]:
+    """The tables in that catalogue."""
+    from tailrace.lake.tables.iceberg_mirror import mirror_of  # noqa: PLC0415
+
+    mirror = mirror_of(root, _iceberg(args))
+    try:
+        yield mirror
+    finally:
+        mirror.close()
+
+
 def _write(args: argparse.Namespace, words: list[str]) -> int:
     from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415  so that --help loads no PyMongo
     from tailrace.lake.tables.settings import TableRule, TableSettings  # noqa: PLC0415  so that --help loads no Arrow
@@ -210,7 +244,14 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
         )
     rules = tuple(TableRule(pattern) for pattern in words[1:])
     feed_h = 0.0 if args.change_feed is None else parse_duration("--change-feed", args.change_feed) / 3600
-    settings = TableSettings(_place(words[0], args), rules, take_over=args.take_over, feed_h=feed_h, masks=_masks(args))
+    settings = TableSettings(
+        _place(words[0], args),
+        rules,
+        take_over=args.take_over,
+        feed_h=feed_h,
+        masks=_masks(args),
+        iceberg=_iceberg(args),
+    )
     settings.check()  # before anything is opened
     check_compare(args)
     check_console(args)
@@ -348,6 +389,7 @@ def _verify(args: argparse.Namespace, words: list[str]) -> int:
         if report.differences:
             count = len(report.differences)
             say(f"{report.namespace}: {count:,} of {report.documents:,} documents differ at {time}{aside}")
+    wrong += _verify_iceberg(root, words[1:], args)
     if not compared:
         say("There are no tables: no collection matches")
     if wrong:
@@ -356,6 +398,20 @@ def _verify(args: argparse.Namespace, words: list[str]) -> int:
             hint="`tailrace tables resync` lets the writer copy a collection again",
         )
     return 0
+
+
+def _verify_iceberg(root: TablePlace, words: list[str], args: argparse.Namespace) -> int:
+    """Compare what the catalogue has with the tables. Returns how many differ."""
+    from tailrace.lake.tables.delta_table import CollectionTable, tables_in  # noqa: PLC0415
+    from tailrace.lake.tables.names import place_of  # noqa: PLC0415
+
+    wrong = 0
+    with _mirror(root, args) as mirror:
+        for namespace in words or sorted(tables_in(root)) if args.iceberg is not None else ():
+            fault = mirror.fault(CollectionTable(place_of(root, namespace), namespace))
+            say(f"{namespace}: the Iceberg table {fault or 'has the files of the version that it states'}")
+            wrong += fault is not None
+    return wrong
 
 
 def _status(root: TablePlace, words: list[str]) -> int:
@@ -421,16 +477,24 @@ def _each(root: TablePlace, words: list[str], args: argparse.Namespace) -> int:
     """``compact`` and ``expire``. No writer may run meanwhile."""
     from tailrace.lake.tables.delta_table import CollectionTable  # noqa: PLC0415
     from tailrace.lake.tables.holding import held_tables  # noqa: PLC0415
+    from tailrace.lake.tables.iceberg_mirror import is_mirrored  # noqa: PLC0415
     from tailrace.lake.tables.names import place_of  # noqa: PLC0415
     from tailrace.lake.tables.versions import Keeping  # noqa: PLC0415
 
-    with held_tables(root) as namespaces:
+    with held_tables(root) as namespaces, _mirror(root, args) as mirror:
         for namespace in words or namespaces:
             if namespace not in namespaces:
                 raise UsageError(f"{namespace} has no table in {root}")
             table = CollectionTable(place_of(root, namespace), namespace)
             if args.action == "expire":
-                gone = table.expire(Keeping(parse_duration("--keep", args.keep) / 3600))
+                keep_s, now_ms = parse_duration("--keep", args.keep), time.time_ns() // 1_000_000
+                mirror.release(table, now_ms - int(keep_s * 1000), patient=True)
+                if args.iceberg is None and is_mirrored(table.root):
+                    raise UsageError(
+                        f"the table of {namespace} has Iceberg snapshots, which would lose their files",
+                        hint="Name their catalogue with --iceberg",
+                    )
+                gone = table.expire(Keeping(keep_s / 3600), now_ms)
                 say(f"{namespace}: {len(gone):,} files removed")
                 continue
             found = table.compact(z_order=args.z_order, everything=True)

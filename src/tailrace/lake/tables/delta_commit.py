@@ -87,11 +87,12 @@ class NewFile:
 
 class TableFile(NamedTuple):
     """A data file of a version: path as the log has it, which is escaped like a URI; partition values, of a table that
-    Delta divides; and size in bytes."""
+    Delta divides; size in bytes; and how many rows it has, if the log says so."""
 
     path: str
     partition: Mapping[str, str | None]
     size: int
+    rows: int | None = None
 
     @property
     def name(self) -> str:

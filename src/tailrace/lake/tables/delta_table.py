@@ -163,9 +163,13 @@ class CollectionTable:
         columns of ``given``."""
         if self._delta is None or self.redeclared:
             return given
-        fields = json.loads(self._delta.schema().to_json())["fields"]
         cut = json.loads(self._setting(_CUT) or "[]")
-        return given.with_columns(delta_commit.columns_of(fields), cut)
+        return given.with_columns(delta_commit.columns_of(self.fields), cut)
+
+    @property
+    def fields(self) -> list[dict[str, Any]]:
+        """The columns as the table's metadata describes them."""
+        return [] if self._delta is None else list(json.loads(self._delta.schema().to_json())["fields"])
 
     @property
     def redeclared(self) -> bool:
@@ -203,13 +207,13 @@ class CollectionTable:
             return
         with places.asking(self.root):
             actions = pa.table(self._delta.get_add_actions())
-        wanted = [name for name in ("path", "partition", "size_bytes") if name in actions.column_names]
+        wanted = [name for name in ("path", "partition", "size_bytes", "num_records") if name in actions.column_names]
         for one in actions.select(wanted).to_pylist():
             partition = {
                 name: value if value is None else str(value).lower() if isinstance(value, bool) else str(value)
                 for name, value in (one.get("partition") or {}).items()
             }
-            yield TableFile(one["path"], partition, one["size_bytes"])
+            yield TableFile(one["path"], partition, one["size_bytes"], one.get("num_records"))
 
     @property
     def live_bytes(self) -> int:
@@ -296,10 +300,7 @@ class CollectionTable:
     @property
     def _described(self) -> tuple[list[dict[str, Any]], dict[str, str]] | None:
         """What the table's metadata says of its columns and settings."""
-        if self._delta is None:
-            return None
-        fields = json.loads(self._delta.schema().to_json())["fields"]
-        return fields, dict(self._delta.metadata().configuration)
+        return None if self._delta is None else (self.fields, dict(self._delta.metadata().configuration))
 
     def _committed(self, number: int, added: Sequence[NewFile], removed: Sequence[TableFile]) -> None:
         assert self._delta is not None
@@ -351,8 +352,7 @@ class CollectionTable:
         added: list[NewFile] = []
         removed: list[TableFile] = []
         if self._delta is not None and not self._delta.metadata().partition_columns:
-            fields = json.loads(self._delta.schema().to_json())["fields"]
-            layout = Layout(self.root, _arrow(fields), self._divide_by, self._bounds, z_order)
+            layout = Layout(self.root, _arrow(self.fields), self._divide_by, self._bounds, z_order)
             known = {file.name: file for file in self.files()}
             sizes = [(name, file.size) for name, file in known.items()]
             arranged = everything and bool(z_order)
@@ -364,10 +364,10 @@ class CollectionTable:
             self._committed(number, added, removed)
         return {"numFilesRemoved": len(removed), "numFilesAdded": len(added)}
 
-    def expire(self, keeping: Keeping) -> list[str]:
+    def expire(self, keeping: Keeping, now_ms: int | None = None) -> list[str]:
         """Remove files and versions that are not kept. Returns the files' names."""
         self.refresh()
-        return versions.expire(self.root, keeping, [file.name for file in self.files()]) if self.exists else []
+        return versions.expire(self.root, keeping, [file.name for file in self.files()], now_ms) if self.exists else []
 
 
 def _update(table: DeltaTable, root: TablePlace) -> None:

@@ -34,6 +34,7 @@ from tailrace.lake.tables.names import KEY, place_of
 from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE
 from tailrace.lake.tables.state import TableMark, TableState
 from tailrace.lake.tables.state_file import rewrite_file
+from tailrace.lake.tables.versions import ICEBERG
 
 _FOLLOW: Final = "Let the writer follow (`tailrace tables write ... --once`, or `tailrace run`), then repeat"
 _RESTORE: Final = "Restore it from a copy, or remove the quarantine"
@@ -165,6 +166,10 @@ class _TablePast:
             self.notes.append(
                 f"{self.namespace}: the row is gone from the newest version; versions and feed before the files that "
                 "were removed can no longer be read"
+            )
+        if self.rows and (self._folder / ICEBERG).is_dir():
+            self.notes.append(
+                f"{self.namespace}: nor can Iceberg snapshots of these versions, until the writer drops them"
             )
 
     def _bounded(self) -> bool:

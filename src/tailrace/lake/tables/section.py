@@ -12,6 +12,7 @@ from tailrace.errors import UsageError
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.pipeline_values import size, whole_number
 from tailrace.lake.store.place import TablePlace
+from tailrace.lake.tables.iceberg_settings import IcebergSettings
 from tailrace.lake.tables.schema import POLICIES, Policy, TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
 
@@ -27,6 +28,7 @@ KEYS: Final = (
     "retention",
     "versions",
     "changeFeed",
+    "iceberg",
 )
 _RULE_KEYS: Final = ("columns", "onMismatch", "partitionBy", "zOrder")
 
@@ -39,7 +41,7 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
         raise UsageError(f"tables.path must be a path, not {given['path']!r}", hint="Write it as path: ./tables")
     default = TableSettings(Path(), ())
     policy = _policy(given.get("onMismatch"), "tables.onMismatch")
-    return TableSettings(
+    found = TableSettings(
         root=_root(given, base),
         rules=_rules(given.get("collections"), policy),
         every_s=_seconds(given["every"], "tables.every") if "every" in given else default.every_s,
@@ -49,7 +51,10 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
         retention_h=_hours(given, "retention", default.retention_h),
         feed_h=_hours(given, "changeFeed", default.feed_h),
         versions=whole_number(given.get("versions", default.versions), "tables.versions"),
+        iceberg=IcebergSettings.of(given["iceberg"], "tables.iceberg") if "iceberg" in given else None,
     )
+    found.check()
+    return found
 
 
 def _root(given: Mapping[str, Any], base: Path) -> TablePlace:

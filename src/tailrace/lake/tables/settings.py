@@ -9,6 +9,7 @@ from typing import Final
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
 from tailrace.lake.store.place import TablePlace
+from tailrace.lake.tables.iceberg_settings import IcebergSettings, check_place
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.versions import Keeping
 from tailrace.read.source.mask_file import Masks
@@ -61,6 +62,7 @@ class TableSettings:
         feed_h: the tables have a change feed that reaches back this many hours (0: none)
         masks: what is masked in every document before it is kept
         take_over: write tables in an object store that another state has written
+        iceberg: the catalogue in which the tables are Iceberg's too (``None``: in none)
     """
 
     root: TablePlace
@@ -75,6 +77,7 @@ class TableSettings:
     feed_h: float = 0.0
     take_over: bool = False
     masks: Masks | None = None
+    iceberg: IcebergSettings | None = None
 
     @property
     def keeping(self) -> Keeping:
@@ -87,7 +90,10 @@ class TableSettings:
         return Selection.of((rule.pattern for rule in self.rules), "tables.collections")
 
     def check(self) -> None:
-        """Raises UsageError if a pattern selects nothing that a collection can be called."""
+        """Raises UsageError if a pattern selects nothing that a collection can be called, and where tables of Iceberg
+        cannot lie."""
+        if self.iceberg is not None:
+            check_place(self.root)
         Selection.of((rule.pattern for rule in self.rules), "tables.collections")
 
     def rule(self, namespace: str) -> TableRule:

@@ -31,10 +31,18 @@ class _Seen:
 
 class Upkeep:
     """The daily life of tables. ``batch``: the writer's last micro-batch. What fails is tried again later; it stops
-    nobody."""
+    nobody. ``release`` is told, before a table's old files go, up to which time in milliseconds they may."""
 
-    def __init__(self, settings: TableSettings, batch: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: TableSettings,
+        batch: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        release: Callable[[CollectionTable, int], None] | None = None,
+    ) -> None:
         self._settings = settings
+        self._release = release
         self._clock = clock
         self._compacted = batch
         self._merged: dict[str, int] = {}
@@ -72,7 +80,10 @@ class Upkeep:
             if seen is not None and rests and seen.at - since > grace and now - seen.at < _RESTING_S:
                 continue
             try:
-                table.expire(self._settings.keeping)
+                at_ms = time.time_ns() // 1_000_000
+                if self._release is not None:
+                    self._release(table, at_ms - int(grace * 1000))
+                table.expire(self._settings.keeping, at_ms)
             except TailraceError as error:
                 _log.warning("%s: old files were not removed: %s", namespace, error)
             self._expired[namespace] = _Seen(now, table.version, since)

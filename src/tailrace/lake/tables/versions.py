@@ -27,6 +27,8 @@ from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_commit import WITHOUT_FEED, DamagedCommitError, Stated
 
+#: Where what makes an Iceberg table of a table's files is. Delta's VACUUM passes over such names.
+ICEBERG: Final = "_iceberg"
 _HOUR_MS: Final = 3_600_000
 #: Longer than a commit comes after its files.
 _BETWEEN_S: Final = 3600.0
@@ -73,8 +75,14 @@ def _follows(root: TablePlace, one: Stated, following: Stated | None) -> bool:
 
 def is_whole(root: TablePlace, version: int) -> bool:
     """Whether a version can be read: its log, and all its files."""
-    names = _files_of(root, version)
+    names = names_at(root, version)
     return names is not None and len(places.sizes(root, names)) == len(names)
+
+
+def made_at(root: TablePlace, number: int) -> int | None:
+    """When a version was made, in milliseconds; ``None`` if the log no longer says."""
+    found = _head(root, number)
+    return None if found is None else found.at
 
 
 def expire(root: TablePlace, keeping: Keeping, latest: Iterable[str], now_ms: int | None = None) -> list[str]:
@@ -91,7 +99,7 @@ def expire(root: TablePlace, keeping: Keeping, latest: Iterable[str], now_ms: in
     for number in recent:
         needed |= _removed_by(root, number)
     for number in kept:
-        needed |= _files_of(root, number) or set()
+        needed |= names_at(root, number) or set()
     fed_from = horizon - int(keeping.feed_h * _HOUR_MS)
     fed = [number for number, head in heads.items() if head.at >= fed_from] if keeping.feed_h else []
     for number in fed:
@@ -106,7 +114,8 @@ def expire(root: TablePlace, keeping: Keeping, latest: Iterable[str], now_ms: in
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """What a table takes on the disk: bytes of all its files, its data files, and the files of its log."""
+    """What a table takes on the disk: bytes of all its files, its data files, and the files of its log and of
+    Iceberg's."""
 
     bytes: int
     files: int
@@ -117,7 +126,7 @@ def disk_use(root: TablePlace) -> DiskUse:
     """The table's files, those of older versions too."""
     size = data = log = 0
     for file in places.files_below(root):
-        is_log = PurePosixPath(file.name).parent.name == delta.LOG
+        is_log = PurePosixPath(file.name).parts[0] in (delta.LOG, ICEBERG)
         size, data, log = size + file.size, data + (not is_log), log + is_log
     return DiskUse(size, data, log)
 
@@ -166,7 +175,7 @@ def _kept(root: TablePlace, heads: dict[int, _Head], keeping: Keeping, now: int,
         yield begun
 
 
-def _files_of(root: TablePlace, version: int) -> set[str] | None:
+def names_at(root: TablePlace, version: int) -> set[str] | None:
     """The names of a version's files; ``None`` if it cannot be read."""
     try:
         with places.asking(root):

@@ -31,6 +31,7 @@ from tailrace.lake.tables.copying import TablesCopy, key_of
 from tailrace.lake.tables.delta_commit import Batch
 from tailrace.lake.tables.fold import Fold, Folded
 from tailrace.lake.tables.holding import lock, state_folder
+from tailrace.lake.tables.iceberg_mirror import mirror_of
 from tailrace.lake.tables.masking import begin_masked
 from tailrace.lake.tables.names import BEGIN_ANEW
 from tailrace.lake.tables.open_tables import OpenTables, position_of
@@ -101,6 +102,7 @@ class TablesWriter:
             )
             deployment = self._oplogs.deployment_id
             self._ownership = TablesOwnership(settings.root, self._state, deployment, take_over=settings.take_over)
+            self._iceberg = mirror_of(settings.root, settings.iceberg, self._stopped)
             opened.pop_all()
         self._copy = TablesCopy(self._oplogs, self._state, settings, stopped=self._stopped)
         self._resyncs = Resyncs(self._client, self._cluster, self._oplogs, self._state, settings)
@@ -110,12 +112,11 @@ class TablesWriter:
         self._batches = self._changes = 0
         #: Whether there is more to read at once.
         self._behind = False
-        #: Whether there are rows that the tables have not taken over, when they took over some last, and how soon they
-        #: may do so again.
+        #: Whether rows wait for the tables, when these took over some last, and how soon they may do so again.
         self._waiting = False
         self._published = time.monotonic()
         self._pace = Pace()
-        self._upkeep = Upkeep(settings, 0 if position is None else position.batch)
+        self._upkeep = Upkeep(settings, 0 if position is None else position.batch, release=self._iceberg.release)
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
@@ -126,6 +127,7 @@ class TablesWriter:
     def close(self) -> None:
         """Close everything."""
         self._resyncs.close()
+        self._iceberg.close()
         self._oplogs.close()
         self._state.close()
         os.close(self._lock)
@@ -364,6 +366,7 @@ class TablesWriter:
             self._tables.saw(mark)
         self._published, self._waiting = time.monotonic(), False
         self._upkeep.compact(self._tables.opened, position.batch)
+        self._iceberg.follow(self._tables.opened.values())
         self._upkeep.expire(self._tables.opened)
         replaced, live = replaced_bytes(self._tables.opened)
         self._pace.spent(replaced, live)

@@ -232,6 +232,20 @@ def _tables() -> dict[str, JsonSchema]:
         "retention": _said("How far back as-of reaches.", time),
         "versions": _said("How many versions are kept between grace and retention.", _number(0)),
         "changeFeed": _said("How far back the change feed reaches.", time),
+        "iceberg": _said(
+            "The Iceberg catalogue that has the tables too: its URI, its name in .pyiceberg.yaml, or a mapping of "
+            "pyiceberg's properties.",
+            {
+                "anyOf": [
+                    _TEXT,
+                    {
+                        "type": "object",
+                        "minProperties": 1,
+                        "additionalProperties": {"type": ["string", "integer", "boolean"]},
+                    },
+                ]
+            },
+        ),
     }
 
 

@@ -1,0 +1,172 @@
+"""The catalogue that shows tables as Iceberg's: asked again for a while if it does not answer, and without its secrets
+in what is told about it. Needs the extra ``iceberg``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tailrace.core.printable import in_a_line
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake.tables.iceberg_settings import TYPES, IcebergSettings, texts_of
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+T = TypeVar("T")
+#: How long a catalogue that does not answer is asked again before the writer ends.
+RETRY_S: Final = 60.0
+_PAUSES_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
+#: One request of a REST catalogue: to connect, and to wait for a part of the answer.
+_TIMEOUT_S: Final = (10.0, 30.0)
+
+
+class CatalogError(SinkError):
+    """The catalogue does not answer, or refuses."""
+
+
+class IcebergCatalog:
+    """The catalogue of ``settings``, opened when it is first asked.
+
+    ``wait``  waits some seconds, and says whether to give up (an event's ``wait``)
+    """
+
+    def __init__(
+        self,
+        settings: IcebergSettings,
+        *,
+        wait: Callable[[float], bool] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._wait = wait or _slept
+        self._clock = clock
+        self._opened: Catalog | None = None
+        self._secrets = texts_of(settings.properties)
+        try:
+            import pyiceberg.catalog  # noqa: F401, PLC0415  an extra
+        except ImportError as error:
+            raise UsageError(
+                "Iceberg snapshots need the package pyiceberg", hint="pip install 'tailrace[iceberg]'"
+            ) from error
+        except Exception as error:  # noqa: BLE001  it reads its file when it is imported; its parser's error shows lines
+            raise UsageError(
+                f"pyiceberg cannot read its settings (.pyiceberg.yaml or PYICEBERG_...): {type(error).__name__}",
+                hint="Correct the file; it is looked for in PYICEBERG_HOME, the home directory and the current one",
+            ) from None
+
+    @property
+    def name(self) -> str:
+        """The catalogue's name."""
+        return self._settings.name
+
+    def ask(self, work: Callable[[Catalog], T], *, patient: bool = True) -> T:
+        """What ``work`` returns. It is done again if the catalogue does not answer, or if somebody else has committed
+        meanwhile, so doing it twice must be the same as doing it once. Not ``patient``: it is
+        done once. Raises CatalogError."""
+        end, number = self._clock() + (RETRY_S if patient else 0), 0
+        while True:
+            try:
+                if self._opened is None:
+                    self._opened = self._open()
+                return work(self._opened)
+            except (SinkError, UsageError):
+                raise
+            except Exception as error:  # noqa: BLE001  pyiceberg, requests and SQLAlchemy have no common class
+                if not may_pass(error) or self._clock() >= end or self._wait(_PAUSES_S[min(number, 4)]):
+                    raise self._told(error) from None
+            number += 1
+
+    def close(self) -> None:
+        """Close its connections."""
+        if self._opened is not None:
+            with suppress(Exception):
+                self._opened.close()
+            self._opened = None
+
+    def _open(self) -> Catalog:
+        from pyiceberg.catalog import infer_catalog_type, load_catalog  # noqa: PLC0415
+        from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415
+        from pyiceberg.utils.config import Config  # noqa: PLC0415
+
+        found: Mapping[str, Any] = {
+            **(Config().get_catalog_config(self.name) or {}),
+            **self._settings.properties,
+        }
+        self._secrets = texts_of(found)
+        if not found:
+            raise UsageError(
+                f"there is no Iceberg catalogue '{in_a_line(self.name)}'",
+                hint="Describe it in .pyiceberg.yaml, or give the catalogue's URI",
+            )
+        if "type" not in found and "uri" not in found:
+            raise UsageError(f"the Iceberg catalogue '{in_a_line(self.name)}' has no uri")
+        kind = str(found.get("type") or getattr(infer_catalog_type(self.name, dict(found)), "value", "")).lower()
+        if kind not in TYPES or "py-catalog-impl" in found:
+            raise UsageError(f"the Iceberg catalogue '{in_a_line(self.name)}' is of a kind that is not supported")
+        if kind == "sql":
+            return load_catalog(self.name, **found)
+
+        class Patient(RestCatalog):
+            """With an end to waiting: pyiceberg sets no time limit for a request."""
+
+            def _create_session(self) -> Any:
+                session = super()._create_session()
+                for scheme in ("http://", "https://"):
+                    session.mount(scheme, _timed_adapter())
+                return session
+
+        return Patient(self.name, **{key: value for key, value in found.items() if key != "type"})
+
+    def _told(self, error: Exception) -> CatalogError:
+        """The error in words, without what the properties hold."""
+        text = in_a_line(str(error))
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        state = "does not answer" if may_pass(error) else "refuses"
+        return CatalogError(
+            f"the Iceberg catalogue '{in_a_line(self.name)}' {state}: {type(error).__name__}: {text[:500]}",
+            hint="Nothing is lost: the next run brings the catalogue up to the tables",
+        )
+
+
+def _timed_adapter() -> Any:
+    from requests.adapters import HTTPAdapter  # noqa: PLC0415
+
+    class Timed(HTTPAdapter):
+        def send(self, request: Any, *args: Any, **options: Any) -> Any:
+            return super().send(request, *args, **{**options, "timeout": options.get("timeout") or _TIMEOUT_S})
+
+    return Timed()
+
+
+def _slept(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same may succeed later."""
+    from pyiceberg import exceptions  # noqa: PLC0415
+    from requests import exceptions as http  # noqa: PLC0415
+
+    passing: list[type[Exception]] = [
+        exceptions.CommitFailedException,
+        exceptions.CommitStateUnknownException,
+        exceptions.NoSuchNamespaceError,  # somebody has removed it, or the table, since we looked
+        exceptions.NoSuchTableError,
+        exceptions.ServerError,
+        exceptions.ServiceUnavailableError,
+        exceptions.TableAlreadyExistsError,
+        exceptions.TooManyRequestsError,
+        http.ConnectionError,
+        http.Timeout,
+        http.ChunkedEncodingError,
+    ]
+    with suppress(ImportError):
+        from sqlalchemy.exc import InterfaceError, OperationalError  # noqa: PLC0415
+
+        passing += [InterfaceError, OperationalError]
+    return isinstance(error, tuple(passing))

@@ -1,0 +1,67 @@
+"""Iceberg snapshots beside the versions of the Delta table that they state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
+
+from tailrace.lake.tables import delta_commit
+from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.iceberg_catalog import IcebergCatalog
+from tailrace.lake.tables.iceberg_mirror import IcebergMirror, identifier_of, version_of
+from tailrace.lake.tables.iceberg_settings import IcebergSettings
+
+
+def catalog_uri(folder: Path) -> str:
+    return f"sqlite:///{folder / 'catalog.db'}"
+
+
+def sql_settings(folder: Path) -> IcebergSettings:
+    """A SQL catalogue in a folder."""
+    return IcebergSettings.of(catalog_uri(folder), "iceberg")
+
+
+def sql_mirror(folder: Path, settings: IcebergSettings | None = None) -> IcebergMirror:
+    return IcebergMirror(folder, IcebergCatalog(settings or sql_settings(folder)))
+
+
+def sql_catalog(folder: Path) -> SqlCatalog:
+    """The same as another program opens it."""
+    return SqlCatalog("tailrace", uri=catalog_uri(folder))
+
+
+def iceberg_table(folder: Path, namespace: str = "shop.orders") -> Any:
+    return sql_catalog(folder).load_table(identifier_of(namespace))
+
+
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    return sorted(table.to_pylist(), key=lambda row: bytes(row["_key"]))
+
+
+def compared(root: Path, found: Any) -> list[int]:
+    """Compare each snapshot with the version of the table at ``root`` that it states, row for row, and what it says
+    with what that version's commit says. Gives the versions."""
+    versions = []
+    for snapshot in found.snapshots():
+        version = version_of(snapshot)
+        assert version >= 0
+        told = next(one for one in delta_commit.stated(root) if one.version <= version)
+        assert snapshot.summary["tailrace.clusterTime"] == delta_commit.time_text(told.time)
+        assert snapshot.summary["tailrace.token"] == delta_commit.token_of(type(told.time)(told.time + 1))
+        expected = DeltaTable(str(root), version=version).to_pyarrow_table()
+        given = found.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
+        assert given.column_names == expected.column_names, version
+        assert rows_of(given) == rows_of(expected), version
+        assert int(snapshot.summary["total-records"]) == expected.num_rows
+        versions.append(version)
+    assert found.current_snapshot() is not None
+    assert version_of(found.current_snapshot()) == max(versions)
+    return versions
+
+
+def newest_is_shown(root: Path, found: Any) -> bool:
+    """Whether the newest snapshot is of the newest version."""
+    return version_of(found.current_snapshot()) == CollectionTable(root, "").version
