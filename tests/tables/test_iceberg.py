@@ -20,8 +20,8 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import LongType
 
 from tailrace.base import durable
+from tailrace.base.object_place import object_place
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake.store.object_place import object_place
 from tailrace.lake.tables import iceberg_snapshot
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.iceberg_catalog import CatalogError, IcebergCatalog

@@ -488,6 +488,7 @@ def _each(root: TablePlace, words: list[str], args: argparse.Namespace) -> int:
             table = CollectionTable(place_of(root, namespace), namespace)
             if args.action == "expire":
                 keep_s, now_ms = parse_duration("--keep", args.keep), time.time_ns() // 1_000_000
+                mirror.follow([table])  # `compact` has made a version that the catalogue has not seen
                 mirror.release(table, now_ms - int(keep_s * 1000), patient=True)
                 if args.iceberg is None and is_mirrored(table.root):
                     raise UsageError(
