@@ -491,6 +491,36 @@ def test_a_store_that_was_set_back(
     assert_equal(root, collection, 450)
 
 
+@pytest.mark.parametrize("gone", [HEAD, ""])
+def test_a_store_that_is_emptied_under_its_writer(
+    object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path, gone: str
+) -> None:
+    """By hand or by a rule of the bucket: the writer ends with an error that says so, at whichever step."""
+    root = object_store.place(prefix, tmp_path / "state")
+    archive(collection, root)
+    for turn, step in enumerate(("archive.images", "archive.uploaded", "archive.head")):
+        change(collection, turn)
+        copy = held_in(root)
+        is_gone = False
+
+        def emptied(name: str, step: str = step, copy: dict[str, bytes] = copy) -> None:
+            nonlocal is_gone
+            if name == step and not is_gone:
+                is_gone = True
+                put_back(root, {key: content for key, content in copy.items() if gone and not key.endswith(gone)})
+
+        durable.observe_steps(emptied)
+        try:
+            with pytest.raises(SinkError, match="or it was set back"):
+                archive(collection, root)
+        finally:
+            durable.observe_steps(None)
+        assert is_gone
+        put_back(root, copy)
+    archive(collection, root)
+    assert_equal(root, collection)
+
+
 def test_the_archive_of_another_deployment(
     object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
 ) -> None:
