@@ -14,11 +14,12 @@ from typing import Any
 import obstore
 import pytest
 from bson.raw_bson import RawBSONDocument
+from pyarrow.fs import S3FileSystem
 from pymongo import MongoClient
 
 import tailrace
 from tailrace.base import durable
-from tailrace.base.object_place import ObjectPlace
+from tailrace.base.object_place import ObjectPlace, object_place
 from tailrace.cli.main import main
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -546,6 +547,30 @@ def test_a_prefix_that_holds_something_else(
     with pytest.raises(UsageError, match="is not an archive"):
         archive(collection, root)
     assert list(held_in(root)) == ["letters/a.txt"]
+
+
+def test_the_folder_of_a_console_and_a_whole_bucket(
+    object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
+) -> None:
+    """An empty object stands for a folder; a bucket has no name below itself."""
+    given = object_store.options()
+    files = S3FileSystem(
+        access_key=given["aws_access_key_id"],
+        secret_key=given["aws_secret_access_key"],
+        endpoint_override=given["aws_endpoint"],
+        region=given["aws_region"],
+        allow_bucket_creation=True,
+    )
+    files.create_dir(f"tests/{prefix}")
+    files.create_dir("whole-bucket")
+    whole = object_place("s3://whole-bucket", beside=tmp_path / "whole", options=given)
+    for root in (object_store.place(prefix, tmp_path / "state"), whole):
+        assert not root.is_dir() and not list(root.iterdir()) and not list(root.objects())
+        archive(collection, root)
+        files.create_dir(f"{root.bucket.name}/{root.key}/{status(root)[0].name}".replace("//", "/"))
+        change(collection, root is whole)
+        archive(collection, root, retention=Retention(bytes=6_000))
+        assert_equal(root, collection)
 
 
 # -- kills ------------------------------------------------------------------------------------------------------------

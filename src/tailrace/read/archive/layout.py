@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -221,7 +222,7 @@ def describe(folder: ArchivePlace) -> Description | None:
                     f"{folder} is not an archive: it holds files, but no {DESCRIPTION}",
                     hint="Name an archive that 'tailrace archive' made, or a new directory",
                 )
-            if is_there(folder) and not has_files(folder):
+            if isinstance(folder, Path) and folder.exists() and not folder.is_dir():
                 raise UsageError(f"{folder} is not a directory")
             return None
         if found.get("format") != FORMAT or found.get("version") != VERSION:
