@@ -14,11 +14,12 @@ from typing import Any
 import obstore
 import pytest
 from bson.raw_bson import RawBSONDocument
+from pyarrow.fs import S3FileSystem
 from pymongo import MongoClient
 
 import tailrace
 from tailrace.base import durable
-from tailrace.base.object_place import ObjectPlace
+from tailrace.base.object_place import ObjectPlace, object_place
 from tailrace.cli.main import main
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -27,7 +28,7 @@ from tailrace.core.plan.options import StreamOptions
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, OtherHistoryError, SinkError, SourceError, UsageError
 from tailrace.read.archive.claim import SESSIONS_MAX, STATE
-from tailrace.read.archive.layout import DESCRIPTION, HEAD, oplog_folder, segments
+from tailrace.read.archive.layout import DESCRIPTION, HEAD, listed, oplog_folder, oplog_of, segments
 from tailrace.read.archive.place import ArchiveAwayError
 from tailrace.read.archive.recorder import ArchivePolicy, Recorder
 from tailrace.read.archive.replay import ArchiveReplay
@@ -136,9 +137,7 @@ def test_its_events_are_the_servers_own(
     assert SECRET.encode() not in b"".join(everything)
     assert not list((tmp_path / "state").rglob("*.parquet"))
     # What is in the store is an archive in a directory, too.
-    for name, content in held_in(root).items():
-        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "copy" / name).write_bytes(content)
+    written_to(tmp_path / "copy", root)
     assert events_of(tmp_path / "copy", collection, start) == wanted
     change(collection, 3)
     archive(collection, tmp_path / "copy")
@@ -491,6 +490,36 @@ def test_a_store_that_was_set_back(
     assert_equal(root, collection, 450)
 
 
+@pytest.mark.parametrize("gone", [HEAD, ""])
+def test_a_store_that_is_emptied_under_its_writer(
+    object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path, gone: str
+) -> None:
+    """By hand or by a rule of the bucket: the writer ends with an error that says so, at whichever step."""
+    root = object_store.place(prefix, tmp_path / "state")
+    archive(collection, root)
+    for turn, step in enumerate(("archive.images", "archive.uploaded", "archive.head")):
+        change(collection, turn)
+        copy = held_in(root)
+        is_gone = False
+
+        def emptied(name: str, step: str = step, copy: dict[str, bytes] = copy) -> None:
+            nonlocal is_gone
+            if name == step and not is_gone:
+                is_gone = True
+                put_back(root, {key: content for key, content in copy.items() if gone and not key.endswith(gone)})
+
+        durable.observe_steps(emptied)
+        try:
+            with pytest.raises(SinkError, match="or it was set back"):
+                archive(collection, root)
+        finally:
+            durable.observe_steps(None)
+        assert is_gone
+        put_back(root, copy)
+    archive(collection, root)
+    assert_equal(root, collection)
+
+
 def test_the_archive_of_another_deployment(
     object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
 ) -> None:
@@ -518,6 +547,30 @@ def test_a_prefix_that_holds_something_else(
     with pytest.raises(UsageError, match="is not an archive"):
         archive(collection, root)
     assert list(held_in(root)) == ["letters/a.txt"]
+
+
+def test_the_folder_of_a_console_and_a_whole_bucket(
+    object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
+) -> None:
+    """An empty object stands for a folder; a bucket has no name below itself."""
+    given = object_store.options()
+    files = S3FileSystem(
+        access_key=given["aws_access_key_id"],
+        secret_key=given["aws_secret_access_key"],
+        endpoint_override=given["aws_endpoint"],
+        region=given["aws_region"],
+        allow_bucket_creation=True,
+    )
+    files.create_dir(f"tests/{prefix}")
+    files.create_dir("whole-bucket")
+    whole = object_place("s3://whole-bucket", beside=tmp_path / "whole", options=given)
+    for root in (object_store.place(prefix, tmp_path / "state"), whole):
+        assert not root.is_dir() and not list(root.iterdir()) and not list(root.objects())
+        archive(collection, root)
+        files.create_dir(f"{root.bucket.name}/{root.key}/{status(root)[0].name}".replace("//", "/"))
+        change(collection, root is whole)
+        archive(collection, root, retention=Retention(bytes=6_000))
+        assert_equal(root, collection)
 
 
 # -- kills ------------------------------------------------------------------------------------------------------------
@@ -571,3 +624,55 @@ def test_a_writer_that_is_killed(
     there = [one.name for one in folder.objects() if one.name.endswith(".parquet") and "images" not in one.name]
     assert sorted(there) == [one.path.name for one in segments(folder)], "something was left"
     assert not list((tmp_path / "state").rglob("*.unfinished"))
+
+
+def test_a_copy_with_what_a_killed_writer_left(
+    replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
+) -> None:
+    """In a directory it counts no more than it does in the store: no entry is there twice."""
+    root, copy = object_store.place(prefix, tmp_path / "state"), tmp_path / "copy"
+    archive(collection, root)
+    change(collection, 0)
+    code = _CHILD.replace("bytes=6_000", "bytes=600_000").replace("bytes=20_000", "")
+    arguments = (
+        replica_set.uri,
+        prefix,
+        str(tmp_path / "state"),
+        "archive.uploaded",
+        json.dumps(object_store.options()),
+    )
+    assert commands.run(*arguments, code=code).returncode == -signal.SIGKILL
+    change(collection, 1)
+    archive(collection, root)
+    written_to(copy, root)
+    held = assert_equal(copy, collection, 300)
+    folder = oplog_folder(copy, held.name)
+    assert len(listed(folder)) == len(segments(folder)) + 1 == len(segments(oplog_folder(root, held.name))) + 1
+    assert [reader.segment for reader in held.readers(held.start, held.newest())] == segments(folder)
+    change(collection, 2)
+    archive(collection, copy)
+    assert_equal(copy, collection, 450)
+    archive(collection, copy, retention=Retention(bytes=1))
+    change(collection, 3)
+    archive(collection, copy, retention=Retention(bytes=1))
+    assert_equal(copy, collection)
+
+
+def written_to(copy: Path, root: ObjectPlace) -> None:
+    for name, content in held_in(root).items():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(content)
+
+
+def test_names_that_are_quoted(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
+    """A copy from a store, or into one, has the folder of its oplog."""
+    places = (tmp_path, object_store.place(prefix, tmp_path))
+    names = (("rs%200", "rs!200"), ("rs!200", "rs%200"))
+    for place, (usual, copied) in zip(places, names, strict=True):
+        assert oplog_folder(place, "rs 0") == place / usual
+        (place / copied).mkdir() if isinstance(place, Path) else None
+        there = place / copied / HEAD
+        there.write_bytes(b"{}") if isinstance(there, Path) else there.create(b"{}")
+        assert oplog_folder(place, "rs 0") == place / copied
+        assert oplog_of(place / copied) == oplog_of(place / usual) == "rs 0"
+    assert oplog_of(oplog_folder(tmp_path, "a!%")) == "a!%"

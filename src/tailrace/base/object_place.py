@@ -156,7 +156,7 @@ class ObjectPlace:
 
         found = self._asked("list", lambda: obstore.list_with_delimiter(self.bucket.store, self.key or None))
         keys = {*found["common_prefixes"], *(one["path"] for one in found["objects"])}
-        for key in sorted(keys):
+        for key in sorted(keys - {self.key}):  # an empty object that a console makes to show a folder
             yield type(self)(self.bucket, key.rstrip("/"))
 
     def objects(self, after: str = "") -> Iterator[StoredObject]:
@@ -174,7 +174,7 @@ class ObjectPlace:
             found = self._asked("list", lambda: next(stream, None))
             if found is None:
                 return
-            yield from found
+            yield from (one for one in found if one["path"] != self.key)  # as in ``iterdir``
 
     def end(self, size: int) -> tuple[bytes, int]:
         """The last ``size`` bytes of the object, or all of it, and its whole size. Raises FileNotFoundError."""

@@ -122,7 +122,11 @@ class StoreKeeping:
 
     def put(self, temporary: Path, name: str) -> None:
         """Upload a finished file."""
-        if self._head.head()[1] != self._etag:
+        try:
+            there = self._head.head()[1]
+        except FileNotFoundError:
+            there = ""
+        if there != self._etag:
             raise self._claim.lost()
         size = temporary.stat().st_size
         (self._folder / name).upload(temporary)

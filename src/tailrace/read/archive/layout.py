@@ -20,6 +20,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -220,7 +222,7 @@ def describe(folder: ArchivePlace) -> Description | None:
                     f"{folder} is not an archive: it holds files, but no {DESCRIPTION}",
                     hint="Name an archive that 'tailrace archive' made, or a new directory",
                 )
-            if is_there(folder) and not has_files(folder):
+            if isinstance(folder, Path) and folder.exists() and not folder.is_dir():
                 raise UsageError(f"{folder} is not a directory")
             return None
         if found.get("format") != FORMAT or found.get("version") != VERSION:
@@ -265,13 +267,20 @@ def existing(folder: ArchivePlace) -> Description:
 
 
 def oplog_folder(folder: ArchivePlace, oplog: str) -> ArchivePlace:
+    """The folder of an oplog. Characters that are quoted begin with ``%`` in a directory, with ``!`` in a store; one
+    that was copied from one to the other keeps its name."""
     name = quote(oplog, safe="")
-    return folder / (name.replace("%", "!") if isinstance(folder, ObjectPlace) else name)
+    if "%" not in name:
+        return folder / name
+    usual, copied = folder / name, folder / name.replace("%", "!")
+    if isinstance(folder, ObjectPlace):
+        usual, copied = copied, usual
+    return copied if not has_files(usual) and has_files(copied) else usual
 
 
 def oplog_of(folder: ArchivePlace) -> str:
-    """The oplog's name, by its folder."""
-    return unquote(folder.name.replace("!", "%") if isinstance(folder, ObjectPlace) else folder.name)
+    """The oplog's name, by its folder. (A ``!`` of its own is quoted.)"""
+    return unquote(folder.name.replace("!", "%"))
 
 
 def head(folder: ArchivePlace) -> Reach | None:
@@ -379,9 +388,21 @@ def segment_named(folder: ArchivePlace, name: str, size: int = -1) -> ArchiveSeg
 
 def counting(folder: ArchivePlace, reach: Reach, there: Iterable[ArchiveSegment]) -> list[ArchiveSegment]:
     """Those of the segments that are there which hold what the head promises, in order. In a directory that has one
-    writer, it is all of them, and one more that its head does not name yet."""
+    writer, it is all of them, and one more that its head does not name yet. None overlap there, unless they were copied
+    from a store with what a killed writer had left."""
     found = [segment for segment in there if segment.until > reach.start]
-    return chained(reach, found) if isinstance(folder, ObjectPlace) else found
+    if isinstance(folder, ObjectPlace):
+        return chained(reach, found)
+    if not _overlap(found):
+        return found
+    later = [segment for segment in found if segment.after >= reach.until]
+    named = chained(reach, [segment for segment in found if segment.after < reach.until])
+    return named if _overlap(later) else [*named, *later]
+
+
+def _overlap(found: Sequence[ArchiveSegment]) -> bool:
+    """Whether a cluster time is in the ranges of two of these segments, which are in order."""
+    return any(after.after < before.until for before, after in pairwise(found))
 
 
 def chained(reach: Reach, found: Sequence[ArchiveSegment]) -> list[ArchiveSegment]:

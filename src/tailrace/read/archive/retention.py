@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tailrace.base.durable import writing
-from tailrace.read.archive.layout import HEAD, IMAGES, ArchiveSegment, head, listed
+from tailrace.read.archive.layout import HEAD, IMAGES, ArchiveSegment, counting, head, listed
 from tailrace.read.archive.place import is_there, size_of
 from tailrace.read.archive.record import write_record
 
@@ -45,7 +45,7 @@ def retain(folder: Path, retention: Retention) -> int:
     reach = head(folder)
     if reach is None:
         return 0
-    expired = retention.expired([segment for segment in listed(folder) if segment.until > reach.start], time.time())
+    expired = retention.expired(counting(folder, reach, listed(folder)), time.time())
     if expired:
         write_record(folder / HEAD, replace(reach, start=expired[-1].until).document())
     remove_before(folder)
