@@ -565,7 +565,9 @@ def test_the_folder_of_a_console_and_a_whole_bucket(
     files.create_dir("whole-bucket")
     whole = object_place("s3://whole-bucket", beside=tmp_path / "whole", options=given)
     for root in (object_store.place(prefix, tmp_path / "state"), whole):
-        assert not root.is_dir() and not list(root.iterdir()) and not list(root.objects())
+        assert not root.is_dir()
+        assert not list(root.iterdir())
+        assert not list(root.objects())
         archive(collection, root)
         files.create_dir(f"{root.bucket.name}/{root.key}/{status(root)[0].name}".replace("//", "/"))
         change(collection, root is whole)

@@ -23,7 +23,7 @@ from tailrace.act.sync.definitions import TargetDefinitions
 from tailrace.act.sync.deltas import DeltaEncoder, takes_deltas
 from tailrace.act.sync.fold import ChangeSegment, DocumentChanges, SyncFold
 from tailrace.act.sync.folded_catalog import Definition
-from tailrace.act.sync.halves import TOO_LARGE, write_in_parts
+from tailrace.act.sync.halves import TOO_LARGE, write_in_parts, write_lane
 from tailrace.act.sync.index_definitions import Note
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
@@ -357,19 +357,9 @@ class Follower:
     def _write_lane(
         self, lane: int, documents: list[DocumentChanges], failed: list[DocumentChanges], *, tolerant: bool
     ) -> None:
-        try:
-            self._write_part(documents, {}, lane, tolerant=tolerant)
-        except OtherWayError:
+        whole, parts = (partial(self._write_part, lane=lane, tolerant=one) for one in (tolerant, True))
+        if not write_lane(documents, whole, parts):
             failed += documents  # another lane has to be first: all is written in one transaction instead
-        except SinkError as error:
-            if error.code != TOO_LARGE or len(documents) < 2:
-                raise
-            try:
-                write_in_parts(documents, partial(self._write_part, lane=lane), error)
-            except SinkError as again:
-                if again.code != TOO_LARGE:
-                    raise
-                failed += documents
 
 
 class _StepsAhead:

@@ -30,6 +30,25 @@ def write_in_parts(documents: Sequence[DocumentChanges], write: WritePart, too_l
         raise too_large if error.code == DUPLICATE_KEY else error from None
 
 
+def write_lane(documents: Sequence[DocumentChanges], whole: WritePart, parts: WritePart) -> bool:
+    """Write the documents of a lane: with ``whole``, or with ``parts`` if the whole does not fit. False where another
+    lane has to be first, or a document alone is too much: some may be written then."""
+    try:
+        whole(documents, {})
+    except OtherWayError:
+        return False
+    except SinkError as error:
+        if error.code != TOO_LARGE or len(documents) < 2:
+            raise
+        try:
+            write_in_parts(documents, parts, error)
+        except SinkError as again:
+            if again.code != TOO_LARGE:
+                raise
+            return False
+    return True
+
+
 def _write_halves(documents: Sequence[DocumentChanges], write: WritePart) -> None:
     if len(documents) < 2:
         _write_one(documents, write)
