@@ -42,6 +42,8 @@ from tests.tables.iceberg import (
 from tests.tables.readers import ICEBERG_READERS
 from tests.tables.rest_catalog import TOKEN, RestServer, rest_catalog
 
+pytestmark = pytest.mark.filterwarnings("ignore:Iceberg scan planning")  # Polars would like a package of its own
+
 
 @pytest.fixture
 def mirrored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IcebergMirror]:
