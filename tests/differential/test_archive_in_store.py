@@ -21,30 +21,36 @@ import tailrace
 from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace, object_place
 from tailrace.cli.main import main
-from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
-from tailrace.core.oplog.namespace import Scope
-from tailrace.core.plan.options import StreamOptions
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, OtherHistoryError, SinkError, SourceError, UsageError
 from tailrace.read.archive.claim import SESSIONS_MAX, STATE
 from tailrace.read.archive.layout import DESCRIPTION, HEAD, listed, oplog_folder, oplog_of, segments
 from tailrace.read.archive.place import ArchiveAwayError
-from tailrace.read.archive.recorder import ArchivePolicy, Recorder
-from tailrace.read.archive.replay import ArchiveReplay
 from tailrace.read.archive.retention import Retention
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.archive.verification import status, verify
-from tailrace.read.archive.writer import SegmentLimits
 from tailrace.read.source.mongod import MongodSource
 from tailrace.sync import Sync
 from tests import commands
+from tests.differential.stored_archives import (
+    CHILD,
+    STEPS,
+    archive,
+    assert_equal,
+    change,
+    drained,
+    entries_of,
+    events_of,
+    held_in,
+    put_back,
+    written_to,
+)
 from tests.tables.object_server import SECRET, ObjectServer
 from tests.tables.unkind_proxy import Fault, UnkindProxy
 
 pytestmark = pytest.mark.mongod
 
-_SMALL = SegmentLimits(bytes=6_000)
 #: A run that publishes four segments asks so often at least.
 REQUESTS = 30
 
@@ -62,52 +68,6 @@ def collection(quiet_replica_set: ReplicaSet, request: pytest.FixtureRequest) ->
 @pytest.fixture
 def prefix(request: pytest.FixtureRequest) -> str:
     return "".join(one if one.isalnum() else "-" for one in request.node.name.lower())[-50:].strip("-")
-
-
-def change(collection: Any, turn: int) -> None:
-    collection.insert_many([{"_id": turn * 100 + number, "text": os.urandom(200)} for number in range(60)])
-    collection.update_many({}, {"$set": {"turn": turn}})
-    collection.delete_many({"_id": {"$gte": turn * 100 + 30}})
-
-
-def archive(collection: Any, root: Path | ObjectPlace, **more: Any) -> None:
-    """Everything up to now; a new archive begins now."""
-    policy = ArchivePolicy(**{"once": True, "from_oldest": False, "limits": _SMALL} | more)
-    Recorder(collection.database.client, None, root, policy).run()
-
-
-def entries_of(source: Any, after: ClusterTime, until: ClusterTime) -> list[bytes]:
-    return [entry for batch in source.read(after, until) for entry in raw_bson.split(batch.raw)]
-
-
-def assert_equal(root: Any, collection: Any, at_least: int = 1) -> ArchiveSource:
-    """Every entry of the oplog from the archive's start to its end, and nothing is wrong with any file."""
-    held = ArchiveSource(root)
-    live = MongodSource(collection.database.client)
-    got = entries_of(held, held.start, held.newest())
-    assert got == entries_of(live, held.start, held.newest())
-    (report,) = verify(root)
-    assert report.faults == []
-    assert report.entries == len(got) >= at_least
-    return held
-
-
-def events_of(root: Any, collection: Any, start: Any) -> list[bytes]:
-    given = {"startAtOperationTime": start, "fullDocumentBeforeChange": "whenAvailable"}
-    options = StreamOptions.parse(Scope.parse(collection.full_name), given, [])
-    return [bytes(event) for block in ArchiveReplay(root, options).blocks() for event in block.events()]
-
-
-def held_in(root: ObjectPlace) -> dict[str, bytes]:
-    return {one.name: (root / one.name).read_bytes() for one in root.objects()}
-
-
-def put_back(root: ObjectPlace, copy: dict[str, bytes]) -> None:
-    for one in list(root.objects()):
-        if one.name not in copy:
-            (root / one.name).unlink()
-    for name, content in copy.items():
-        obstore.put(root.bucket.store, f"{root.key}/{name}", content)
 
 
 def test_its_events_are_the_servers_own(
@@ -142,13 +102,6 @@ def test_its_events_are_the_servers_own(
     change(collection, 3)
     archive(collection, tmp_path / "copy")
     assert_equal(tmp_path / "copy", collection)
-
-
-def drained(stream: Any) -> list[bytes]:
-    found: list[bytes] = []
-    while (event := stream.try_next()) is not None:
-        found.append(bytes(event.raw))
-    return found
 
 
 def test_every_command(  # noqa: PLR0917
@@ -577,34 +530,6 @@ def test_the_folder_of_a_console_and_a_whole_bucket(
 
 # -- kills ------------------------------------------------------------------------------------------------------------
 
-STEPS = (
-    *("archive.description", "archive.head:1", "archive.images", "archive.uploaded", "archive.head:2"),
-    *("archive.images:2", "archive.uploaded:2", "archive.head:4", "archive.removed", "archive.removed:3"),
-)
-_CHILD = """
-import json, os, signal, sys
-from pathlib import Path
-from pymongo import MongoClient
-from tailrace.base import durable
-from tailrace.base.object_place import object_place
-from tailrace.read.archive.recorder import ArchivePolicy, Recorder
-from tailrace.read.archive.retention import Retention
-from tailrace.read.archive.writer import SegmentLimits
-uri, prefix, state, step, options = sys.argv[1:]
-step, _, left = step.partition(":")
-left = int(left or 1)
-def met(name):
-    global left
-    left -= name == step
-    if name == step and not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-durable.observe_steps(met)
-root = object_place(f"s3://tests/{prefix}", beside=Path(state), options=json.loads(options))
-policy = ArchivePolicy(once=True, limits=SegmentLimits(bytes=6_000), retention=Retention(bytes=20_000))
-with MongoClient(uri) as client:
-    Recorder(client, None, root, policy).run()
-"""
-
 
 def test_a_writer_that_is_killed(
     replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
@@ -615,7 +540,7 @@ def test_a_writer_that_is_killed(
     archive(collection, root)
     for turn, step in enumerate(STEPS):
         change(collection, turn)
-        ended = commands.run(replica_set.uri, prefix, str(tmp_path / "state"), step, options, code=_CHILD)
+        ended = commands.run(replica_set.uri, prefix, str(tmp_path / "state"), step, options, code=CHILD)
         assert ended.returncode == -signal.SIGKILL, step
         assert_equal(root, collection)
     archive(collection, root)
@@ -635,7 +560,7 @@ def test_a_copy_with_what_a_killed_writer_left(
     root, copy = object_store.place(prefix, tmp_path / "state"), tmp_path / "copy"
     archive(collection, root)
     change(collection, 0)
-    code = _CHILD.replace("bytes=6_000", "bytes=600_000").replace("bytes=20_000", "")
+    code = CHILD.replace("bytes=6_000", "bytes=600_000").replace("bytes=20_000", "")
     arguments = (
         replica_set.uri,
         prefix,
@@ -658,12 +583,6 @@ def test_a_copy_with_what_a_killed_writer_left(
     change(collection, 3)
     archive(collection, copy, retention=Retention(bytes=1))
     assert_equal(copy, collection)
-
-
-def written_to(copy: Path, root: ObjectPlace) -> None:
-    for name, content in held_in(root).items():
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        (copy / name).write_bytes(content)
 
 
 def test_names_that_are_quoted(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
