@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +23,14 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, OtherHistoryError, SinkError, SourceError, UsageError
 from tailrace.read.archive.claim import SESSIONS_MAX, STATE
-from tailrace.read.archive.layout import DESCRIPTION, HEAD, listed, oplog_folder, oplog_of, segments
+from tailrace.read.archive.layout import DESCRIPTION, HEAD, oplog_folder, segments
 from tailrace.read.archive.place import ArchiveAwayError
 from tailrace.read.archive.retention import Retention
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.archive.verification import status, verify
 from tailrace.read.source.mongod import MongodSource
 from tailrace.sync import Sync
-from tests import commands
 from tests.differential.stored_archives import (
-    CHILD,
-    STEPS,
     archive,
     assert_equal,
     change,
@@ -53,21 +48,6 @@ pytestmark = pytest.mark.mongod
 
 #: A run that publishes four segments asks so often at least.
 REQUESTS = 30
-
-
-@pytest.fixture
-def collection(quiet_replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Any]:
-    name = request.node.name.split("[")[0][-40:]
-    with MongoClient[Any](quiet_replica_set.uri) as client:
-        client.drop_database(name)
-        images: dict[str, Any] = {"changeStreamPreAndPostImages": {"enabled": True}}
-        yield client[name].create_collection("Things", **images)
-        client.drop_database(name)
-
-
-@pytest.fixture
-def prefix(request: pytest.FixtureRequest) -> str:
-    return "".join(one if one.isalnum() else "-" for one in request.node.name.lower())[-50:].strip("-")
 
 
 def test_its_events_are_the_servers_own(
@@ -526,74 +506,3 @@ def test_the_folder_of_a_console_and_a_whole_bucket(
         change(collection, root is whole)
         archive(collection, root, retention=Retention(bytes=6_000))
         assert_equal(root, collection)
-
-
-# -- kills ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_writer_that_is_killed(
-    replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
-) -> None:
-    """After each of its steps; a reader sees a whole archive, and the next writer goes on."""
-    root = object_store.place(prefix, tmp_path / "state")
-    options = json.dumps(object_store.options())
-    archive(collection, root)
-    for turn, step in enumerate(STEPS):
-        change(collection, turn)
-        ended = commands.run(replica_set.uri, prefix, str(tmp_path / "state"), step, options, code=CHILD)
-        assert ended.returncode == -signal.SIGKILL, step
-        assert_equal(root, collection)
-    archive(collection, root)
-    (report,) = status(root)
-    assert_equal(root, collection)
-    folder = oplog_folder(root, report.name)
-    assert isinstance(folder, ObjectPlace)
-    there = [one.name for one in folder.objects() if one.name.endswith(".parquet") and "images" not in one.name]
-    assert sorted(there) == [one.path.name for one in segments(folder)], "something was left"
-    assert not list((tmp_path / "state").rglob("*.unfinished"))
-
-
-def test_a_copy_with_what_a_killed_writer_left(
-    replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
-) -> None:
-    """In a directory it counts no more than it does in the store: no entry is there twice."""
-    root, copy = object_store.place(prefix, tmp_path / "state"), tmp_path / "copy"
-    archive(collection, root)
-    change(collection, 0)
-    code = CHILD.replace("bytes=6_000", "bytes=600_000").replace("bytes=20_000", "")
-    arguments = (
-        replica_set.uri,
-        prefix,
-        str(tmp_path / "state"),
-        "archive.uploaded",
-        json.dumps(object_store.options()),
-    )
-    assert commands.run(*arguments, code=code).returncode == -signal.SIGKILL
-    change(collection, 1)
-    archive(collection, root)
-    written_to(copy, root)
-    held = assert_equal(copy, collection, 300)
-    folder = oplog_folder(copy, held.name)
-    assert len(listed(folder)) == len(segments(folder)) + 1 == len(segments(oplog_folder(root, held.name))) + 1
-    assert [reader.segment for reader in held.readers(held.start, held.newest())] == segments(folder)
-    change(collection, 2)
-    archive(collection, copy)
-    assert_equal(copy, collection, 450)
-    archive(collection, copy, retention=Retention(bytes=1))
-    change(collection, 3)
-    archive(collection, copy, retention=Retention(bytes=1))
-    assert_equal(copy, collection)
-
-
-def test_names_that_are_quoted(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
-    """A copy from a store, or into one, has the folder of its oplog."""
-    places = (tmp_path, object_store.place(prefix, tmp_path))
-    names = (("rs%200", "rs!200"), ("rs!200", "rs%200"))
-    for place, (usual, copied) in zip(places, names, strict=True):
-        assert oplog_folder(place, "rs 0") == place / usual
-        (place / copied).mkdir() if isinstance(place, Path) else None
-        there = place / copied / HEAD
-        there.write_bytes(b"{}") if isinstance(there, Path) else there.create(b"{}")
-        assert oplog_folder(place, "rs 0") == place / copied
-        assert oplog_of(place / copied) == oplog_of(place / usual) == "rs 0"
-    assert oplog_of(oplog_folder(tmp_path, "a!%")) == "a!%"
