@@ -427,6 +427,26 @@ def test_two_writers(object_store: ObjectServer, collection: Any, prefix: str, t
         assert_equal(early, collection)
 
 
+def test_what_another_writer_has_just_uploaded_is_left_alone(
+    object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
+) -> None:
+    """It begins where the archive ends, and may count in a moment. When the archive has gone past it, it is removed."""
+    root = object_store.place(prefix, tmp_path / "state")
+    archive(collection, root)
+    held = ArchiveSource(root)
+    end = held.newest()
+    left = held._folder / f"{end:016x}-{end + 1:016x}-{0:016x}.parquet"
+    assert isinstance(left, ObjectPlace)
+    left.create(b"another writer's")
+    archive(collection, root)
+    assert left.exists()
+    change(collection, 0)
+    for _ in range(2):
+        archive(collection, root)
+    assert not left.exists()
+    assert_equal(root, collection)
+
+
 def test_the_state(object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path) -> None:
     """Copied, lost, damaged, another archive's, and in use."""
     root, copy = (object_store.place(prefix, tmp_path / name) for name in ("state", "copy"))
