@@ -224,10 +224,8 @@ def _images_of_another() -> list[Undo]:
 
 def _archive_of_another() -> list[Undo]:
     """An archive is continued with the oplog of another deployment, as if it were its own."""
-    from tailrace.read.archive.recorder import Recorder
-
     return [
-        _set(Recorder, "_check", _nothing),
+        *_everywhere("tailrace.read.archive.recorder", "_refuse_other", _nothing),
         *_everywhere("tailrace.read.archive.owner", "confirm_owner", _nothing),
         *_everywhere("tailrace.read.source.witness", "check_witness", _nothing),
     ]
