@@ -122,9 +122,9 @@ def test_a_resting_table_is_left_alone_once_its_old_files_have_gone(tmp_path: Pa
     looked: list[str] = []
 
     class Watched(CollectionTable):
-        def expire(self, keeping: Keeping) -> list[str]:
+        def expire(self, keeping: Keeping, now_ms: int | None = None) -> list[str]:
             looked.append(self.namespace)
-            return super().expire(keeping)
+            return super().expire(keeping, now_ms)
 
     now = [0.0]
     settings = TableSettings(tmp_path, (TableRule("shop.*"),), grace_h=100 / 3600)
