@@ -49,6 +49,12 @@ settings.register_profile("tailrace", deadline=None)
 settings.load_profile("tailrace")
 
 
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    """Where a test keeps its objects in the store."""
+    return "".join(one if one.isalnum() else "-" for one in request.node.name.lower())[-50:].strip("-")
+
+
 @pytest.fixture(scope="session")
 def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
     """A real object store. Use prefixes of your own, and leave it running."""

@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import obstore
-
 from tailrace.base.object_place import ObjectPlace
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -19,12 +17,19 @@ from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.archive.verification import verify
 from tailrace.read.archive.writer import SegmentLimits
 from tailrace.read.source.mongod import MongodSource
+from tests.server_in_use import SERVER_VERSION, major
+from tests.tables.object_server import held_in
 
+#: Whether pre-images are in a collection of their own. Before 6.0 they are in the oplog.
+HAS_IMAGES = major(SERVER_VERSION) >= 6
 SMALL = SegmentLimits(bytes=6_000)
-STEPS = (
-    *("archive.description", "archive.head:1", "archive.images", "archive.uploaded", "archive.head:2"),
-    *("archive.images:2", "archive.uploaded:2", "archive.head:4", "archive.removed", "archive.removed:3"),
-)
+
+
+def steps(*names: str) -> list[str]:
+    """The steps of an archive's writer that this server's archives have."""
+    return [name for name in names if HAS_IMAGES or not name.startswith("archive.images")]
+
+
 #: Ends itself right after a step of an archive's writer.
 CHILD = """
 import json, os, signal, sys
@@ -83,18 +88,6 @@ def events_of(root: Any, collection: Any, start: Any) -> list[bytes]:
     given = {"startAtOperationTime": start, "fullDocumentBeforeChange": "whenAvailable"}
     options = StreamOptions.parse(Scope.parse(collection.full_name), given, [])
     return [bytes(event) for block in ArchiveReplay(root, options).blocks() for event in block.events()]
-
-
-def held_in(root: ObjectPlace) -> dict[str, bytes]:
-    return {one.name: (root / one.name).read_bytes() for one in root.objects()}
-
-
-def put_back(root: ObjectPlace, copy: dict[str, bytes]) -> None:
-    for one in list(root.objects()):
-        if one.name not in copy:
-            (root / one.name).unlink()
-    for name, content in copy.items():
-        obstore.put(root.bucket.store, f"{root.key}/{name}", content)
 
 
 def drained(stream: Any) -> list[bytes]:

@@ -18,18 +18,20 @@ from tailrace.read.archive.verification import status
 from tests import commands
 from tests.differential.stored_archives import (
     CHILD,
-    STEPS,
     archive,
     assert_equal,
     change,
+    steps,
     written_to,
 )
 from tests.tables.object_server import ObjectServer
 
 pytestmark = pytest.mark.mongod
 
-#: A run that publishes four segments asks so often at least.
-REQUESTS = 30
+STEPS = steps(
+    *("archive.description", "archive.head:1", "archive.images", "archive.uploaded", "archive.head:2"),
+    *("archive.images:2", "archive.uploaded:2", "archive.head:4", "archive.removed", "archive.removed:3"),
+)
 
 
 def test_a_writer_that_is_killed(

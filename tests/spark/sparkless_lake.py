@@ -17,13 +17,13 @@ from tailrace.lake.spark.planning.planner import Limits
 from tailrace.lake.spark.query import options as source_options
 from tailrace.lake.spark.query.schema import spark_schema
 from tailrace.lake.spark.reading.slice_reader import read_slice
-from tailrace.lake.spark.store.source import after_edge, edge_of
+from tailrace.lake.spark.store.source import after_edge, edge_of, planned_range
 from tailrace.lake.spark.store.stream import lake_columns, lake_source, start_after, stream_of, with_columns_of
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.committer import commit_batch
 from tailrace.lake.store.identity import open_lake, partitioning_of, read_identity
 from tailrace.lake.store.layout import LakeLayout
-from tailrace.lake.store.manifest import PlannedRange, StagedFile
+from tailrace.lake.store.manifest import StagedFile
 from tailrace.lake.store.part_writer import PartWriter, spark_metadata
 from tailrace.lake.store.partitioning import Partitioning
 from tailrace.lake.store.quarantine import stage
@@ -53,7 +53,7 @@ def fill(
         deployment.settle(until)
         first = CommitLog(root).head().number == 0
         if first:  # a stream's first micro-batch is empty
-            begun = PlannedRange(position.cluster_time, position.cluster_time)
+            begun = planned_range(position, position, "")
             commit_batch(root, opening.claim, 0, begun, (), checkpoint=where)
         (where / "offsets").mkdir(exist_ok=True)
         batch = 0
@@ -61,9 +61,7 @@ def fill(
             batch += 1
             end = deployment.end(position, until, Limits(options.max_events, options.max_bytes))
             (where / "offsets" / str(batch)).write_text(json.dumps(end.to_json()))
-            planned = PlannedRange(
-                position.cluster_time, end.cluster_time, "", dict(end.entries), end.server_version or ""
-            )
+            planned = planned_range(position, end, end.server_version or "")
             files: list[StagedFile] = []
             for part in deployment.slices(position, end):
                 shards = max(1, len(part.shards))

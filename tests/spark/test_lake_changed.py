@@ -20,8 +20,10 @@ from tailrace.lake import files, verify
 from tailrace.lake.spark.store.change import _ChangeWork, change_lake
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.erasure import drop_days, erase
+from tailrace.lake.store.layout import cluster_time_of
 from tailrace.lake.store.manifest import WrittenVersion
 from tailrace.lake.store.status import lake_status
+from tests.server_in_use import SERVER_VERSION, major
 from tests.spark.lake_driving import options_for
 from tests.spark.sparkless_lake import fill
 from tests.spark.streams import newest
@@ -137,6 +139,39 @@ def test_a_changed_lake_is_the_one_that_would_have_been_written(
     _equal(lake, fresh)
 
 
+@pytest.mark.parametrize("has_more", [False, True])
+def test_a_lake_that_begins_after_a_token_gets_nothing_from_before_it(
+    history: History, tmp_path: Path, has_more: bool
+) -> None:
+    """The token is of a transaction's first operation, and all of a transaction is of one cluster time. That operation
+    was added, although the stream begins after it."""
+    with (
+        pymongo.MongoClient[Any](history.uri) as client,
+        client[_DATABASE].watch(
+            [{"$match": {"documentKey._id": "before 0"}}], start_at_operation_time=history.start.to_timestamp()
+        ) as stream,
+    ):
+        first = stream.next()["_id"]
+    seen = ["before 0", "after 0"] if has_more else ["before 0"]
+    filters = {"$or": [{"operationType": "delete"}, {"documentKey._id": {"$in": seen}}]}
+    old, new = (
+        {**history.source(pipeline=json.dumps(stages)), "startAfter": json.dumps(first)}
+        for stages in ([{"$match": filters}], [])
+    )
+    for source in (old, new):
+        del source["startAtOperationTime"]
+    lake, fresh = tmp_path / "lake", tmp_path / "fresh"
+    fill(old, lake, history.until)
+    if has_more:
+        with pytest.raises(UsageError, match="begins after a token, with events of the same cluster time"):
+            change_lake(new, lake)
+        return
+    began = cluster_time_of(first["_data"])
+    assert change_lake(new, lake).since == began, "which is what the log says too"
+    fill(new, fresh, history.until)
+    assert rows(lake) == [row for row in rows(fresh) if cluster_time_of(row["token"]) > began]
+
+
 @pytest.fixture
 def small(history: History, tmp_path: Path) -> Path:
     """A lake of the inserts of one collection."""
@@ -199,12 +234,13 @@ def test_dropped_days_do_not_come_back(history: History, small: Path) -> None:
 def test_events_of_another_server_version_are_not_made_again(
     history: History, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lake was written on 5.0, as it says; a later 6.0 does no harm."""
+    """The lake was written on an older server, as it says; that is not known of the events one by one."""
+    other = "4.4.2" if major(SERVER_VERSION) == 5 else "5.0.4"
     source = history.source(collection="orders")
     state = CommitLog(small).state()
     for versions, said in (
-        (("5.0.4",), "holds events of MongoDB 5.0.4, and the deployment is of"),
-        (("5.0.4", "6.0.3"), "holds events of several server versions"),
+        ((other,), f"holds events of MongoDB {other}, and the deployment is of"),
+        ((other, SERVER_VERSION), "holds events of several server versions"),
         ((), "of a server version that its log does not name"),
     ):
         state.versions = tuple(WrittenVersion(version, history.start) for version in versions)

@@ -17,6 +17,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import obstore
+
 from tailrace.base.object_place import ObjectPlace, object_place
 from tests.patience import PATIENCE_S
 
@@ -107,6 +109,20 @@ def object_server(folder: Path) -> Iterator[ObjectServer]:
         for port in ports:
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # where it puts them cannot be said
                 left.unlink(missing_ok=True)
+
+
+def held_in(root: ObjectPlace) -> dict[str, bytes]:
+    """Everything below a prefix."""
+    return {one.name: (root / one.name).read_bytes() for one in root.objects()}
+
+
+def put_back(root: ObjectPlace, copy: dict[str, bytes]) -> None:
+    """Make a prefix what it was when ``copy`` was taken."""
+    for one in list(root.objects()):
+        if one.name not in copy:
+            (root / one.name).unlink()
+    for name, content in copy.items():
+        obstore.put(root.bucket.store, f"{root.key}/{name}", content)
 
 
 def _await(address: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import obstore
 import pytest
 from pymongo import MongoClient
 
-from tailrace.base.object_place import ObjectPlace, StoreAwayError, check_store
+from tailrace.base.object_place import StoreAwayError, check_store
 from tailrace.cli.main import main
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
@@ -31,7 +30,7 @@ from tests import commands
 from tests.amounts import amount
 from tests.server_in_use import SERVER_VERSION
 from tests.tables.equality import in_collection, in_table
-from tests.tables.object_server import SECRET, ObjectServer
+from tests.tables.object_server import SECRET, ObjectServer, held_in, put_back
 from tests.tables.test_equality import equal_after
 from tests.tables.unkind_proxy import Fault, UnkindProxy
 
@@ -44,15 +43,10 @@ REQUESTS = 85
 @pytest.fixture
 def collection(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Any]:
     name = request.node.name.split("[")[0][-40:]
-    with MongoClient[Any](replica_set.uri) as client:
+    with MongoClient[Any](replica_set.uri, w="majority") as client:  # before 5.0 a write does not wait for that
         client.drop_database(name)
         yield client[name]["Things"]
         client.drop_database(name)
-
-
-@pytest.fixture
-def prefix(request: pytest.FixtureRequest) -> str:
-    return "".join(one if one.isalnum() else "-" for one in request.node.name.lower())[-50:].strip("-")
 
 
 def settings_of(root: Any, collection: Any, **more: Any) -> TableSettings:
@@ -76,22 +70,12 @@ def assert_equal(root: Any, collection: Any) -> None:
     assert in_table(root, collection.full_name) == in_collection(collection)
 
 
-def held(root: ObjectPlace) -> dict[str, bytes]:
-    return {one.name: (root / one.name).read_bytes() for one in root.objects()}
-
-
-def put_back(root: ObjectPlace, copy: dict[str, bytes]) -> None:
-    for one in list(root.objects()):
-        if one.name not in copy:
-            (root / one.name).unlink()
-    for name, content in copy.items():
-        obstore.put(root.bucket.store, f"{root.key}/{name}", content)
-
-
 def test_tables_equal_their_collections(replica_set: ReplicaSet, object_store: ObjectServer, tmp_path: Path) -> None:
     root = object_store.place("equal", tmp_path / "state")
     assert equal_after(replica_set.uri, root, 9101, amount(60, 150), SERVER_VERSION) == 5
-    everything = b"".join([*held(root).values(), *(one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())])
+    everything = b"".join(
+        [*held_in(root).values(), *(one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())]
+    )
     assert SECRET.encode() not in everything
     assert not list((tmp_path / "state" / "uploads").iterdir())
 
@@ -250,7 +234,7 @@ def test_a_store_that_ignores_conditions_is_refused(
         root = object_store.place(prefix, tmp_path / "state", address=proxy.address)
         with pytest.raises(SinkError, match="overwrites an object"):
             TablesWriter(replica_set.uri, settings_of(root, collection))
-    assert not held(object_store.place(prefix, tmp_path / "state"))
+    assert not held_in(object_store.place(prefix, tmp_path / "state"))
 
 
 def test_wrong_keys(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
@@ -360,7 +344,7 @@ def test_a_store_that_was_set_back(  # noqa: PLR0917
     root = object_store.place(prefix, tmp_path / "state")
     change(collection, 0)
     brought_up(replica_set.uri, root, collection)
-    copy = held(root)
+    copy = held_in(root)
     if left != "everything":
         del copy["_tailrace/owner.json"]
     for turn in (1, 2):
@@ -379,7 +363,7 @@ def test_a_store_that_is_set_back_while_a_writer_runs(
     with TablesWriter(replica_set.uri, settings_of(root, collection)) as writer:
         change(collection, 0)
         writer.run_to_present()
-        copy = held(root)
+        copy = held_in(root)
         change(collection, 1)
         writer.run_to_present()
         put_back(root, copy)
@@ -405,11 +389,11 @@ def test_the_tables_of_another_deployment(
     place = root / "_tailrace" / "owner.json"
     content, etag = place.read()
     place.swap(json.dumps(json.loads(content) | {"deployment": "0" * 24}).encode(), etag)
-    before = held(root)
+    before = held_in(root)
     for take_over in (False, True):
         with pytest.raises(OtherHistoryError, match="another deployment"):
             brought_up(replica_set.uri, object_store.place(prefix, tmp_path / "x"), collection, take_over=take_over)
-    assert held(root) == before
+    assert held_in(root) == before
 
 
 # -- kills ------------------------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ class CommitLog:
         if _later(head.reached, time) != head.reached:
             by = planned.server_version or head.begun_by
             first = head.reached is None and head.newest is None
-            begun = planned.after if first else _begun(head, planned)
+            begun = planned.begins if first else _begun(head, planned)
             self._write_head(replace(head, reached=time, begun=begun, begun_by=by if head.newest is None else ""))
 
     def digest_of(self, number: int) -> str | None:
@@ -360,7 +360,7 @@ def _begin(head: Head, mark: BatchMark) -> ClusterTime | None:
     if head.newest is not None:
         return None
     begun = _begun(head, mark.planned)
-    return mark.planned.after if begun is None else begun
+    return mark.planned.begins if begun is None else begun
 
 
 def _begun(head: Head, planned: PlannedRange) -> ClusterTime | None:

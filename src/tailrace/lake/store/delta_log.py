@@ -406,6 +406,8 @@ def _range_to_json(planned: PlannedRange) -> dict[str, Any]:
         value["entries"] = marks_to_json(planned.entries)
     if planned.server_version:
         value["serverVersion"] = planned.server_version
+    if planned.token_time is not None:
+        value["tokenTime"] = time_to_json(planned.token_time)
     return value
 
 
@@ -413,7 +415,10 @@ def _range_from_json(value: Mapping[str, Any]) -> PlannedRange:
     snapshot = _text(value.get("snapshot", ""))
     entries = marks_from_json(value.get("entries", {}))
     version = _text(value.get("serverVersion", ""))
-    return PlannedRange(time_from_json(value["after"]), time_from_json(value["until"]), snapshot, entries, version)
+    token = None if value.get("tokenTime") is None else time_from_json(value["tokenTime"])
+    return PlannedRange(
+        time_from_json(value["after"]), time_from_json(value["until"]), snapshot, entries, version, token
+    )
 
 
 def time_to_json(time: ClusterTime) -> list[int]:

@@ -31,6 +31,14 @@ class PlannedRange:
     entries: Mapping[str, EntryMark] = field(default_factory=dict, compare=False)
     #: Whose events the micro-batch holds. "" of one that copies, or that an earlier release has planned.
     server_version: str = field(default="", compare=False)
+    #: The cluster time of the token that the stream starts by, while that has not been passed: of what happened at this
+    #: time, a part comes before the token.
+    token_time: ClusterTime | None = field(default=None, compare=False)
+
+    @property
+    def begins(self) -> ClusterTime:
+        """The time after which a stream whose first micro-batch this is gives all that happened."""
+        return self.after if self.token_time is None else self.token_time
 
     def __str__(self) -> str:
         return f"a part of the copy at {self.until}" if self.snapshot else f"({self.after}, {self.until}]"

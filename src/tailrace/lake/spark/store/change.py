@@ -385,6 +385,12 @@ def _backfilled_after(before: LakeBefore) -> ClusterTime:
     if days:  # what came before was taken out
         midnight = datetime(*max(days).timetuple()[:3], tzinfo=UTC)
         begins = max(begins, ClusterTime(ClusterTime.of(int(midnight.timestamp()), 0) - 1))
+    if cluster_time_of(state.in_order[0].first_token) <= begins:
+        raise UsageError(
+            "the lake begins after a token, with events of the same cluster time: which others it would have of that "
+            "time is not known",
+            hint=_OTHERWISE,
+        )
     return begins
 
 

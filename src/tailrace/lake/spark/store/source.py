@@ -118,13 +118,10 @@ class LakeStreamReader(TailraceStreamReader):
             return super().latestOffset(start, limit)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        until = Offset.from_json(end)
-        snapshot = "" if until.snapshot is None else json.dumps(until.snapshot.to_json(), sort_keys=True)
         slices = super().partitions(start, end)
         # An offset that an earlier release has planned does not say it.
         version = next((part.server_version for part in slices if isinstance(part, OplogSlice)), "")
-        after = Offset.from_json(start).cluster_time
-        planned = PlannedRange(after, until.cluster_time, snapshot, dict(until.entries), version)
+        planned = planned_range(Offset.from_json(start), Offset.from_json(end), version)
         parts = [LakeSlice(part, planned) for part in slices if isinstance(part, OplogSlice | SnapshotSlice)]
         return parts or [LakeSlice(None, planned)]
 
@@ -234,6 +231,15 @@ def edge_of(after: str | None, part: OplogSlice | SnapshotSlice) -> str:
 
 def _is_after(edge: str, token: str) -> bool:
     return token[: len(edge)] > edge if edge else True
+
+
+def planned_range(start: Offset, until: Offset, server_version: str) -> PlannedRange:
+    """What a micro-batch between two offsets is planned for."""
+    snapshot = "" if until.snapshot is None else json.dumps(until.snapshot.to_json(), sort_keys=True)
+    token_time = None if start.resume is None else start.resume.token.cluster_time
+    return PlannedRange(
+        start.cluster_time, until.cluster_time, snapshot, dict(until.entries), server_version, token_time
+    )
 
 
 def after_edge(edge: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
