@@ -18,7 +18,7 @@ import bson
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
-from pymongo.cursor import CursorType, RawBatchCursor
+from pymongo.cursor import CursorType
 from pymongo.errors import AutoReconnect, PyMongoError
 
 from tailrace.core import raw_bson
@@ -35,6 +35,7 @@ from tailrace.read.source.failure import Backoff
 from tailrace.read.source.live import OnFailedCommand
 from tailrace.read.source.lookup import current_documents, refuse_view, stored_pre_images
 from tailrace.read.source.member_version import MemberVersion, MemberVersions, present_member
+from tailrace.read.source.next_reply import Replies, may_read_ahead
 from tailrace.read.source.raw_reply import RawReplyCursor
 from tailrace.read.source.time_limit import remaining_s
 from tailrace.read.source.uri import ConnectionString
@@ -72,6 +73,7 @@ class MongodSource:
                        all, and the SourceError has the label of what may be resumed
     ``pushed``         at the end of the oplog the server sends each reply without being asked (an exhaust cursor): less
                        work on both sides, but the connection is this reader's own. Not with OIDC
+    ``reads_ahead``    while the caller of ``tail`` works on a long reply, the next is read in a thread
     ``options``        PyMongo's client options, for a URI
 
     Connects at first use; a deployment that cannot be read then is a SourceError. Not for several threads at a time.
@@ -84,9 +86,11 @@ class MongodSource:
         retry_seconds: float = RETRY_SECONDS,
         waits: bool = True,
         pushed: bool = False,
+        reads_ahead: bool = False,
         **options: Any,
     ) -> None:
         self._pushed = pushed
+        self._reads_ahead = reads_ahead and not pushed
         self._connection = Connection(deployment, retry_seconds=retry_seconds, waits=waits, options=options)
         self._tailing: RawReplyCursor | None = None
         self._versions = MemberVersions(self._connection.client)
@@ -246,8 +250,8 @@ class MongodSource:
         leads to the window's end, unless the reading was cut off: then it is empty and leads nowhere."""
         end = window.end(position.after, until)
         try:
-            with self._opened(position, until=end, oplog_filter=window.oplog_filter, **extra) as (cursor, first):
-                for raw in window.timed(_replies(cursor, first)):
+            with self._opened(position, until=end, oplog_filter=window.oplog_filter, **extra) as (replies, first):
+                for raw in window.timed(_all(replies, first)):
                     for batch, last in cut(raw, bytes_max):
                         position = _Position(batch.high_water, last, reached=True)
                         backoff.progress()
@@ -297,9 +301,9 @@ class MongodSource:
                             return
                         position = reached
                         yield batch
-                with self._opened(position, await_ms=await_ms, oplog_filter=oplog_filter, **extra) as (cursor, first):
-                    self._tailing = cursor
-                    for raw, seen in self._tailed(cursor, first, await_ms, looks=oplog_filter is not None):
+                with self._opened(position, await_ms=await_ms, oplog_filter=oplog_filter, **extra) as (replies, first):
+                    self._tailing = replies.cursor
+                    for raw, seen in self._tailed(replies, first, await_ms, looks=oplog_filter is not None):
                         if self._connection.interrupted:
                             return
                         self._connection.trouble = None
@@ -413,9 +417,9 @@ class MongodSource:
         await_ms: int | None = None,
         oplog_filter: bytes | None = None,
         **extra: Any,
-    ) -> Iterator[tuple[RawReplyCursor, bytes]]:
-        """A cursor on the entries after ``position``, and its first reply without the entry at ``position`` itself,
-        which is asked for whatever the filter says of it.
+    ) -> Iterator[tuple[Replies, bytes]]:
+        """The replies of a cursor on the entries after ``position``, and the first of them without the entry at
+        ``position`` itself, which is asked for whatever the filter says of it.
 
         Raises ChangeStreamHistoryLost where the oplog no longer reaches back, SourceError where it never held the last
         entry given.
@@ -431,7 +435,9 @@ class MongodSource:
         options: dict[str, Any] = dict(extra)
         if await_ms is not None:
             options["cursor_type"] = CursorType.TAILABLE_AWAIT
-        with closing(RawReplyCursor(self._oplog(after=wait_for), query, **options)) as cursor:
+        cursor = RawReplyCursor(self._oplog(after=wait_for), query, **options)
+        ahead = self._reads_ahead and may_read_ahead(self.client)
+        with closing(Replies(cursor, ahead=ahead)) as replies:
             if await_ms is not None:
                 cursor.max_await_time_ms(min(await_ms, self._await_ms_max()))
                 if self._pushed and _may_push(self.client):
@@ -443,7 +449,7 @@ class MongodSource:
                 first = first[end:]
             else:
                 self._check_history(position, cursor.address)
-            yield cursor, first
+            yield replies, first
 
     def _confirm_version(self, address: tuple[str, int | None] | None) -> None:
         """Raises OtherVersionError where the member at ``address`` is not of the version that is expected."""
@@ -495,7 +501,7 @@ class MongodSource:
             )
 
     def _tailed(
-        self, cursor: RawReplyCursor, first: bytes, await_ms: int, *, looks: bool
+        self, replies: Replies, first: bytes, await_ms: int, *, looks: bool
     ) -> Iterator[tuple[bytes, ClusterTime]]:
         """The cursor's replies, empty ones too, for as long as its member is the one to read from.
 
@@ -505,7 +511,8 @@ class MongodSource:
         one's operation time, and no later time is taken. Of a majority read, that is what was committed when the reply
         was sent, and not what was applied (6.0.27, 5.0.4, 4.4.2).
         """
-        seen = ClusterTime(0)
+        cursor, seen = replies.cursor, ClusterTime(0)
+        replies.read_ahead_of(first)
         yield first, seen
         idle = not first
         while True:
@@ -516,10 +523,11 @@ class MongodSource:
                     seen = min(newest, cursor.operation_time) if cursor.is_pushed else newest
             if not cursor.is_pushed:
                 cursor.wait_at_most(min(await_ms, self._await_ms_max()))
-            raw: bytes = next(cursor, b"")
+            raw = replies.next()
             if not cursor.alive:
                 raise AutoReconnect("the server closed the cursor at the end of the oplog")
             self._follow_compatibility(cursor.address)
+            replies.read_ahead_of(raw)
             yield raw, seen
             idle = not raw
             # A member that was voted out and then cut off would answer for ever that nothing is new.
@@ -547,6 +555,11 @@ def _may_push(client: MongoClient[Any]) -> bool:
     return credentials is None or credentials.mechanism != "MONGODB-OIDC"
 
 
-def _replies(cursor: RawBatchCursor[Any], first: bytes) -> Iterator[bytes]:
-    yield first
-    yield from cursor
+def _all(replies: Replies, first: bytes) -> Iterator[bytes]:
+    raw = first
+    while True:
+        replies.read_ahead_of(raw)
+        yield raw
+        raw = replies.next()
+        if not raw:
+            return

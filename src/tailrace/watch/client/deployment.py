@@ -136,11 +136,11 @@ class WatchedDeployment:
                     readers.cluster, readers.client, request, self.profile, shared, archive=archive
                 )
             if self._archive is not None:
-                live = MongodSource(readers.client, waits=False)
+                live = MongodSource(readers.client, waits=False, reads_ahead=True)
                 return _open_with_archive(
                     live, self._archive, lambda source: OplogChangeStream(source, request, self.profile)
                 )
-            source = TailedSource(readers.client, readers.tail, request.scope, waits=False)
+            source = TailedSource(readers.client, readers.tail, request.scope, waits=False, reads_ahead=True)
             return OplogChangeStream(source, request, self.profile)
 
     def _check_call(self, request: WatchRequest) -> None:
@@ -189,7 +189,7 @@ class WatchedDeployment:
                     "Leave out archive or images",
                 )
             return ExactShardedStream(readers.cluster, readers.client, request, self.profile, self._images)
-        live = MongodSource(readers.client, waits=False)
+        live = MongodSource(readers.client, waits=False, reads_ahead=True)
         if self._archive is None:
             return open_exact(live, self._images, request, self.profile)
         return _open_with_archive(

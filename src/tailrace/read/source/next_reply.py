@@ -1,0 +1,100 @@
+"""The replies of a cursor, one after the other. While the caller works on a long one, the next is on its way."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from pymongo import MongoClient
+
+from tailrace.read.source.raw_reply import RawReplyCursor
+from tailrace.read.source.time_limit import remaining_s
+
+#: After a shorter reply the next is asked for when it is wanted: a long one shows that more is there, so the server
+#: will not wait for entries.
+AHEAD_BYTES_MIN: Final = 1 << 19
+
+
+class Replies:
+    """The replies of ``cursor``, each empty where the cursor has nothing more now.
+
+    ``ahead``  whether the one after a long one may be read in a thread meanwhile
+    """
+
+    def __init__(self, cursor: RawReplyCursor, *, ahead: bool) -> None:
+        self.cursor = cursor
+        self._may_read_ahead = ahead
+        self._ahead: _Reply | None = None
+
+    def next(self) -> bytes:
+        """The next reply. Raises what PyMongo raises, and may wait as long as the cursor does."""
+        ahead, self._ahead = self._ahead, None
+        raw: bytes = next(self.cursor, b"") if ahead is None else ahead.result()
+        return raw
+
+    def read_ahead_of(self, raw: bytes) -> None:
+        """``raw`` is given to the caller now, and the next reply may be read meanwhile.
+
+        Not where the caller's time is limited: a later call has a limit of its own.
+        """
+        if self._may_read_ahead and len(raw) >= AHEAD_BYTES_MIN and self.cursor.alive and remaining_s() is None:
+            self._ahead = _Reply(self.cursor)
+
+    def close(self) -> None:
+        """Close the cursor. If a reply is still on its way, the thread that waits for it does so afterwards."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.is_done_or_closes():
+            self.cursor.close()
+
+
+class _Reply:
+    """One reply, which is read in a thread."""
+
+    def __init__(self, cursor: RawReplyCursor) -> None:
+        self._cursor = cursor
+        self._lock = threading.Lock()
+        self._is_done = self._closes = False
+        self._raw: bytes | None = None
+        self._error: BaseException | None = None
+        run: Callable[[], None] = self._run
+        # A daemon: a process that ends does not wait for the network.
+        self._thread = threading.Thread(
+            target=contextvars.copy_context().run, args=(run,), name="tailrace-next-reply", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._raw = next(self._cursor, b"")
+        except BaseException as error:  # noqa: BLE001  whoever asks for the result gets it
+            self._error = error
+        with self._lock:
+            self._is_done = True
+        if self._closes:
+            with suppress(Exception):  # nobody is left to be told
+                self._cursor.close()
+
+    def result(self) -> bytes:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._raw is None:
+            raise RuntimeError("the process was forked while a stream read")
+        return self._raw
+
+    def is_done_or_closes(self) -> bool:
+        """Whether the reply has come. If it has not, the cursor is closed once it has."""
+        with self._lock:
+            self._closes = not self._is_done
+            return self._is_done
+
+
+def may_read_ahead(client: MongoClient[Any]) -> bool:
+    """Not where somebody is told of each command, who may expect that in his own thread, nor where a connection more
+    might not be had."""
+    size = client.options.pool_options.max_pool_size
+    listeners: Any = client._event_listeners  # it has no public name
+    return (size is None or size > 1) and not listeners.enabled_for_commands
