@@ -36,8 +36,8 @@ _ORDERS: Final = {
 }
 _TYPE_BITS: Final = {v.MIN_KEY: 32, v.MAX_KEY: 33}
 #: A pattern that is a text: perhaps the beginning, signs that mean themselves, perhaps the end.
-_TEXT: Final = re.compile(rb"(\^?)((?:[^\\^$.\[|()?*+{]|\\[!-/:-@\[-`{-~])*)(\$?)", re.DOTALL)
-_ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)
+_TEXT: Final = rb"(?s)(\^?)((?:[^\\^$.\[|()?*+{]|\\[!-/:-@\[-`{-~])*)(\$?)"
+_ESCAPED: Final = rb"(?s)\\(.)"
 
 
 class _InPool(NamedTuple):
@@ -301,10 +301,10 @@ class _Writer:
 
     def pattern(self, node: tree.Pattern) -> _Row | None:
         """A text, perhaps at the beginning or at the end; other patterns are left to the reference."""
-        found = _TEXT.fullmatch(node.pattern)
+        found = re.fullmatch(_TEXT, node.pattern)
         if found is None or set(node.options) & set(b"imx" if found[1] or found[3] else b"ix"):
             return None
-        text = _ESCAPED.sub(rb"\1", found[2])
+        text = re.sub(_ESCAPED, rb"\1", found[2])
         data = node.pattern + b"\x00" + node.options + b"\x00"
         own = self._text(data)
         return _Row(

@@ -30,12 +30,14 @@ FAILED: Final = -(1 << 63)
 
 _SEAL: Final = struct.Struct("<I8s")
 _MARK: Final = b"tailrace"
-_ENTRY_POINT: Final = re.compile(rb"^ *@entry_point\(", re.MULTILINE)
+#: Patterns that are compiled where they are needed: a process that loads a current library needs none.
+_ENTRY_POINT: Final = rb"(?m)^ *@entry_point\("
 #: Modules on which no machine code depends.
 _NO_MACHINE_CODE: Final = ("compiled", "native")
 _PACKAGE: Final = "tailrace.core.kernel"
+_DIRECTORY: Final = __file__.removesuffix("native.py")
 #: ``from tailrace.core.kernel.scan import ...`` and ``from tailrace.core.kernel import delta, fragments``.
-_IMPORT: Final = re.compile(r"^from tailrace\.core\.kernel(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
+_IMPORT: Final = r"(?m)^from tailrace\.core\.kernel(?:\.(\w+)| import ([\w, ]+))"
 
 
 def checksum_of(module: str) -> int:
@@ -49,7 +51,7 @@ def checksum_of(module: str) -> int:
         if source is None:
             continue
         sources[name] = source
-        for one, several in _IMPORT.findall(source.decode()):
+        for one, several in re.findall(_IMPORT, source.decode()):
             waiting += [one] if one else re.findall(r"\w+", several)
     checksum = 0
     for name in sorted(sources):
@@ -67,7 +69,7 @@ def checksum_of_all() -> int:
 
 
 def _modules_with_entry_points() -> set[str]:
-    return {name for name in _modules() if _ENTRY_POINT.search(_source(name) or b"")}
+    return {name for name in _modules() if re.search(_ENTRY_POINT, _source(name) or b"")}
 
 
 def _modules() -> set[str]:
@@ -76,8 +78,13 @@ def _modules() -> set[str]:
 
 @cache
 def _source(name: str) -> bytes | None:
-    path = _folder() / f"{name}.py"
-    return path.read_bytes() if path.is_file() else None
+    # Every process that loads the library reads all sources. Going by way of ``Traversable`` would cost 3 ms.
+    try:
+        with open(f"{_DIRECTORY}{name}.py", "rb", buffering=0) as file:
+            return file.read()
+    except OSError:  # there is none, or the package is in a zip file
+        path = _folder() / f"{name}.py"
+        return path.read_bytes() if path.is_file() else None
 
 
 @cache

@@ -35,7 +35,7 @@ from tailrace.read.source.failure import Backoff
 from tailrace.read.source.live import OnFailedCommand
 from tailrace.read.source.lookup import current_documents, refuse_view, stored_pre_images
 from tailrace.read.source.member_version import MemberVersion, MemberVersions, present_member
-from tailrace.read.source.next_reply import Replies, may_read_ahead
+from tailrace.read.source.next_reply import Replies
 from tailrace.read.source.raw_reply import RawReplyCursor
 from tailrace.read.source.time_limit import remaining_s
 from tailrace.read.source.uri import ConnectionString
@@ -436,8 +436,7 @@ class MongodSource:
         if await_ms is not None:
             options["cursor_type"] = CursorType.TAILABLE_AWAIT
         cursor = RawReplyCursor(self._oplog(after=wait_for), query, **options)
-        ahead = self._reads_ahead and may_read_ahead(self.client)
-        with closing(Replies(cursor, ahead=ahead)) as replies:
+        with closing(Replies(cursor, ahead=self._reads_ahead)) as replies:
             if await_ms is not None:
                 cursor.max_await_time_ms(min(await_ms, self._await_ms_max()))
                 if self._pushed and _may_push(self.client):

@@ -6,9 +6,9 @@ import contextvars
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
-from pymongo import MongoClient
+from pymongo.errors import NetworkTimeout
 
 from tailrace.read.source.raw_reply import RawReplyCursor
 from tailrace.read.source.time_limit import remaining_s
@@ -31,8 +31,8 @@ class Replies:
 
     def next(self) -> bytes:
         """The next reply. Raises what PyMongo raises, and may wait as long as the cursor does."""
-        ahead, self._ahead = self._ahead, None
-        raw: bytes = next(self.cursor, b"") if ahead is None else ahead.result()
+        raw: bytes = next(self.cursor, b"") if self._ahead is None else self._ahead.result()
+        self._ahead = None
         return raw
 
     def read_ahead_of(self, raw: bytes) -> None:
@@ -78,7 +78,10 @@ class _Reply:
                 self._cursor.close()
 
     def result(self) -> bytes:
-        self._thread.join()
+        """Raises NetworkTimeout where the caller's time is over first, as PyMongo does."""
+        self._thread.join(remaining_s())
+        if self._thread.is_alive():
+            raise NetworkTimeout("timed out")
         if self._error is not None:
             raise self._error
         if self._raw is None:
@@ -90,11 +93,3 @@ class _Reply:
         with self._lock:
             self._closes = not self._is_done
             return self._is_done
-
-
-def may_read_ahead(client: MongoClient[Any]) -> bool:
-    """Not where somebody is told of each command, who may expect that in his own thread, nor where a connection more
-    might not be had."""
-    size = client.options.pool_options.max_pool_size
-    listeners: Any = client._event_listeners  # it has no public name
-    return (size is None or size > 1) and not listeners.enabled_for_commands
