@@ -18,7 +18,7 @@ import bson
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
-from pymongo.cursor import CursorType
+from pymongo.cursor import CursorType, RawBatchCursor
 from pymongo.errors import AutoReconnect, PyMongoError
 
 from tailrace.core import raw_bson
@@ -251,7 +251,7 @@ class MongodSource:
         end = window.end(position.after, until)
         try:
             with self._opened(position, until=end, oplog_filter=window.oplog_filter, **extra) as (replies, first):
-                for raw in window.timed(_all(replies, first)):
+                for raw in window.timed(_all(replies.cursor, first)):
                     for batch, last in cut(raw, bytes_max):
                         position = _Position(batch.high_water, last, reached=True)
                         backoff.progress()
@@ -511,8 +511,7 @@ class MongodSource:
         was sent, and not what was applied (6.0.27, 5.0.4, 4.4.2).
         """
         cursor, seen = replies.cursor, ClusterTime(0)
-        replies.read_ahead_of(first)
-        yield first, seen
+        yield replies.given(first), seen
         idle = not first
         while True:
             if looks and idle:
@@ -526,8 +525,7 @@ class MongodSource:
             if not cursor.alive:
                 raise AutoReconnect("the server closed the cursor at the end of the oplog")
             self._follow_compatibility(cursor.address)
-            replies.read_ahead_of(raw)
-            yield raw, seen
+            yield replies.given(raw), seen
             idle = not raw
             # A member that was voted out and then cut off would answer for ever that nothing is new.
             if idle and self._connection.reads_primary and self.client.primary not in (None, cursor.address):
@@ -554,11 +552,6 @@ def _may_push(client: MongoClient[Any]) -> bool:
     return credentials is None or credentials.mechanism != "MONGODB-OIDC"
 
 
-def _all(replies: Replies, first: bytes) -> Iterator[bytes]:
-    raw = first
-    while True:
-        replies.read_ahead_of(raw)
-        yield raw
-        raw = replies.next()
-        if not raw:
-            return
+def _all(cursor: RawBatchCursor[Any], first: bytes) -> Iterator[bytes]:
+    yield first
+    yield from cursor

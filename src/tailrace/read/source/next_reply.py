@@ -35,13 +35,14 @@ class Replies:
         self._ahead = None
         return raw
 
-    def read_ahead_of(self, raw: bytes) -> None:
-        """``raw`` is given to the caller now, and the next reply may be read meanwhile.
+    def given(self, raw: bytes) -> bytes:
+        """``raw``, which is given to the caller now: the next reply may be read meanwhile.
 
         Not where the caller's time is limited: a later call has a limit of its own.
         """
         if self._may_read_ahead and len(raw) >= AHEAD_BYTES_MIN and self.cursor.alive and remaining_s() is None:
             self._ahead = _Reply(self.cursor)
+        return raw
 
     def close(self) -> None:
         """Close the cursor. If a reply is still on its way, the thread that waits for it does so afterwards."""
