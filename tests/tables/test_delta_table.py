@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import bson
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
@@ -19,14 +16,11 @@ from deltalake import DeltaTable
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import UsageError
-from tailrace.lake.store import delta
-from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.rows import make_rows
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.settings import TableRule
 from tailrace.lake.tables.state import StoredDocument
-from tailrace.lake.tables.versions import Keeping
 from tests.tables import features
 from tests.tables.equality import key_of
 from tests.tables.features import batch
@@ -111,46 +105,3 @@ def test_a_table_is_written_anew_under_another_declaration(tmp_path: Path) -> No
     assert found.metadata().configuration["tailrace.partitionBy"] == '["c"]'
     assert found.to_pyarrow_table(columns=["c", "d"]).to_pylist() == [{"c": "one", "d": 5}]
     assert DeltaTable(str(tmp_path / "t"), version=0).to_pyarrow_table(columns=["c"]).to_pylist() == [{"c": 1}]
-
-
-def test_a_table_with_partitions_of_delta_is_read_until_it_is_rewritten(tmp_path: Path) -> None:
-    """As earlier versions wrote it: files lie flat, and the values of the column are in the log alone."""
-    root = tmp_path / "t"
-    schema = TableSchema.declared({"c": "string"})
-    values = ["a", "x" * 300, None]
-    fields = delta_commit.delta_fields(schema.columns)
-    metadata = delta_commit.metadata_action("an-id", fields, {"tailrace.declared": schema.declaration})
-    metadata["metaData"]["partitionColumns"] = ["c"]
-    stated = dict(zip((delta_commit.TIME, delta_commit.AFTER, delta_commit.BATCH), ("9,0", "9,0", "0"), strict=True))
-    stated |= {delta_commit.KIND: "create", delta_commit.UUID: ""}
-    lines: list[Any] = [
-        {"commitInfo": {"timestamp": 1, **stated}},
-        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
-        metadata,
-        {"txn": {"appId": "tailrace/shop.orders", "version": 0, "lastUpdated": 1}},
-    ]
-    (root / "_delta_log").mkdir(parents=True)
-    for number, value in enumerate(values):
-        made = pa.Table.from_batches([rows(schema, [{"_id": number, "c": value}])])
-        pq.write_table(made.drop_columns(["c"]), root / f"{number}.parquet")
-        size = (root / f"{number}.parquet").stat().st_size
-        action = {"path": f"{number}.parquet", "partitionValues": {"c": value}, "size": size, "dataChange": True}
-        lines.append({"add": {**action, "modificationTime": 1, "stats": '{"numRecords": 1}'}})
-    delta.commit_path(root, 0).write_text("".join(json.dumps(one) + "\n" for one in lines))
-
-    def held() -> list[str | None]:
-        found: list[str | None] = DeltaTable(str(root)).to_pyarrow_table().sort_by("_key").column("c").to_pylist()
-        return found
-
-    by_hand = CollectionTable(root, "shop.orders")
-    assert (held(), by_hand.lacks()) == (values, None)
-    assert by_hand.compact()["numFilesRemoved"] == 0
-    assert by_hand.expire(Keeping(0)) == []
-    table = CollectionTable(root, "shop.orders", declared=schema.declaration, partition_by=("c",))
-    assert table.redeclared
-    table.write_whole(batch(1), schema, [rows(schema, [{"_id": n, "c": v} for n, v in enumerate(values)])], "whole")
-    assert not table.redeclared
-    assert held() == values
-    assert DeltaTable(str(root), version=0).to_pyarrow_table().num_rows == 3
-    assert len(table.expire(Keeping(0))) == 3
-    assert held() == values

@@ -5,7 +5,6 @@ Every test of tables had found both as it had left them. So nobody had seen that
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -14,7 +13,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import pytest
 from deltalake import DeltaTable
 from pymongo import MongoClient
@@ -30,7 +28,6 @@ from tailrace.lake.tables.as_of import as_of
 from tailrace.lake.tables.delta_commit import stated
 from tailrace.lake.tables.names import folder_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
-from tailrace.lake.tables.state import TableState
 from tailrace.lake.tables.writer import TablesWriter
 from tailrace.read.archive.recorder import ArchivePolicy, Recorder
 from tailrace.read.source.mongod import MongodSource
@@ -38,7 +35,7 @@ from tests.amounts import amount
 from tests.differential.test_source_live import wait_until_truncated
 from tests.tables.equality import in_collection, in_table
 from tests.tables.test_as_of import rows_of
-from tests.unit.test_tables_state_damage import of_records, to_plain
+from tests.unit.test_tables_state_damage import of_records
 
 pytestmark = pytest.mark.mongod
 
@@ -352,44 +349,6 @@ def test_two_writers_whose_lock_was_moved_away(replica_set: ReplicaSet, collecti
             writer.step(at_once=True)
     brought_up(replica_set.uri, root, collection)
     assert in_table(root, collection.full_name) == in_collection(collection)
-
-
-def test_a_state_of_the_first_format_is_read(replica_set: ReplicaSet, collection: Any, tmp_path: Path) -> None:
-    """It has no witness, takes one at the first run, and notes what the tables' last commits were."""
-    root = tmp_path / "t"
-    folder = made(replica_set.uri, root, collection)
-    for set_back in (False, True):
-        to_first_format(root / "_tailrace" / "state")
-        if set_back:
-            put_back(folder, root.with_name("backup") / folder.name)
-        collection.insert_one({"_id": f"set back: {set_back}"})
-        brought_up(replica_set.uri, root, collection)
-        assert in_table(root, collection.full_name) == in_collection(collection)
-        state = TableState(root / "_tailrace" / "state", readonly=True)
-        position, marks = state.position(), state.marks()
-        state.close()
-        assert position is not None
-        assert position.witness is not None
-        assert position.witness.entries
-        assert all(one.version >= 0 and one.digest and one.table for one in marks.values())
-
-
-def to_first_format(path: Path) -> None:
-    to_plain(path)
-    environment = lmdb.open(str(path), max_dbs=3)
-    meta = environment.open_db(b"meta")
-    with environment.begin(write=True, db=meta) as transaction:
-        for key, value in list(transaction.cursor(meta)):
-            if key == b"state":
-                transaction.delete(key)
-            elif key == b"position":
-                found = {name: one for name, one in json.loads(value).items() if name != "witness"}
-                transaction.put(key, json.dumps({**found, "format": 1}).encode())
-            elif key.startswith((b"table/", b"collection/")):
-                newer = ("version", "digest", "table", "pending", "filled")
-                found = {name: one for name, one in json.loads(value).items() if name not in newer}
-                transaction.put(key, json.dumps(found).encode())
-    environment.close()
 
 
 # -- other histories ------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from bson.timestamp import Timestamp
 
-from tailrace.base.durable import write_json
 from tailrace.cli.main import main
 from tailrace.core import kernel, raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -249,7 +248,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
         describe(tmp_path)
     with pytest.raises(UsageError, match="there is no archive"):
         ArchiveSource(tmp_path / "nowhere")
-    write_json(tmp_path / DESCRIPTION, {"format": "tailrace-archive", "version": 99})
+    write_record(tmp_path / DESCRIPTION, {"format": "tailrace-archive", "version": 99})
     with pytest.raises(UsageError, match="version"):
         describe(tmp_path)
     (tmp_path / DESCRIPTION).write_text("{")
@@ -260,7 +259,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
 
 def test_a_clusters_description_comes_back(tmp_path: Path) -> None:
     shards = {"a": Membership(ClusterTime(0)), "b": Membership(time_of(1), time_of(2))}
-    write_json(tmp_path / DESCRIPTION, Description(None, (VersionNote("6.0.27"),), shards).document())
+    write_record(tmp_path / DESCRIPTION, Description(None, (VersionNote("6.0.27"),), shards).document())
     found = describe(tmp_path)
     assert found is not None
     assert found.shards == shards
@@ -277,7 +276,7 @@ def test_retention_takes_the_oldest_and_leaves_an_archive_without_a_hole(root: P
     assert Retention(seconds=1031.0 - 1030).expired(found, 1032.0) == found[:1]
     assert Retention(bytes=1).expired(found, 0) == found[:2]
     # Cut off between the head and the deletion.
-    write_json(folder / HEAD, Reach(found[0].until, found[-1].until).document())
+    write_record(folder / HEAD, Reach(found[0].until, found[-1].until).document())
     source = ArchiveSource(root)
     assert given(source, time_of(30), time_of(100)) == entries[30:]
     (folder / ".left.unfinished").write_bytes(b"x")
@@ -297,7 +296,7 @@ def test_row_groups_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("tailrace.read.archive.segment.ROW_GROUP_BYTES", 1)
     many = [entry(number) for number in range(1, 11)]
     folder = oplog_folder(tmp_path, "rs0")
-    write_json(tmp_path / DESCRIPTION, Description("rs0", (VersionNote("6.0.27"),), {}).document())
+    write_record(tmp_path / DESCRIPTION, Description("rs0", (VersionNote("6.0.27"),), {}).document())
     folder.mkdir()
     with SegmentWriter(folder, time_of(0)) as writer:
         for one in many:

@@ -257,14 +257,14 @@ def test_a_directory_with_other_things_in_it_is_refused(root: Path, checkpoint: 
         make(root, checkpoint)
 
 
-@pytest.mark.parametrize(("number", "said"), [(3, "has format 3"), (1, "from before lakes had a Delta log")])
-def test_a_lake_of_another_format_is_refused(root: Path, checkpoint: Path, number: int, said: str) -> None:
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_lake_of_another_format_is_refused(root: Path, checkpoint: Path, number: int) -> None:
     make(root, checkpoint)
     path = root / "_tailrace" / "lake.json"
     known = json.loads(path.read_text())
     known.pop("sha256")
     durable.write_sealed(path, {**known, "format": number})
-    with pytest.raises(SinkError, match=said):
+    with pytest.raises(SinkError, match=f"has format {number}, and this version of Tailrace knows format 2"):
         make(root, checkpoint)
 
 

@@ -35,7 +35,7 @@ def missing(directory: Path) -> int:
 
 
 def test_a_state_that_has_such_a_page_is_opened_again(tmp_path: Path) -> None:
-    bucket = ImageBucket(tmp_path)
+    bucket = ImageBucket(tmp_path, b"0")
     bucket.begin()
     bucket.put({b"stays": b"s" * 3_000})
     bucket.put({b"goes": b"g" * 9_000})
@@ -43,7 +43,7 @@ def test_a_state_that_has_such_a_page_is_opened_again(tmp_path: Path) -> None:
     bucket.commit()
     bucket.close()
     assert missing(tmp_path) > 0
-    bucket = ImageBucket(tmp_path)
+    bucket = ImageBucket(tmp_path, b"0")
     assert bucket.get([b"stays", b"goes"]) == [b"s" * 3_000, None]
     bucket.close()
 
@@ -103,7 +103,7 @@ def test_a_file_is_whole_if_lmdb_can_read_it(tmp_path: Path, seed: int) -> None:
     assert not whole
     for _ in range(2):
         with pytest.raises(ImageStateError, match="shorter than what it claims"):
-            ImageBucket(cut(data, copy, pages * page))
+            ImageBucket(cut(data, copy, pages * page), b"0")
         with pytest.raises(SinkError, match="is damaged: the file is shorter"):
             TableState(cut(data, copy, pages * page))
 

@@ -97,7 +97,7 @@ def write_records(top: Path, cuts: PowerCuts) -> None:
 
 
 def check_records(top: Path, acknowledged: int) -> None:
-    mark = durable.read_sealed(top / "mark.json", ["number"])
+    mark = durable.read_sealed(top / "mark.json")
     assert (0 if mark is None else mark["number"]) in (acknowledged, acknowledged + 1)
     for number in range(1, COMMITS + 1):
         path = top / f"{number}.json"

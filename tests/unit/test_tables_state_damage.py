@@ -16,7 +16,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from tailrace.base.lmdb_file import note_closed
+from tailrace.base.lmdb_file import note_closed, sealed, unsealed
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.errors import SinkError
@@ -160,48 +160,21 @@ def test_a_database_that_is_lost_is_not_made_anew(tmp_path: Path) -> None:
         TableState(tmp_path)
 
 
-def to_plain(folder: Path) -> None:
-    """Take the checksums away, as the first two formats were."""
-    with lmdb.open(str(folder), max_dbs=9) as environment:
-        for name in (b"documents", b"waiting", b"meta"):
-            old, new = environment.open_db(b"sealed-" + name), environment.open_db(name)
-            with environment.begin(write=True) as transaction:
-                for key, record in list(transaction.cursor(old)):
-                    transaction.put(key, record[4:], db=new)
-                transaction.drop(old)
-
-
-def test_a_state_without_checksums_is_read_and_gets_some(tmp_path: Path) -> None:
-    made(tmp_path / "one")
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
-    expected = used(tmp_path / "one")
-    to_plain(tmp_path / "two")
-    reader = TableState(tmp_path / "two", readonly=True)
-    assert reader.marks() == expected[4]
-    assert list(reader.documents(1)) == expected[-3]
-    reader.close()
-    assert used(tmp_path / "two") == expected
-    with lmdb.open(str(tmp_path / "two"), max_dbs=9, readonly=True) as environment:
-        assert {name for name, _ in environment.begin().cursor()} == {
-            b"sealed-documents",
-            b"sealed-waiting",
-            b"sealed-meta",
-        }
-
-
-def test_metadata_without_a_checksum_that_is_no_metadata_is_refused(tmp_path: Path) -> None:
+def test_metadata_that_this_version_does_not_know_is_refused(tmp_path: Path) -> None:
     made(tmp_path)
-    to_plain(tmp_path)
-    with lmdb.open(str(tmp_path), max_dbs=9) as environment, environment.begin(write=True) as transaction:
-        meta = environment.open_db(b"meta", transaction)
-        position = transaction.get(b"position", db=meta)
-        transaction.put(b"position", position.replace(b'"time"', b'"tine"'), db=meta)
-        transaction.put(b"selection", b"{", db=meta)
-    state = TableState(tmp_path, readonly=True)
-    for read in (state.position, state.selection):
-        with pytest.raises(SinkError, match=f"{tmp_path} is damaged: .*Remove {tmp_path}"):
-            read()
-    state.close()
+    for replaced, said in (
+        ((b'"time"', b'"tine"'), f"is damaged: .*Remove {tmp_path}"),
+        ((b'"format": 3', b'"format": 4'), r"was written by another version of Tailrace \(format 4\)"),
+    ):
+        with lmdb.open(str(tmp_path), max_dbs=9) as environment, environment.begin(write=True) as transaction:
+            meta = environment.open_db(b"sealed-meta", transaction)
+            position = unsealed(b"position", transaction.get(b"position", db=meta))
+            assert replaced[0] in position
+            transaction.put(b"position", sealed(b"position", position.replace(*replaced)), db=meta)
+        state = TableState(tmp_path, readonly=True)
+        with pytest.raises(SinkError, match=f"{tmp_path} {said}"):
+            state.position()
+        state.close()
 
 
 def test_a_user_who_may_not_write_is_told_who_may_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -171,14 +171,10 @@ def write_sealed(path: Path, value: Mapping[str, object]) -> None:
     write_json(path, {**value, _SEAL: _digest(value)})
 
 
-def read_sealed(path: Path, keys: Collection[str]) -> dict[str, object] | None:
-    """What ``write_sealed`` has written; ``None`` where there is no such file. SinkError where it was changed.
-
-    A file without a digest, from before there were any, may have ``keys`` alone: in another one the digest's own name
-    is what was changed.
-    """
+def read_sealed(path: Path) -> dict[str, object] | None:
+    """What ``write_sealed`` has written; ``None`` where there is no such file. SinkError where it was changed."""
     value = read_json(path)
-    return None if value is None else unsealed(value, keys, path)
+    return None if value is None else unsealed(value, path)
 
 
 def sealed(value: Mapping[str, object]) -> bytes:
@@ -186,12 +182,9 @@ def sealed(value: Mapping[str, object]) -> bytes:
     return (json.dumps({**value, _SEAL: _digest(value)}, indent=1) + "\n").encode()
 
 
-def unsealed(value: dict[str, object], keys: Collection[str], name: object) -> dict[str, object]:
+def unsealed(value: dict[str, object], name: object) -> dict[str, object]:
     """As ``read_sealed``, of what was read already from ``name``."""
-    seal = value.pop(_SEAL, None)
-    if seal is None and not set(value).difference(keys):
-        return value
-    if seal != _digest(value):
+    if value.pop(_SEAL, None) != _digest(value):
         raise SinkError(f"{name} is damaged: it was changed after it was written", hint="Restore it from a copy")
     return value
 

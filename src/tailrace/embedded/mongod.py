@@ -13,12 +13,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tailrace.embedded import guard
 from tailrace.embedded.binary import MongodBinary, find_mongod
 from tailrace.embedded.errors import EmbeddedError
+from tailrace.embedded.in_a_block import StartedInBlock
 from tailrace.embedded.ports import LOOPBACK, free_port, give_up_port
 
 ADDRESS_IN_USE = 48  # mongod's exit status
@@ -27,7 +26,7 @@ _START_TRIES = 5
 _STEP_S = 0.02
 
 
-class Mongod:
+class Mongod(StartedInBlock):
     """A mongod on the loopback address. Give ``replica_set`` a name for a member, or none for a standalone server.
 
     A given ``data_dir`` is kept; otherwise a temporary directory is made, and removed by ``close``. It holds ``db/``
@@ -208,19 +207,6 @@ class Mongod:
                 for line in path.read_text(errors="replace").splitlines()[-200:] if path.exists() else ():
                     words = _severe_message(line) or words
         return words
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _as_parameter(value: object) -> str:

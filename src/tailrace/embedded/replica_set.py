@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote_plus
 
 import pymongo
@@ -20,6 +19,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.embedded.binary import find_mongod
 from tailrace.embedded.errors import EmbeddedError
+from tailrace.embedded.in_a_block import StartedInBlock
 from tailrace.embedded.mongod import Mongod
 from tailrace.embedded.ports import LOOPBACK, port_becomes_free
 from tailrace.errors import UsageError
@@ -32,7 +32,7 @@ T = TypeVar("T")
 _PRIMARY, _SECONDARY = 1, 2  # member states
 
 
-class ReplicaSet:
+class ReplicaSet(StartedInBlock):
     """A replica set that accepts writes as soon as the ``with`` block is entered, and is gone when it is left.
 
     Members are numbered from 0. ``version``, which ``upgrade`` changes for one member, is one of
@@ -361,16 +361,3 @@ class ReplicaSet:
                 )
                 raise EmbeddedError(f"The replica set {self.name} {failing} within {timeout_s:g} s{reason}")
             time.sleep(_STEP_S)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from pymongo.errors import OperationFailure
 
 from tailrace.embedded.binary import find_mongod
 from tailrace.embedded.errors import EmbeddedError
+from tailrace.embedded.in_a_block import StartedInBlock
 from tailrace.embedded.replica_set import ReplicaSet
 from tailrace.embedded.sharding.connections import CONFIG, MAJORITY, Connections
 from tailrace.embedded.sharding.dialect import Dialect
@@ -34,7 +34,7 @@ _REMOVED: Final = "removed"
 _AGAIN: Final = "~"
 
 
-class ShardedCluster:
+class ShardedCluster(StartedInBlock):
     """A config server and shards, each a replica set, ready for a ``with`` block and gone when it is left.
 
     There is no mongos: ``router`` does what tests need from one, and ``uri`` is that of the config server's replica
@@ -263,16 +263,3 @@ class ShardedCluster:
         if name not in self._shards:
             raise UsageError(f"There is no shard {name}: they are {', '.join(self._shards)}")
         return self._shards[name]
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

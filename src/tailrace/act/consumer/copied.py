@@ -27,7 +27,7 @@ class LateDocument(Mapping[str, Any]):
         self._made: RawBSONDocument | None = None
 
     @property
-    def _whole(self) -> RawBSONDocument:
+    def _document(self) -> RawBSONDocument:
         if self._made is None:
             self._made = RawBSONDocument(self._make())
         return self._made
@@ -35,16 +35,16 @@ class LateDocument(Mapping[str, Any]):
     @property
     def raw(self) -> bytes:
         """Its BSON."""
-        return raw_bson.bytes_of(self._whole)
+        return raw_bson.bytes_of(self._document)
 
     def __getitem__(self, name: str) -> Any:
-        return self._whole[name]
+        return self._document[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._whole)
+        return iter(self._document)
 
     def __len__(self) -> int:
-        return len(self._whole)
+        return len(self._document)
 
 
 class CopiedDocument(LateDocument):

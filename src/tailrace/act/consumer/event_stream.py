@@ -132,13 +132,13 @@ class WholeEventStream:
     def _next(self) -> RawBSONDocument | None:
         assert self._stream is not None
         event = try_next_patiently(self._stream)
-        whole = None if event is None else self._whole(event)
+        whole = None if event is None else self._event_bytes(event)
         if whole is None:
             return None
         self._last, self._searches = whole, False
         return as_raw(whole)
 
-    def _whole(self, event: RawBSONDocument) -> bytes | None:
+    def _event_bytes(self, event: RawBSONDocument) -> bytes | None:
         return self._fragments.add(raw_bson.bytes_of(event)) if self._splits else raw_bson.bytes_of(event)
 
     def _open(self, where: Mapping[str, Any], **options: Any) -> None:
@@ -244,7 +244,7 @@ class WholeEventStream:
                 if self._plain is None:
                     self._plain = self._watch({**options, **batch}, self._begin.watch_arguments())
                 event = try_next_patiently(self._plain)
-                return (None if event is None else self._whole(event)), None
+                return (None if event is None else self._event_bytes(event)), None
             except ServerError as error:
                 if self._plain is not None and self._plain.alive:
                     raise

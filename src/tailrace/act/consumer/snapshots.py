@@ -121,14 +121,14 @@ class Copying:
 
     def _refuse_lost_history(self) -> None:
         oldest, start = oldest_time(self._client), self._position.at
-        if start is not None and oldest > start and not self._whole():
+        if start is not None and oldest > start and not self._oplogs_reach_back():
             raise ChangeStreamHistoryLost(
                 f"the oplog now begins at {oldest}, after the time of the snapshot ({start}), "
                 "and the copy is not complete",
                 hint="Enlarge the oplog, so that it reaches back for as long as a copy takes",
             )
 
-    def _whole(self) -> bool:
+    def _oplogs_reach_back(self) -> bool:
         """Whether the oplogs reach back to their own beginnings: then nothing is lost, whatever their times."""
         readers = readers_of(self._client)
         cluster = readers.cluster

@@ -134,7 +134,7 @@ class Copy:
         self._counts = _Counts.of(ranges)
         if not self._all([one for one in ranges if not one.done], on_progress):
             return False
-        if not self._whole():
+        if not self._copy_capped():
             return False
         self._build_indexes()
         hold = places_of(self._source, RETRY_SECONDS).now()
@@ -295,7 +295,7 @@ class Copy:
         on_progress(self.progress)
         return not self._stopped.is_set()
 
-    def _whole(self) -> bool:
+    def _copy_capped(self) -> bool:
         """Copy the capped collections, each as a whole. Returns whether all of them are copied."""
         capped = CappedCopy(self._source, self._state, self._ownership)
         collections = self._state.collections()

@@ -19,9 +19,8 @@ from tailrace.core.kernel.scan import (
     STRING,
     TIMESTAMP,
     document_end,
-    find_nul,
     name_word,
-    value_end,
+    read_element,
     word_of,
 )
 
@@ -77,17 +76,13 @@ def _find_id(row: int, base: int, start: int, end: int) -> bool:
     element = start + 4
     while element < end - 1:
         name = element + 1
-        nul = find_nul(name, end - 1)
-        if nul < 0:
-            return False
         type_ = load8(element)
-        value = nul + 1
-        element = value_end(type_, value, end - 1)
+        nul, element = read_element(element, end - 1)
         if element < 0:
             return False
         if nul - name == 3 and name_word(name, 3) == _ID:
             store64(row + 88, type_)
-            store64(row + 96, value - base)
+            store64(row + 96, nul + 1 - base)
             store64(row + 104, element - base)
             return True
     return True
@@ -131,11 +126,8 @@ def _make_fill(sources: int) -> Callable[[int, int, int], bool]:
             element = pos + 4
             while element < end - 1:
                 name = element + 1
-                nul = find_nul(name, end - 1)
-                if nul < 0:
-                    return False
                 type_ = load8(element)
-                element = value_end(type_, nul + 1, end - 1)
+                nul, element = read_element(element, end - 1)
                 if element < 0:
                     return False
                 _note(row, start, name, nul - name, type_, nul + 1, element)

@@ -38,9 +38,8 @@ from tailrace.core.kernel.scan import (
     STRING,
     TIMESTAMP,
     document_end,
-    find_nul,
     name_word,
-    value_end,
+    read_element,
     word_of,
 )
 from tailrace.core.kernel.utf8 import valid_utf8
@@ -148,8 +147,7 @@ def _put_inner(row: int, stride: int, part: int, base: int, document: int) -> bo
     limit = document + load32(document) - 1
     pos = document + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        end = INVALID if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, end = read_element(pos, limit)
         if end < 0:
             return False
         type_, size, value = load8(pos), nul - pos - 1, nul + 1
@@ -178,8 +176,7 @@ def _locate_one(row: int, stride: int, base: int, start: int, end: int, wanted: 
     limit = end - 1
     pos = start + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = INVALID if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return False
         part = _part_of(pos + 1, nul - pos - 1)

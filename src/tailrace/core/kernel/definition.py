@@ -89,7 +89,7 @@ from tailrace.core.kernel.oplog_entry import (
     is_time_series,
     only_definition,
 )
-from tailrace.core.kernel.scan import STRING, find_nul, name_word, value_end, word_of
+from tailrace.core.kernel.scan import STRING, find_nul, name_word, read_element, value_end, word_of
 
 #: Places in ``OPERATION_TYPES``.
 _DROP = 6
@@ -112,12 +112,12 @@ def _only_field(document: int, name: int, size: int) -> int:
     limit = document + load32(document) - 1
     pos, found = document + 4, 0
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
+        nul, after = read_element(pos, limit)
         if nul - pos - 1 == size and name_word(pos + 1, size) == name:
             if found != 0:
                 return -1
             found = pos
-        pos = value_end(load8(pos), nul + 1, limit)
+        pos = after
     return found
 
 
@@ -167,8 +167,7 @@ def _put_renamed(out: int, job: int, document: int, element: int, to: int) -> in
     description, pos = out, document + 4
     out += 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if pos == to:
             start, end = to + _TO_VALUE + 4, after - 1
             dot = first_dot(start, end)

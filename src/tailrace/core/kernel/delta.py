@@ -19,7 +19,7 @@ from tailrace.core.kernel.fragments import (
     UPDATED_FIELDS,
 )
 from tailrace.core.kernel.memory import copy, load8, load32, load64, store8, store32, store64
-from tailrace.core.kernel.scan import ARRAY, BOOL, INT32, OBJECT, STRING, find_nul, value_end
+from tailrace.core.kernel.scan import ARRAY, BOOL, INT32, OBJECT, STRING, read_element
 
 FALL_BACK = -1
 NO_ROOM = -2
@@ -212,8 +212,7 @@ def _fields(  # noqa: PLR0917
     limit = end - 1
     pos = document + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = FALL_BACK if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return FALL_BACK
         if removed:
@@ -332,8 +331,7 @@ def _diff(delta: int, document: int, end: int) -> int:
             ambiguous = load64(frame + _AMBIGUOUS) != 0
             is_first = False
             continue
-        nul = find_nul(pos + 1, limit)
-        after = FALL_BACK if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return FALL_BACK
         if rank == _ARRAY_DIFF:

@@ -15,7 +15,7 @@ from tailrace.core.kernel.arrays import Part
 from tailrace.core.kernel.batch import address, as_bytes
 from tailrace.core.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.core.kernel.memory import load8, load32, load64, store64
-from tailrace.core.kernel.scan import INVALID, NULL, equal, find_nul, name_word, value_end
+from tailrace.core.kernel.scan import INVALID, NULL, equal, name_word, read_element
 
 # Slots of the job, as byte offsets.
 _BASE = 0
@@ -54,8 +54,7 @@ def _scan_one(job: int, row: int) -> bool:
     pos, limit, following = document + 4, document + load32(document) - 1, 0
     while pos < limit:
         type_ = load8(pos)
-        nul = find_nul(pos + 1, limit)
-        after = INVALID if nul < 0 else value_end(type_, nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return True
         found = _field(names, fields, following, pos + 1, nul - pos - 1)

@@ -17,7 +17,14 @@ from tailrace.core.kernel.compiled import entry_point, fingerprint
 from tailrace.core.kernel.entry_rows import Ints, entry_rows
 from tailrace.core.kernel.memory import load8, load64, store64
 from tailrace.core.kernel.runs import copy_runs
-from tailrace.core.kernel.scan import STRING, TIMESTAMP, document_end, find_nul, name_word, value_end, word_of
+from tailrace.core.kernel.scan import (
+    STRING,
+    TIMESTAMP,
+    document_end,
+    name_word,
+    read_element,
+    word_of,
+)
 
 #: int64 numbers for each entry: start, time, operation's start and end, namespace's start and end (0 where missing).
 _ROW: Final = 6
@@ -52,16 +59,13 @@ def _make_fill(sources: int) -> Callable[[int, int, int], bool]:
             element = pos + 4
             while missing != 0 and element < end - 1:
                 name = element + 1
-                nul = find_nul(name, end - 1)
-                if nul < 0:
-                    return False
                 type_ = load8(element)
-                value = nul + 1
-                element = value_end(type_, value, end - 1)
+                nul, element = read_element(element, end - 1)
                 if element < 0:
                     return False
                 if nul - name != 2:
                     continue
+                value = nul + 1
                 word = name_word(name, 2)
                 if word == _TS and type_ == TIMESTAMP and load64(row + 8) == 0:
                     store64(row + 8, load64(value))

@@ -13,7 +13,7 @@ import numpy as np
 
 from tailrace.core.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.core.kernel.memory import load8, load32, load64, store64
-from tailrace.core.kernel.scan import STRING, document_end, equal, find_nul, name_word, value_end, word_of
+from tailrace.core.kernel.scan import STRING, document_end, equal, name_word, read_element, word_of
 
 #: In place of a group's number: a command, a no-op with an ``o2``, or what else the plain form has to say more about.
 COMMAND: Final = -1
@@ -51,8 +51,7 @@ def _namespace(start: int, end: int) -> int:
     operation = namespace = 0
     is_no_op = False
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return -1
         if nul - pos == 3:

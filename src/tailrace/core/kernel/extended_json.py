@@ -60,10 +60,9 @@ from tailrace.core.kernel.scan import (
     STRING,
     TIMESTAMP,
     equal,
-    find_nul,
     load_signed32,
     name_word,
-    value_end,
+    read_element,
     word_of,
 )
 from tailrace.core.kernel.utf8 import sequence_size
@@ -413,8 +412,7 @@ def _put_document(state: int, out: int, start: int, is_object: bool) -> int:
             limit, document, pos, is_first = load64(frame), load64(frame + 8), load64(frame + 16), False
             continue
         type_ = load8(pos)
-        nul = find_nul(pos + 1, limit)
-        after = INVALID if nul < 0 else value_end(type_, nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return INVALID
         if not is_first:

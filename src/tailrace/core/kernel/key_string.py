@@ -28,16 +28,14 @@ from tailrace.core.kernel.scan import (
     DOUBLE,
     INT32,
     INT64,
-    INVALID,
     NULL,
     OBJECT,
     OBJECT_ID,
     STRING,
     SYMBOL,
     TIMESTAMP,
-    find_nul,
+    read_element,
     signed32,
-    value_end,
 )
 
 # Slots of a writer, as byte offsets.
@@ -271,8 +269,7 @@ def put_document(writer: int, document: int, end: int, stack: int) -> bool:
             continue
         type_ = load8(pos)
         generic = generic_type(type_)
-        nul = find_nul(pos + 1, limit)
-        after = INVALID if nul < 0 else value_end(type_, nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if generic == 0 or after < 0 or load64(writer + _BIT_COUNT) > _BIT_COUNT_MAX:
             return False
         if enclosing == OBJECT:

@@ -45,7 +45,7 @@ from tailrace.core.kernel.match_test import (
     test_row,
 )
 from tailrace.core.kernel.memory import load8, load64, store8, store64
-from tailrace.core.kernel.scan import ARRAY, OBJECT, document_end, find_nul, value_end
+from tailrace.core.kernel.scan import ARRAY, OBJECT, document_end, read_element
 
 __all__ = ["FAILS", "PASSES", "UNKNOWN", "match"]
 
@@ -116,8 +116,7 @@ def _next_element(row: int, memory: int) -> int:
     while True:
         pos, limit = load64(each + _POS), load64(each + _LIMIT)
         if pos < limit:
-            nul = find_nul(pos + 1, limit)
-            end = BROKEN if nul < 0 else value_end(load8(pos), nul + 1, limit)
+            nul, end = read_element(pos, limit)
             if end < 0:
                 return BROKEN
             store64(each + _POS, end)

@@ -43,8 +43,7 @@ from tailrace.core.kernel.scan import (
     NULL,
     OBJECT,
     UNDEFINED,
-    find_nul,
-    value_end,
+    read_element,
 )
 
 VALUE_SIZE = 24
@@ -124,8 +123,7 @@ def _gather_one(path: int, walk: int, out: int, room: int) -> int:
     """What the innermost open array's next element has at the path, appended at ``out``; gives the new end, or -1."""
     level = walk + LEVELS + LEVEL * (load64(walk + DEPTH) - 1)
     pos, limit = load64(level), load64(level + LEVEL_LIMIT)
-    nul = find_nul(pos + 1, limit)
-    end = INVALID if nul < 0 else value_end(load8(pos), nul + 1, limit)
+    nul, end = read_element(pos, limit)
     if end < 0:
         return INVALID
     store64(level, end)
@@ -214,8 +212,7 @@ def _is_among(wanted: int, array: int, memory: int) -> int:
     pos, limit = load64(array + 8) + 4, load64(array + 16) - 1
     answer = 0
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        end = INVALID if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, end = read_element(pos, limit)
         if end < 0:
             return INVALID
         type_, start, stop = load64(wanted), load64(wanted + 8), load64(wanted + 16)

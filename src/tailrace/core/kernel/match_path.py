@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tailrace.core.kernel.compiled import inner
 from tailrace.core.kernel.memory import load8, load32, load64, store64
-from tailrace.core.kernel.scan import ARRAY, INVALID, OBJECT, equal, find_nul, value_end
+from tailrace.core.kernel.scan import ARRAY, INVALID, OBJECT, equal, find_nul, read_element, value_end
 
 # A path in the pool: how many names, then for each its address, its size, and whether it is a number.
 PATH_NAME = 24
@@ -102,8 +102,7 @@ def _seek(memory: int, parent: int, wanted: int) -> None:
     status = _ABSENT
     while pos < limit:
         type_ = load8(pos)
-        nul = find_nul(pos + 1, limit)
-        end = INVALID if nul < 0 else value_end(type_, nul + 1, limit)
+        nul, end = read_element(pos, limit)
         if end < 0:
             status = _BROKEN
             break
@@ -229,9 +228,8 @@ def first_value(memory: int, root: int, path: int, chain: int, walk: int, type_:
 def _look_into(path: int, walk: int, level: int) -> int:
     """The next element of the innermost open array: ``ENTERED`` where it has nothing by itself."""
     pos, limit, index = load64(level), load64(level + LEVEL_LIMIT), load64(level + LEVEL_INDEX)
-    nul = find_nul(pos + 1, limit)
     type_ = load8(pos)
-    end = INVALID if nul < 0 else value_end(type_, nul + 1, limit)
+    nul, end = read_element(pos, limit)
     if end < 0:
         return BROKEN
     store64(level, end)

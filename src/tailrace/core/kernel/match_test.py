@@ -35,9 +35,8 @@ from tailrace.core.kernel.scan import (
     SYMBOL,
     UNDEFINED,
     equal,
-    find_nul,
     load_signed32,
-    value_end,
+    read_element,
 )
 from tailrace.core.kernel.utf8 import valid_utf8
 
@@ -149,8 +148,7 @@ def _has_size(value: int, end: int, row: int) -> int:
     pos, limit = value + 4, end - 1
     count = 0
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        pos = INVALID if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        _, pos = read_element(pos, limit)
         if pos < 0:
             return UNKNOWN
         count += 1
@@ -291,8 +289,7 @@ def _test_elements(row: int, value: int, end: int, memory: int) -> int:
     pos, limit = value + 4, end - 1
     answer = FAILS
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = INVALID if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return UNKNOWN
         one = test_value(load8(pos), nul + 1, after, row, memory)

@@ -19,7 +19,7 @@ from tailrace.core.kernel.scan import (
     TIMESTAMP,
     find_nul,
     name_word,
-    value_end,
+    read_element,
     word_of,
 )
 
@@ -168,8 +168,7 @@ def well_formed(document: int) -> bool:
     limit = document + load32(document) - 1
     pos = document + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        pos = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        _, pos = read_element(pos, limit)
         if pos < 0:
             return False
     return True
@@ -186,8 +185,7 @@ def read_operation(table: int, start: int, end: int) -> bool:
     limit = end - 1
     pos = start + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return False
         slot = _slot_of(pos + 1, nul - pos - 1)
@@ -219,14 +217,14 @@ def previous_time(table: int) -> int:
     limit = document + load32(document) - 1
     pos, found = document + 4, -1
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
+        nul, after = read_element(pos, limit)
         if nul - pos == 3 and name_word(pos + 1, 2) == _TS:
             if load8(pos) != TIMESTAMP or found >= 0:
                 return -1
             found = load64(nul + 1)
             if found < 0:
                 return -1
-        pos = value_end(load8(pos), nul + 1, limit)
+        pos = after
     return found
 
 
@@ -255,8 +253,7 @@ def read_command(table: int, document: int) -> bool:
     limit = document + load32(document) - 1
     pos = document + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return False
         slot = _command_slot_of(pos + 1, nul - pos - 1)
@@ -293,12 +290,12 @@ def only_definition(document: int) -> int:
     limit = document + load32(document) - 1
     pos, found = document + 4, 0
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
+        nul, after = read_element(pos, limit)
         if _is_definition(pos + 1, nul - pos - 1):
             if found != 0:
                 return -1
             found = pos
-        pos = value_end(load8(pos), nul + 1, limit)
+        pos = after
     return found
 
 
@@ -333,8 +330,7 @@ def may_end_transaction(document: int) -> bool:
     limit = document + load32(document) - 1
     pos = document + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0 or name_word(pos + 1, nul - pos - 1) == _END_OF_TRANSACTION:
             return True
         pos = after
@@ -347,11 +343,11 @@ def is_time_series(document: int) -> bool:
     limit = document + load32(document) - 1
     pos = document + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
+        nul, after = read_element(pos, limit)
         name, size = pos + 1, nul - pos - 1
         if size == 10 and name_word(name, size) == _TIME_SERIES and load32(name + 6) == _TAIL_TIME_SERIES:
             return True
-        pos = value_end(load8(pos), nul + 1, limit)
+        pos = after
     return False
 
 
@@ -363,8 +359,7 @@ def read_update(table: int, document: int) -> bool:
     limit = document + load32(document) - 1
     pos = document + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return False
         size = nul - pos - 1
@@ -395,8 +390,7 @@ def find_id(document: int) -> int:
     limit = document + load32(document) - 1
     pos = document + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return -1
         if nul - pos == 4 and name_word(pos + 1, 3) == _ID:

@@ -23,6 +23,7 @@ from tailrace.core.kernel.scan import (
     find_nul,
     load_signed32,
     name_word,
+    read_element,
     value_end,
     word_of,
 )
@@ -102,8 +103,7 @@ def _add_parts(  # noqa: PLR0917
     limit = section_end - 1
     pos = section + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = FALL_BACK if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0 or parts == room:
             return FALL_BACK
         part = table + _PART * parts
@@ -125,8 +125,7 @@ def _read_diff(table: int, room: int, diff: int, end: int) -> int:
     limit = end - 1
     pos, parts, rank = diff + 4, 0, -1
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = FALL_BACK if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0 or load8(pos) != OBJECT or parts >= room:
             return FALL_BACK
         letter, size = load8(pos + 1), nul - pos - 1
@@ -308,8 +307,7 @@ def _document_step(frame: int, out: int, room_end: int, depth: int) -> int:
     table, parts = load64(frame + _PART_TABLE), load64(frame + _PARTS)
     pos, limit = load64(frame + _OLD), load64(frame + _OLD_LIMIT)
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = FALL_BACK if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         part = FALL_BACK if after < 0 else _find_part(table, parts, pos + 1, nul - pos - 1)
         if part < 0:
             return FALL_BACK
@@ -354,8 +352,7 @@ def _array_length(diff: int, limit: int, old: int, old_limit: int) -> int:
     pos, last, length = diff + 8, -1, 0
     has_length = False
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = FALL_BACK if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return FALL_BACK
         kind = load8(pos + 1)
@@ -372,8 +369,7 @@ def _array_length(diff: int, limit: int, old: int, old_limit: int) -> int:
         pos = after
     pos, count = old + 4, 0
     while pos < old_limit:
-        nul = find_nul(pos + 1, old_limit)
-        pos = FALL_BACK if nul < 0 else value_end(load8(pos), nul + 1, old_limit)
+        _, pos = read_element(pos, old_limit)
         if pos < 0:
             return FALL_BACK
         count += 1
@@ -474,8 +470,7 @@ def _delta_of(update: int) -> int:
     limit = update + load32(update) - 1
     pos = update + 4
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = FALL_BACK if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0:
             return FALL_BACK
         if nul - pos == 5 and name_word(pos + 1, 4) == _DIFF:

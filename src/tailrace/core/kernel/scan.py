@@ -128,6 +128,14 @@ def value_end(type_: int, start: int, limit: int) -> int:
 
 
 @inner
+def read_element(start: int, limit: int) -> tuple[int, int]:
+    """The element at ``start``: the address of the NUL that ends its name, and after its value, at most ``limit``; this
+    one is -1 where it is not as BSON has it."""
+    nul = find_nul(start + 1, limit)
+    return nul, INVALID if nul < 0 else value_end(load8(start), nul + 1, limit)
+
+
+@inner
 def name_word(name: int, length: int) -> int:
     """The first eight bytes of a name as a little-endian number: names are compared as numbers."""
     if length >= 8:

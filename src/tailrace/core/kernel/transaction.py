@@ -74,9 +74,8 @@ from tailrace.core.kernel.scan import (
     INT64,
     OBJECT,
     document_end,
-    find_nul,
     load_signed32,
-    value_end,
+    read_element,
 )
 
 _SIGN = -0x8000000000000000
@@ -141,8 +140,7 @@ def _put_operations(job: int, array: int, first: int) -> int:
     pos = array + 4
     position, status = 0, 0
     while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        nul, after = read_element(pos, limit)
         if after < 0 or load8(pos) != OBJECT:
             status = FALL_BACK
             break

@@ -45,7 +45,7 @@ from tailrace.core.kernel.scan import (
     equal,
     find_nul,
     name_word,
-    value_end,
+    read_element,
 )
 from tailrace.core.kernel.utf8 import valid_utf8
 
@@ -382,8 +382,7 @@ def _document(state: int, document: int, is_object: bool) -> bool:
     while True:
         if pos < limit:
             type_ = load8(pos)
-            nul = find_nul(pos + 1, limit)
-            after = INVALID if nul < 0 else value_end(type_, nul + 1, limit)
+            nul, after = read_element(pos, limit)
             record = records + _RECORD * count
             if after < 0 or record >= load64(state + RECORDS) + RECORDS_SIZE - 2 * _RECORD:
                 return False

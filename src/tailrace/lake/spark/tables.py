@@ -34,10 +34,7 @@ def read(spark: SparkSession, path: Path | str, *, version: int | None = None) -
     except (DeltaError, OSError, ValueError) as error:
         raise SinkError(f"the table {root} cannot be read: {error}") from error
     if table.metadata().partition_columns:
-        raise UsageError(
-            f"{root} is divided by Delta's partitions, as older versions of Tailrace did",
-            hint="The next run of `tailrace tables write` rewrites the table",
-        )
+        raise UsageError(f"{root} is not a table of Tailrace: Delta divides it by partitions")
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
     names = [root / unquote(name) for name in pa.table(table.get_add_actions()).column("path").to_pylist()]
     if not names:

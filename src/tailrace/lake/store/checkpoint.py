@@ -146,7 +146,7 @@ def _digests(layout: LakeLayout) -> dict[int, str]:
     """The SHA-256 of each checkpoint's file, by its number. Parquet has checksums of pages, and ``deltalake`` writes
     none."""
     path = layout.state / _DIGESTS
-    value = durable.read_sealed(path, ("checkpoints",))
+    value = durable.read_sealed(path)
     known: Any = {} if value is None else value["checkpoints"]
     return guarded(lambda: {int(number): str(digest) for number, digest in known.items()}, path)
 

@@ -22,7 +22,6 @@ from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.delta_log import guarded
 
 CHECKPOINT_FILE: Final = "tailrace-lake.json"
-_KEYS: Final = ("lake", "claim", "after", "start", "snapshot", "newest")
 #: What to do with a lake that was set back.
 WAY_OUT: Final = (
     "Put the newer lake back, or give a fresh checkpoint directory: the stream goes on after this lake's last event if "
@@ -33,7 +32,7 @@ WAY_OUT: Final = (
 def read_held(checkpoint: Path) -> dict[str, Any] | None:
     """What the checkpoint keeps; ``None`` where it was not made for a lake. SinkError where the file is damaged."""
     path = checkpoint / CHECKPOINT_FILE
-    held = durable.read_sealed(path, _KEYS)
+    held = durable.read_sealed(path)
     if held is not None:
         guarded(lambda: _newest(held), path)
     return held

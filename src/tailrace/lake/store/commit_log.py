@@ -43,7 +43,6 @@ CHECKPOINT_EVERY = 100
 COMMITS_KEPT = 200
 
 _TRIES = 5
-_HEAD_KEYS = ("format", "number", "digest", "newest", "reached")
 _HOLE = "Restore it from a copy; without it nobody can say what the lake holds"
 
 
@@ -242,7 +241,7 @@ class CommitLog:
 
     def _witness(self) -> Head | None:
         path = self.layout.head
-        value = durable.read_sealed(path, _HEAD_KEYS)
+        value = durable.read_sealed(path)
         if value is None:
             return None
         check_format(value, path)

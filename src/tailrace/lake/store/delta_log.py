@@ -39,7 +39,7 @@ from tailrace.lake.store.manifest import (
 )
 from tailrace.lake.store.partitioning import Partitioning
 
-#: The format of what is ours in the log and beside it. 1 was the log of manifests, without Delta.
+#: The format of what is ours in the log and beside it.
 FORMAT: Final = 2
 OURS: Final = "tailrace"
 SHA256: Final = "tailrace.sha256"
@@ -316,11 +316,6 @@ def check_format(value: Mapping[str, Any], where: object) -> None:
     written = value.get("format")
     if written == FORMAT and not isinstance(written, bool):
         return
-    if written == 1:
-        raise SinkError(
-            f"{where} has format 1, from before lakes had a Delta log, and this version knows format {FORMAT}",
-            hint="Begin a new lake (startingFrom=oldest, if the oplog reaches back), or use the release that wrote it",
-        )
     raise SinkError(f"{where} has format {written!r}, and this version of Tailrace knows format {FORMAT}")
 
 

@@ -35,7 +35,6 @@ from tailrace.lake.store.partitioning import BY_DAY, Partitioning
 from tailrace.lake.store.quarantine import settle
 from tailrace.lake.store.retention import remove_leftovers
 
-_KEYS = ("format", "id", "created", "stream", "columns", "partitionBy", "claim")
 #: What is to become of the lake, while it is changed.
 CHANGING: Final = "changing"
 #: How the keys of a stream begin in which a lake may be changed.
@@ -155,7 +154,7 @@ def read_identity(root: Path) -> dict[str, Any] | None:
     """The content of ``lake.json``, or ``None`` where ``root`` is not a lake (it may be missing or empty)."""
     log = CommitLog(root)
     path = log.layout.identity
-    value = durable.read_sealed(path, _KEYS)
+    value = durable.read_sealed(path)
     if value is not None:
         value = _in_force(log, value)
         check_format(value, path)

@@ -207,7 +207,7 @@ class QuarantineMerge:
     def noted(cls, layout: LakeLayout) -> QuarantineMerge | None:
         """The merge that is under way or was interrupted. Every name is checked before it becomes a path."""
         path = layout.state / _MERGE
-        known = durable.read_sealed(path, ("name", "staged", "replaces"))
+        known = durable.read_sealed(path)
         if known is None:
             return None
         name, staged, replaces = known.get("name"), known.get("staged"), known.get("replaces")

@@ -62,8 +62,7 @@ class DamagedCommitError(SinkError):
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What one of our commits states. ``kind``: create, changes, whole, drop. ``state`` and ``witness`` are missing in
-    commits of the first format."""
+    """What one of our commits states. ``kind``: create, changes, whole, drop."""
 
     version: int
     time: ClusterTime
@@ -86,11 +85,10 @@ class NewFile:
 
 
 class TableFile(NamedTuple):
-    """A data file of a version: path as the log has it, which is escaped like a URI; partition values, of a table that
-    Delta divides; size in bytes; and how many rows it has, if the log says so."""
+    """A data file of a version: path as the log has it, which is escaped like a URI; size in bytes; and how many rows
+    it has, if the log says so."""
 
     path: str
-    partition: Mapping[str, str | None]
     size: int
     rows: int | None = None
 
@@ -232,7 +230,7 @@ def _added(files: Sequence[NewFile], at: int, *, changes: bool) -> list[dict[str
 
 
 def _removed(files: Sequence[TableFile], at: int, *, changes: bool) -> list[dict[str, Any]]:
-    return [delta.remove(one.path, one.partition, one.size, at, changes=changes) for one in files]
+    return [delta.remove(one.path, {}, one.size, at, changes=changes) for one in files]
 
 
 def _publish(root: TablePlace, number: int, actions: Sequence[Mapping[str, Any]], previous: Mapping[int, str]) -> str:

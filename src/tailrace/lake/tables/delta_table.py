@@ -177,7 +177,7 @@ class CollectionTable:
         if self._delta is None or self._declared is None:
             return False
         divided = json.loads(self._setting(_DIVIDED) or "[]")
-        if self._delta.metadata().partition_columns or tuple(divided) != self._divide_by:
+        if tuple(divided) != self._divide_by:
             return True
         return self._setting(_DECLARED) not in {None, self._declared}
 
@@ -207,13 +207,9 @@ class CollectionTable:
             return
         with places.asking(self.root):
             actions = pa.table(self._delta.get_add_actions())
-        wanted = [name for name in ("path", "partition", "size_bytes", "num_records") if name in actions.column_names]
+        wanted = [name for name in ("path", "size_bytes", "num_records") if name in actions.column_names]
         for one in actions.select(wanted).to_pylist():
-            partition = {
-                name: value if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-                for name, value in (one.get("partition") or {}).items()
-            }
-            yield TableFile(one["path"], partition, one["size_bytes"], one.get("num_records"))
+            yield TableFile(one["path"], one["size_bytes"], one.get("num_records"))
 
     @property
     def live_bytes(self) -> int:
@@ -345,13 +341,11 @@ class CollectionTable:
         self, *, target_bytes: int | None = None, z_order: Sequence[str] = (), everything: bool = False
     ) -> Mapping[str, int]:
         """Merge small files; with ``z_order`` the rows of a merged file are arranged by these columns. ``everything``:
-        with a Z-order, arrange the rows of large files too. Returns how many files were removed and added.
-
-        A table that Delta divides, by an older version of Tailrace, stays as it is: the next run rewrites it."""
+        with a Z-order, arrange the rows of large files too. Returns how many files were removed and added."""
         self.refresh()
         added: list[NewFile] = []
         removed: list[TableFile] = []
-        if self._delta is not None and not self._delta.metadata().partition_columns:
+        if self._delta is not None:
             layout = Layout(self.root, _arrow(self.fields), self._divide_by, self._bounds, z_order)
             known = {file.name: file for file in self.files()}
             sizes = [(name, file.size) for name, file in known.items()]

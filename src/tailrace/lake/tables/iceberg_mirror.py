@@ -467,8 +467,6 @@ def files_of(table: CollectionTable) -> dict[str, SizedFile]:
 
     root, found = Path(str(table.root)).absolute(), {}
     for file in table.files():
-        if file.partition:
-            raise SinkError(f"the table {root} is divided by Delta", hint="The next run rewrites it")
         rows = file.rows
         if rows is None:
             with places.parquet_file(table.root / file.name) as opened:

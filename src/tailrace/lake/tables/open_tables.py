@@ -12,7 +12,7 @@ from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_table import CollectionTable, tables_in
 from tailrace.lake.tables.names import BEGIN_ANEW, place_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
-from tailrace.lake.tables.standing import Seen, TableFault, check_owner, fault_of, note, seen
+from tailrace.lake.tables.standing import Seen, TableFault, check_owner, fault_of, seen
 from tailrace.lake.tables.state import TableMark, TablesPosition, TableState, unknown
 from tailrace.read.window.oplogs import OTHER_HISTORY, Oplogs
 
@@ -78,14 +78,11 @@ class OpenTables:
         knows. Raises SinkError where it is not for us to decide."""
         self.opened.clear()
         position, marks, faults = position_of(self._state), self._state.marks(), list[TableFault]()
-        first: list[TableMark] = []
         for namespace, mark in marks.items():
             table = self.table(namespace)
             fault = fault_of(table, mark, position.batch, self._state.name)
             if fault is not None:
                 faults.append(fault)
-            elif mark.version < 0 and mark.batch >= 0 and table.exists:
-                first.append(note(mark, table))  # of the first format
             self._seen[namespace] = seen(table.root, mark)
         for namespace in tables_in(self._settings.root):
             if namespace not in marks and self._selection.has(namespace):
@@ -96,10 +93,6 @@ class OpenTables:
                 if last is not None and (last.state, last.batch) == (self._state.name, position.batch):
                     continue  # its first commit, before a crash
                 faults.append(TableFault(unknown(namespace), "is not known to the state"))
-        if first:
-            with self._state.writing() as state:
-                for mark in first:
-                    state.set_mark(mark)
         self._anew(faults)
 
     def compare_seen(self) -> TablesPosition:

@@ -64,7 +64,7 @@ def take_requests(root: TablePlace) -> dict[str, Path]:
     found = {}
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:
-            document = durable.read_sealed(path, ("namespace",))
+            document = durable.read_sealed(path)
         except SinkError as error:
             raise SinkError(error.message, hint="Remove the file, and run tailrace tables resync again") from None
         if document is not None:

@@ -79,7 +79,7 @@ def has_taken_over(table: CollectionTable, batch: Batch) -> bool:
     if table.batch < batch.number:
         return False
     last = delta_commit.newest(table.root)
-    return last is not None and last.state in {"", batch.state} and last.batch >= batch.number
+    return last is not None and last.state == batch.state and last.batch >= batch.number
 
 
 def harm_of(root: TablePlace, mark: TableMark) -> str | None:
@@ -128,8 +128,7 @@ def note(mark: TableMark, table: CollectionTable) -> TableMark:
 def _set_back(table: CollectionTable, mark: TableMark) -> str | None:
     """Why the table does not have the last commit that the mark tells of."""
     if mark.version < 0:
-        # The first format noted no more than the micro-batch.
-        return f"has taken over {table.batch} micro-batches, not {mark.batch}" if table.batch < mark.batch else None
+        return None
     if table.version < mark.version:
         return f"is older than its state: at version {table.version}, not {mark.version}"
     left = delta.commits_in(table.root)

@@ -24,18 +24,15 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import lmdb
 
-from tailrace.base.lmdb_file import note_closed
+from tailrace.base.lmdb_file import confirm_missing, note_closed, records, sealed, unsealed
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.witness import Witness
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SinkError
 from tailrace.lake.tables.names import state_key
-from tailrace.lake.tables.state_file import MADE_ANEW, Databases, OpenFile, clear_errors, close_file, open_file
+from tailrace.lake.tables.state_file import MADE_ANEW, NEAR, Databases, OpenFile, clear_errors, close_file, open_file
 
-#: The first format held no witness, and of a table no more than its micro-batch: both are noted at the first run. The
-#: second one had no checksums: its file gets them when it is opened for writing.
 _FORMAT: Final = 3
-_READABLE: Final = (1, 2, 3)
 _HEAD: Final = struct.Struct(">QI")
 _NUMBER: Final = struct.Struct(">I")
 #: So many pending rows are read at a time.
@@ -69,7 +66,7 @@ class TablesPosition:
 
     ``hold``    the tables take nothing over before this time, since a copy may hold changes up to it
     ``stated``  the last time at which all tables were up to date; 0 before the first
-    ``witness``  whose oplogs they were; ``None`` in a state of the first format
+    ``witness``  whose oplogs they were
     """
 
     batch: int
@@ -185,7 +182,7 @@ class TableState:
             found = self._read(_POSITION)
             if found is None:
                 return None
-            if (written := found["format"]) not in _READABLE:
+            if (written := found["format"]) != _FORMAT:
                 raise SinkError(f"{self._path} was written by another version of Tailrace (format {written})")
             times = [ClusterTime(found[name]) for name in ("time", "hold", "stated")]
             return TablesPosition(found["batch"], times[0], found["members"], times[1], times[2], _witness(found))
@@ -263,7 +260,7 @@ class TableState:
             if any(transaction.get(place, db=one) is not None for one in (databases.documents, databases.waiting)):
                 return True
             with transaction.cursor(databases.documents) as cursor:
-                databases.confirm_missing(cursor, place)
+                confirm_missing(cursor, place, NEAR)
             return False
 
     def waiting_keys(self, number: int) -> list[bytes]:
@@ -280,18 +277,18 @@ class TableState:
             transaction.cursor(databases.waiting) as cursor,
             transaction.cursor(databases.documents) as documents,
         ):
-            rows = databases.records(cursor, _NUMBER.pack(number))
+            rows = records(cursor, _NUMBER.pack(number))
             while places := [place for place, _ in islice(rows, _AT_ONCE)]:
                 found = dict(documents.getmulti(places))
                 for place in places:
                     if place in found:
-                        yield _document(databases.value(place, found[place]))
+                        yield _document(unsealed(place, found[place]))
                     else:
-                        databases.confirm_missing(documents, place)
+                        confirm_missing(documents, place, NEAR)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Around reads of metadata. Without checksums, damage may be anything that is not what was written."""
+        """Around reads of metadata."""
         try:
             with clear_errors(self._path):
                 yield
@@ -321,7 +318,7 @@ class TableState:
     def _read(self, key: bytes) -> Any:
         with self._environment.begin(self._databases.meta) as transaction:
             record = transaction.get(key)
-        return None if record is None else json.loads(self._databases.value(key, record))
+        return None if record is None else json.loads(unsealed(key, record))
 
     def _all(self, prefix: bytes) -> Iterator[Any]:
         for _, value in self._records(self._databases.meta, prefix):
@@ -329,7 +326,7 @@ class TableState:
 
     def _records(self, database: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         with self._environment.begin(database) as transaction, transaction.cursor() as cursor:
-            yield from self._databases.records(cursor, prefix)
+            yield from records(cursor, prefix)
 
     # -- changing it ------------------------------------------------------------------------------------------------
 
@@ -345,8 +342,7 @@ class StateTransaction:
 
     def __init__(self, transaction: Any, databases: Databases, damaged: Callable[[int], SinkError]) -> None:
         self._transaction = transaction
-        self._databases = databases
-        self._documents, self._waiting, self._meta, _ = databases
+        self._documents, self._waiting, self._meta = databases
         self._damaged = damaged
 
     def get(self, number: int, key: bytes) -> bytes | None:
@@ -356,7 +352,7 @@ class StateTransaction:
         if record is None:
             return None
         try:
-            value = self._databases.value(place, record)
+            value = unsealed(place, record)
         except lmdb.CorruptedError:
             raise self._damaged(number) from None
         return value[_HEAD.size + _HEAD.unpack_from(value)[1] :]
@@ -365,7 +361,7 @@ class StateTransaction:
         """Raise SinkError where ``get`` has missed a document that may be there."""
         try:
             with self._transaction.cursor(self._documents) as cursor:
-                self._databases.confirm_missing(cursor, _NUMBER.pack(number) + state_key(key))
+                confirm_missing(cursor, _NUMBER.pack(number) + state_key(key), NEAR)
         except lmdb.CorruptedError:
             raise self._damaged(number) from None
 
@@ -373,7 +369,7 @@ class StateTransaction:
         """Write the current document."""
         place = _NUMBER.pack(number) + state_key(key)
         value = _HEAD.pack(time, len(key)) + key + document
-        self._transaction.put(place, self._databases.record(place, value), db=self._documents)
+        self._transaction.put(place, sealed(place, value), db=self._documents)
 
     def delete(self, number: int, key: bytes) -> None:
         """Delete the document, if there is one."""
@@ -384,7 +380,7 @@ class StateTransaction:
         prefix = _NUMBER.pack(number)
         places = sorted((prefix + state_key(key), key) for key in keys)
         with self._transaction.cursor(self._waiting) as cursor:
-            cursor.putmulti([(place, self._databases.record(place, key)) for place, key in places])
+            cursor.putmulti([(place, sealed(place, key)) for place, key in places])
 
     def forget_waiting(self) -> None:
         """Empty the list of rows to take over: the tables have them all."""
@@ -419,7 +415,7 @@ class StateTransaction:
     def next_number(self) -> int:
         """A number that no collection has had."""
         record = self._transaction.get(_NEXT, db=self._meta)
-        number = 1 if record is None else int(self._databases.value(_NEXT, record))
+        number = 1 if record is None else int(unsealed(_NEXT, record))
         self._put(_NEXT, number + 1)
         return number
 
@@ -479,7 +475,7 @@ class StateTransaction:
         self._put(_SELECTION, {"patterns": list(patterns)})
 
     def _put(self, key: bytes, value: object) -> None:
-        self._transaction.put(key, self._databases.record(key, json.dumps(value).encode()), db=self._meta)
+        self._transaction.put(key, sealed(key, json.dumps(value).encode()), db=self._meta)
 
 
 def taken_over(mark: TableMark, batch: int) -> TableMark:

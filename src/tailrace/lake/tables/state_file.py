@@ -1,7 +1,6 @@
 """The LMDB file of the tables' state: documents, rows that wait, and what is known of both, as sealed records.
 
-Each record begins with a checksum of its key and its value, which is compared whenever it is read. Files of the first
-two formats have none; whoever opens one for writing gives it some, in one transaction.
+Each record begins with a checksum of its key and its value, which is compared whenever it is read.
 """
 
 from __future__ import annotations
@@ -24,11 +23,7 @@ from tailrace.base.durable import LakeFullError
 from tailrace.base.lmdb_file import (
     check_before_opening,
     check_before_reading,
-    confirm_missing,
     copied,
-    records,
-    sealed,
-    unsealed,
 )
 from tailrace.errors import SinkError
 
@@ -36,8 +31,7 @@ from tailrace.errors import SinkError
 _MAP_BYTES: Final = 1 << 40
 #: LMDB's lock file, which it maps into memory.
 _LOCK_BYTES: Final = 8192
-_DATABASES: Final = ("documents", "waiting", "meta")
-_SEALED: Final = "sealed-"
+_DATABASES: Final = (b"sealed-documents", b"sealed-waiting", b"sealed-meta")
 #: So many neighbours are compared on either side of a key that is missed. Every document that an application deletes is
 #: missed once.
 NEAR: Final = 2
@@ -49,35 +43,11 @@ MADE_ANEW: Final = "Remove {path}: the next run copies the collections again, an
 
 
 class Databases(NamedTuple):
-    """The databases of an open file. ``has_seals``: whether the records have checksums."""
+    """The databases of an open file."""
 
     documents: Any
     waiting: Any
     meta: Any
-    has_seals: bool
-
-    def record(self, key: bytes, value: bytes) -> bytes:
-        """The record for a value."""
-        return sealed(key, value) if self.has_seals else value
-
-    def value(self, key: bytes, record: bytes) -> bytes:
-        """The value of a record. Raises ``lmdb.CorruptedError`` where it is not what was written under ``key``."""
-        return unsealed(key, record) if self.has_seals else record
-
-    def records(self, cursor: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of the records whose keys begin with ``prefix``. Raises ``lmdb.CorruptedError``."""
-        if self.has_seals:
-            yield from records(cursor, prefix)
-            return
-        for key, value in cursor.iternext() if cursor.set_range(prefix) else ():
-            if not key.startswith(prefix):
-                return
-            yield key, value
-
-    def confirm_missing(self, cursor: Any, key: bytes) -> None:
-        """Raise ``lmdb.CorruptedError`` where ``key`` is not found although it may be there."""
-        if self.has_seals:
-            confirm_missing(cursor, key, NEAR)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -99,9 +69,9 @@ _LOOK_S: Final = 0.1
 
 
 def open_file(directory: Path, *, readonly: bool) -> OpenFile:
-    """The file in ``directory``. For writing, its databases are made if there is no file, and get checksums if they
-    have none; it waits until readers of this process have closed it. Raises ``lmdb.Error``, also where this process
-    writes it already, and SinkError where there is nothing to read."""
+    """The file in ``directory``. For writing, its databases are made if there is no file; it waits until readers of
+    this process have closed it. Raises ``lmdb.Error``, also where this process writes it already, and SinkError where
+    there is nothing to read."""
     until = time.monotonic() + _READER_S
     with _closed:
         while (key := _key(directory)) is not None and (found := _files.get(key)) is not None:
@@ -153,7 +123,7 @@ def _opened(directory: Path, *, readonly: bool) -> OpenFile:
         check_before_reading(directory, lock=directory.parent / "lock")
     with durable.begun_whole(directory / "data.mdb"):
         environment = lmdb.open(
-            str(directory), map_size=_MAP_BYTES, max_dbs=2 * len(_DATABASES), readahead=False, readonly=readonly
+            str(directory), map_size=_MAP_BYTES, max_dbs=len(_DATABASES), readahead=False, readonly=readonly
         )
     try:
         return OpenFile(environment, _databases(environment, readonly=readonly), readonly)
@@ -163,29 +133,15 @@ def _opened(directory: Path, *, readonly: bool) -> OpenFile:
 
 
 def _databases(environment: Any, *, readonly: bool) -> Databases:
-    plain, with_seals = (tuple(f"{prefix}{name}".encode() for name in _DATABASES) for prefix in ("", _SEALED))
     with environment.begin() as transaction, transaction.cursor() as cursor:
         found = set(cursor.iternext(values=False))
-    if found not in (set(), set(plain), set(with_seals)):
+    if found not in (set(), set(_DATABASES)):
         # One that is not found would be made, and be empty.
         raise lmdb.CorruptedError("its databases are not those that were written")
     if readonly:
-        names = plain if found == set(plain) else with_seals
-        documents, waiting, meta = (environment.open_db(name, create=False) for name in names)
-        return Databases(documents, waiting, meta, has_seals=names is with_seals)
+        return Databases(*(environment.open_db(name, create=False) for name in _DATABASES))
     with environment.begin(write=True) as transaction:
-        documents, waiting, meta = made = [environment.open_db(name, transaction) for name in with_seals]
-        if found == set(plain):
-            _seal(transaction, [environment.open_db(name, transaction, create=False) for name in plain], made)
-    return Databases(documents, waiting, meta, has_seals=True)
-
-
-def _seal(transaction: Any, plain: list[Any], with_seals: list[Any]) -> None:
-    """Take records over from databases without checksums, and remove these."""
-    for old, new in zip(plain, with_seals, strict=True):
-        with transaction.cursor(old) as reading, transaction.cursor(new) as writing:
-            writing.putmulti(((key, sealed(key, value)) for key, value in reading), append=True)
-        transaction.drop(old)
+        return Databases(*(environment.open_db(name, transaction) for name in _DATABASES))
 
 
 def rewrite_file(directory: Path) -> None:
@@ -196,7 +152,7 @@ def rewrite_file(directory: Path) -> None:
     with clear_errors(directory), durable.writing(part):
         check_before_opening(directory)
         durable.make_directory(part)
-        with lmdb.open(str(directory), readonly=True, max_dbs=2 * len(_DATABASES), readahead=False) as file:
+        with lmdb.open(str(directory), readonly=True, max_dbs=len(_DATABASES), readahead=False) as file:
             copied(file, part, map_bytes=_MAP_BYTES)
         part.rename(whole)
         durable.sync_directory(directory.parent)

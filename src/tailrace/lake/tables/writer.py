@@ -186,9 +186,6 @@ class TablesWriter:
         """Copy the collections, if that was not done yet, and finish what a crash has interrupted."""
         if self._state.position() is None:
             self._selected.copy_all()
-        elif position_of(self._state).witness is None:  # of the first format
-            with self._state.writing() as state:
-                state.set_position(replace(position_of(self._state), witness=self._oplogs.witness()))
         self._selected.forget_unselected()
         self._tables.compare_all()
         self._selected.copy_new()

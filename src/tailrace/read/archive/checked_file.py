@@ -14,8 +14,6 @@ import hashlib
 import io
 import json
 import os
-import subprocess
-import sys
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,14 +33,6 @@ SUMS: Final = "sums"
 #: What pyarrow raises for a file that is cut short or not Parquet, and ``read`` for one that was altered.
 DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
 
-_READ_ALL: Final = """
-import sys
-import pyarrow.parquet as pq
-with pq.ParquetFile(sys.argv[1]) as file:
-    for number in range(file.num_row_groups):
-        file.read_row_group(number).validate(full=True)
-"""
-
 _BLOCK: Final = 64 << 10
 _DIGEST_DIGITS: Final = 16
 _MAGIC: Final = b"PAR1"
@@ -50,8 +40,6 @@ _MAGIC: Final = b"PAR1"
 _TAIL: Final = 8
 #: What is read first of an object: its footer, and all of a small one. A request costs more than so many bytes.
 _LAST_BYTES: Final = 256 << 10
-#: Files of an earlier version, without sums, that are what their names say: path, size, time of change and inode.
-_whole: set[tuple[str, int, int, int]] = set()
 
 
 class CheckedFile:
@@ -60,22 +48,18 @@ class CheckedFile:
     ``about``    what was said of it when it was written
     ``parquet``  the file to Arrow; a read of it raises ValueError where the data are not what was written
 
-    Raises SourceError where the file cannot be read or is not the one that was written. An empty ``digest`` is that of
-    pre-images that an earlier version has written: nothing says what they were. They are read in another process first,
-    since some damage ends the one that reads.
+    Raises SourceError where the file cannot be read or is not the one that was written.
     """
 
     def __init__(self, path: ArchivePlace, digest: str) -> None:
         try:
             data = _Data(path)
             footer = data.footer()
-            known = hashlib.sha256(footer).hexdigest()[:_DIGEST_DIGITS] == digest
-            if not known:
-                _check_whole(path, digest)
+            if hashlib.sha256(footer).hexdigest()[:_DIGEST_DIGITS] != digest:
+                raise ValueError("it is not what was written: its digest differs")
             metadata = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
             self.about: dict[str, Any] = json.loads((metadata.metadata or {}).get(METADATA, b"{}"))
-            if known:
-                data.sums = bytes.fromhex(self.about[SUMS])
+            data.sums = bytes.fromhex(self.about[SUMS])
             self.parquet = pq.ParquetFile(pa.PythonFile(data, mode="r"), metadata=metadata)
         except DAMAGE as error:
             raise damaged(path, error) from None
@@ -127,7 +111,7 @@ class _ObjectBytes:
 
 
 class _Data(io.RawIOBase):
-    """The data of a file, which are checked while they are read where ``sums`` are given."""
+    """The data of a file, which are compared with ``sums`` while they are read."""
 
     _bytes: _ByteReader | None = None
 
@@ -137,7 +121,7 @@ class _Data(io.RawIOBase):
         self._size = self.end = self._bytes.size
         self._position = 0
         self._last: tuple[int, bytes] = (-1, b"")
-        self.sums: bytes | None = None
+        self.sums = b""
 
     def footer(self) -> bytes:
         """The footer to the file's end; what lies before it are the data."""
@@ -166,8 +150,6 @@ class _Data(io.RawIOBase):
         if start >= end:
             return b""
         self._position = end
-        if self.sums is None:
-            return self._read(start, end - start)
         begin = start // _BLOCK * _BLOCK
         taken = self._checked(begin, min(self.end, -(-end // _BLOCK) * _BLOCK))
         return memoryview(taken)[start - begin : end - begin]
@@ -185,7 +167,7 @@ class _Data(io.RawIOBase):
         return data
 
     def _check(self, start: int, data: bytes) -> None:
-        sums, view = self.sums or b"", memoryview(data)
+        sums, view = self.sums, memoryview(data)
         for offset in range(0, len(data), _BLOCK):
             number = (start + offset) // _BLOCK
             if zlib.crc32(view[offset : offset + _BLOCK]).to_bytes(4, "big") != sums[4 * number : 4 * number + 4]:
@@ -215,26 +197,6 @@ class _Data(io.RawIOBase):
         if self._bytes is not None:
             self._bytes.close()
         super().close()
-
-
-def _check_whole(path: ArchivePlace, digest: str) -> None:
-    """Raise ValueError where a file is not what its name says, or with an empty ``digest`` cannot be read. Files are
-    not changed once they are there, so each is read for this once in a process."""
-    if isinstance(path, ObjectPlace):  # earlier versions wrote to directories only
-        raise ValueError("it is not what was written, or an earlier version's: those are read from a directory")
-    found = path.stat()
-    key = (str(path), found.st_size, found.st_mtime_ns, found.st_ino)
-    if key in _whole:
-        return
-    if digest:
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest()[:_DIGEST_DIGITS] != digest:
-                raise ValueError("it is not what was written: its digest differs")
-    else:
-        reader = subprocess.run([sys.executable, "-c", _READ_ALL, path], capture_output=True, check=False)
-        if reader.returncode:
-            raise ValueError("it cannot be read, and the earlier version that wrote it recorded no digest")
-    _whole.add(key)
 
 
 def close_checked(writer: pq.ParquetWriter, file: io.BufferedWriter, path: Path, about: Mapping[str, object]) -> str:

@@ -112,7 +112,7 @@ class StoreClaim:
     def _known(self) -> dict[str, Any]:
         """What the state says, or a new one."""
         path, where = self.beside / STATE, str(self.root)
-        found: Any = durable.read_sealed(path, ())
+        found: Any = durable.read_sealed(path)
         if found is None:
             return {"state": secrets.token_hex(16), "archive": where, "sessions": []}
         if found["archive"] != where:

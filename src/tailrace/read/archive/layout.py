@@ -149,14 +149,14 @@ class Description:
     ``shards``  of a cluster, by name: between which cluster times each was one. The start is 0 where it was one before
                 the archive began, the end ``None`` where it is one still
     ``since``   of a cluster: from this cluster time on it is known who was a shard, so streams begin after it
-    ``identity``  of the deployment; ``None`` in an archive that an earlier version has written
+    ``identity``  of the deployment
     """
 
     name: str | None
     versions: tuple[VersionNote, ...]
     shards: dict[str, Membership]
     since: ClusterTime = ZERO
-    identity: DeploymentIdentity | None = None
+    identity: DeploymentIdentity = field(default_factory=DeploymentIdentity)
 
     @property
     def is_cluster(self) -> bool:
@@ -164,7 +164,7 @@ class Description:
 
     @property
     def server_version(self) -> str:
-        """The newest version: an earlier release takes it for all entries."""
+        """The newest version."""
         return max((note.version for note in self.versions), key=lambda version: profile_for(version).rank)
 
     def spans(self, start: ClusterTime) -> list[VersionSpan]:
@@ -189,13 +189,12 @@ class Description:
         return {
             "format": FORMAT,
             "version": VERSION,
-            "serverVersion": self.server_version,
             "serverVersions": [
                 {"version": note.version, "since": f"{note.since:016x}", "readable": note.since.for_programs()}
                 for note in self.versions
             ],
             **({**kind, "since": f"{self.since:016x}"} if self.name is None else {"replicaSet": self.name}),
-            **({} if self.identity is None else {"identity": Witness(self.identity).to_document()}),
+            "identity": Witness(self.identity).to_document(),
         }
 
 
@@ -232,15 +231,14 @@ def describe(folder: ArchivePlace) -> Description | None:
             )
         name = found.get("replicaSet")
         shards: Any = found.get("sharded", {})
-        # An archive that an earlier version has written names one version.
-        notes: Any = found.get("serverVersions") or [{"version": found["serverVersion"], "since": "0"}]
+        notes: Any = found["serverVersions"]
         versions = tuple(VersionNote(str(note["version"]), ClusterTime(int(note["since"], 16))) for note in notes)
         for note in versions:
             profile_for(note.version)
         since = ClusterTime(int(str(found.get("since", "0")), 16))
         members = {str(shard): _membership(document) for shard, document in shards.items()}
-        said = found.get("identity")
-        identity = None if said is None else Witness.from_document(said).identity
+        said: Any = found["identity"]
+        identity = Witness.from_document(said).identity
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise SourceError(f"{path} is damaged: {error!r}") from None
     except OSError as error:
@@ -364,11 +362,11 @@ def other_newest(reach: Reach, found: list[ArchiveSegment]) -> str | None:
     return f"{last[-1].path} is not the segment that {HEAD} names, which has the digest {reach.newest}"
 
 
-def followed(segment: ArchiveSegment, said: str | None, found: list[ArchiveSegment]) -> bool:
+def followed(segment: ArchiveSegment, said: str, found: list[ArchiveSegment]) -> bool:
     """Whether the segment that ends where ``segment`` begins is the one that it was written after. ``said`` is that
-    one's digest; an earlier version did not say it."""
+    one's digest; ``""`` where there was none."""
     before = {one.digest for one in found if one.until == segment.after}
-    return not said or not before or said in before
+    return not before or said in before
 
 
 def listed(folder: ArchivePlace, after: str = "") -> list[ArchiveSegment]:

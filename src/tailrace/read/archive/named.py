@@ -64,7 +64,7 @@ def find_documents(root: ArchivePlace, documents: NamedDocuments) -> StoreErasur
 def _found_in(segment: ArchiveSegment, found: list[ArchiveSegment], documents: NamedDocuments) -> tuple[int, int]:
     """How many entries and stored pre-images of a segment are of the documents."""
     reader = SegmentReader(segment)
-    if not followed(segment, reader.about.get("previous"), found):
+    if not followed(segment, reader.previous, found):
         raise damaged(segment.path, ValueError("it was not written after the segment before it"))
     count, uuids = 0, set[bytes]()
     try:

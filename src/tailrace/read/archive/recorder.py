@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -27,10 +27,9 @@ from tailrace.read.archive.layout import (
     archived_until,
     describe,
     oplog_folder,
-    segments,
     unfinished,
 )
-from tailrace.read.archive.owner import confirm_owner, set_identity
+from tailrace.read.archive.owner import set_identity
 from tailrace.read.archive.place import ArchivePlace
 from tailrace.read.archive.retention import Retention
 from tailrace.read.archive.writer import ArchiveProgress, OplogWriter, SegmentLimits, VersionMet
@@ -146,7 +145,7 @@ class Recorder:
             self._begun = source.newest() if known is None else ZERO
             found = Description(source.name, (VersionNote(source.server_version),), {}, identity=identity)
             _refuse_other(self._folder, known, found)
-            description = self._adopt(known, found, {source.name: self._client})
+            description = self._adopt(known, found)
             until = source.newest() if self._policy.once else None
             self._start(source.name, self._client, self._first(source), until)
             return description
@@ -176,9 +175,7 @@ class Recorder:
                 return self._begin_cluster(cluster, None)  # a shard came or went while its cluster was looked at
             found = replace(found, since=since)
         config = MongodSource(cluster.config_client())
-        shards = [] if known is None else [name for name in view.shards if name in known.shards]
-        clients = {CONFIG_OPLOG: cluster.config_client()} if known else {}
-        description = self._adopt(known, found, clients | {name: cluster.client(name) for name in shards})
+        description = self._adopt(known, found)
         until = view.time if self._policy.once else None
         self._start(CONFIG_OPLOG, cluster.config_client(), self._first(config), until)
         # Shards that came or went while nobody archived are found in the config server's oplog.
@@ -221,26 +218,13 @@ class Recorder:
     def _first(self, source: MongodSource) -> ClusterTime | None:
         return None if self._policy.from_oldest else ClusterTime(source.newest() - 1)
 
-    def _adopt(
-        self, known: Description | None, found: Description, clients: Mapping[str, MongoClient[Any]]
-    ) -> Description:
-        """Note whose archive this is: a new one's, or one's that an earlier version has written, where every oplog that
-        can be compared is found to be the deployment's."""
+    def _adopt(self, known: Description | None, found: Description) -> Description:
+        """Go on with the archive that is there, or note whose a new one is."""
         if known is None:
             self._save(found)
             return found
-        if known.identity is not None:
-            self._claim.renew(known.document())
-            return known
-        for name, client in clients.items():
-            folder = oplog_folder(self._folder, name)
-            kept = segments(folder)
-            if kept:
-                identity = set_identity(name, client, self._cluster_id)
-                confirm_owner(folder, kept[-1], MongodSource(client), identity, hint=_OWN_DIRECTORY)
-        description = replace(known, identity=found.identity)
-        self._save(description)
-        return description
+        self._claim.renew(known.document())
+        return known
 
     def _save(self, description: Description) -> None:
         self._claim.save(description.document())
@@ -404,7 +388,7 @@ def _refuse_other(folder: ArchivePlace, known: Description | None, found: Descri
             f"{folder} is the archive of {known_name}, but this is {found_name}",
             hint=_OWN_DIRECTORY,
         )
-    if known is not None and known.identity is not None and found.identity is not None:
+    if known is not None:
         difference = known.identity.difference(found.identity)
         if difference is not None:
             raise OtherHistoryError(f"{folder} is the archive of another deployment: {difference}", hint=_OWN_DIRECTORY)

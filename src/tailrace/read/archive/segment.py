@@ -201,8 +201,8 @@ class SegmentReader:
         if said != (f"{segment.after:016x}", f"{segment.until:016x}"):
             raise damaged(segment.path, ValueError(f"it was written as the segment after {said[0]} up to {said[1]}"))
         folder = oplog_of(segment.path.parent)
-        if about.get("oplog", folder) != folder:  # an earlier version did not say it
-            raise damaged(segment.path, ValueError(f"it is a segment of the oplog {about['oplog']}"))
+        if about.get("oplog") != folder:
+            raise damaged(segment.path, ValueError(f"it is a segment of the oplog {about.get('oplog')}"))
         edge: int = segment.after
         for low, high in self._bounds:
             if not edge < low <= high <= segment.until:
@@ -214,6 +214,11 @@ class SegmentReader:
         if statistics is None or not statistics.has_min_max:
             raise damaged(self.segment.path, ValueError("a row group without its range of cluster times"))
         return int(statistics.min), int(statistics.max)
+
+    @property
+    def previous(self) -> str:
+        """The digest of the segment that this one was written after; ``""`` where there was none."""
+        return str(self.about.get("previous", ""))
 
     @property
     def row_groups(self) -> int:

@@ -76,8 +76,7 @@ class ArchiveSource:
 
     def _check_folder(self) -> None:
         """An oplog's folder may have been put into another archive."""
-        known = self.description.identity
-        difference = None if known is None else known.difference(self.identity)
+        difference = self.description.identity.difference(self.identity)
         if difference is not None:
             raise SourceError(
                 f"{self._folder} is a part of another archive: {difference}",
@@ -245,7 +244,7 @@ class ArchiveSource:
             except SourceError:
                 self._refuse_expired(segment)
                 raise
-            if not followed(segment, reader.about.get("previous"), self._segments):
+            if not followed(segment, reader.previous, self._segments):
                 raise damaged(segment.path, ValueError("it was not written after the segment before it"))
             self._reader = reader
         return reader

@@ -112,8 +112,7 @@ def _report(root: ArchivePlace, name: str, on_segment: Callable[[ArchivePlace], 
 
 
 def _of_another(root: ArchivePlace, folder: ArchivePlace, identity: DeploymentIdentity) -> Iterator[str]:
-    known = existing(root).identity
-    difference = None if known is None else known.difference(identity)
+    difference = existing(root).identity.difference(identity)
     if difference is not None:
         yield f"{folder} is a part of another archive: {difference}"
 
@@ -125,7 +124,7 @@ def _add(report: OplogReport, segment: ArchiveSegment, found: list[ArchiveSegmen
         report.segments += 1
         report.entries += int(reader.about["entries"])
         report.raw_bytes += int(reader.about["bytes"])
-        if not followed(segment, reader.about.get("previous"), found):
+        if not followed(segment, reader.previous, found):
             report.faults.append(f"{segment.path} was not written after the segment before it")
         if whole:
             report.faults += _faults(reader)

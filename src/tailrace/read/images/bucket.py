@@ -4,7 +4,7 @@ Batches are written in transactions, one or several at a time. The previous valu
 with it, under its number, so that a batch that is given again can be undone first. Documents stay in the file.
 
 Each record begins with a checksum of its key and its bytes, which is compared whenever the record is read, and a bucket
-says which one of which state it is. Buckets of earlier versions have neither.
+says which one of which state it is.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ MAP_BYTES: Final = 4 << 30
 #: LMDB's lock file, which it maps into memory.
 _LOCK_BYTES: Final = 8192
 _UNDO: Final = b"undo"
-_ABSENT: Final = b"\0"
 _SEQUENCE: Final = 4
-#: Records of earlier versions, with one document each, have sequence numbers below this one.
-_FIRST_CHUNK: Final = 1 << 31
 #: Previous values that are kept in one record: few enough that the record fits into freed pages.
 _CHUNK: Final = 32
 _IDENTITY: Final = b"identity"
@@ -55,16 +52,13 @@ class ImageBucket:
     """Documents by key, written by one process at a time. Keys have up to 500 bytes.
 
     ``directory``  created if it does not exist
+    ``identity``   which bucket of which state it is
     ``map_bytes``  address space at first; it doubles as the documents fill half of it
-    ``identity``   which bucket of which state it is; ``None``: one of an earlier version, without checksums
     ``begun``      whether it was opened before: then its file is there, and says that identity
     """
 
-    def __init__(
-        self, directory: Path, *, map_bytes: int = MAP_BYTES, identity: bytes | None = None, begun: bool = False
-    ) -> None:
+    def __init__(self, directory: Path, identity: bytes, *, map_bytes: int = MAP_BYTES, begun: bool = False) -> None:
         self.directory = directory
-        self._checks = identity is not None
         if begun:
             self._check_there()
         try:
@@ -99,9 +93,7 @@ class ImageBucket:
             what = "is missing" if size < 0 else "is empty"
             raise ImageStateError(f"the file {path}, which holds images of this state, {what}", hint=AGAIN)
 
-    def _identify(self, identity: bytes | None, *, begun: bool) -> None:
-        if identity is None:
-            return
+    def _identify(self, identity: bytes, *, begun: bool) -> None:
         found = dict(self.meta(_IDENTITY)).get(_IDENTITY)
         if found is None and not begun and not len(self):
             self.begin()
@@ -169,15 +161,12 @@ class ImageBucket:
                 found: dict[bytes, bytes] = dict(cursor.getmulti(sorted(keys)))
         except lmdb.Error as error:
             raise self._failed(error) from error
-        if self._checks:
-            found = {key: self._checked(key, record) for key, record in found.items()}
-        return list(map(found.get, keys))
+        documents = {key: self._checked(key, record) for key, record in found.items()}
+        return list(map(documents.get, keys))
 
     def confirm_missing(self, keys: Iterable[bytes]) -> None:
         """Raise ImageStateError where a key is not found although it may be there: the records around its place are
         out of order or damaged. In a damaged page a search goes astray, and says nothing."""
-        if not self._checks:
-            return
         try:
             with self._env.begin() as txn, txn.cursor(db=self._documents) as cursor:
                 for key in keys:
@@ -187,15 +176,10 @@ class ImageBucket:
 
     def _checked(self, key: bytes, record: bytes) -> bytes:
         """What a record holds. Raises ImageStateError where it is not what was written under this key."""
-        if not self._checks:
-            return record
         try:
             return unsealed(key, record)
         except lmdb.CorruptedError as error:
             raise self._failed(error) from None
-
-    def _record(self, key: bytes, value: bytes) -> bytes:
-        return sealed(key, value) if self._checks else value
 
     def put(self, documents: Mapping[bytes, bytes | None]) -> None:
         """Write the new documents of keys; ``None`` deletes. Only inside a transaction."""
@@ -203,7 +187,7 @@ class ImageBucket:
         try:
             with txn.cursor(db=self._documents) as cursor:
                 new = [(key, document) for key in sorted(documents) if (document := documents[key]) is not None]
-                cursor.putmulti([(key, self._record(key, document)) for key, document in new])
+                cursor.putmulti([(key, sealed(key, document)) for key, document in new])
             for key, document in documents.items():
                 if document is None:
                     txn.delete(key, db=self._documents)
@@ -217,9 +201,9 @@ class ImageBucket:
         keys, documents = list(before), list(before.values())
         records = []
         for number, first in enumerate(range(0, len(keys), _CHUNK)):
-            name = batch.to_bytes(8, "big") + (_FIRST_CHUNK + number).to_bytes(_SEQUENCE, "big")
+            name = batch.to_bytes(8, "big") + number.to_bytes(_SEQUENCE, "big")
             chunk = _chunk(keys[first : first + _CHUNK], documents[first : first + _CHUNK])
-            records.append((name, self._record(name, chunk)))
+            records.append((name, sealed(name, chunk)))
         try:
             with self._txn.cursor(db=self._undo) as cursor:
                 cursor.putmulti(records, append=True)
@@ -261,7 +245,7 @@ class ImageBucket:
                         if old is None:
                             txn.delete(key, db=self._documents)
                         else:
-                            txn.put(key, self._record(key, old), db=self._documents)
+                            txn.put(key, sealed(key, old), db=self._documents)
                     cursor.delete()
                 self._put_meta(txn, meta)
         except lmdb.Error as error:
@@ -355,8 +339,14 @@ class ImageBucket:
 
 def _undone(bucket: ImageBucket, name: bytes, record: bytes) -> Iterator[tuple[bytes, bytes | None]]:
     """Keys and previous documents of a record that undoes a batch."""
-    is_chunk = int.from_bytes(name[8:], "big") >= _FIRST_CHUNK
-    return (_of_chunk if is_chunk else _of_record)(bucket._checked(name, record))
+    chunk = bucket._checked(name, record)
+    (count,) = struct.unpack_from("<i", chunk)
+    sizes = struct.unpack_from(f"<{2 * count}i", chunk, 4)
+    key, old = 4 + 8 * count, 4 + 8 * count + sum(sizes[:count])
+    for key_size, size in zip(sizes[:count], sizes[count:], strict=True):
+        yield chunk[key : key + key_size], None if size < 0 else chunk[old : old + size]
+        key += key_size
+        old += max(size, 0)
 
 
 def _kept(bucket: ImageBucket, goes: Callable[[bytes], bool], database: bytes, name: bytes, record: bytes) -> bytes:
@@ -364,9 +354,7 @@ def _kept(bucket: ImageBucket, goes: Callable[[bytes], bool], database: bytes, n
     found = list(_undone(bucket, name, record)) if database == _UNDO else []
     if not any(old is not None and goes(key) for key, old in found):
         return record
-    if not bucket._checks:
-        raise ImageStateError(f"the images in {bucket.directory} are of an earlier version", hint=AGAIN)
-    return bucket._record(name, _chunk([key for key, _ in found], [None if goes(key) else old for key, old in found]))
+    return sealed(name, _chunk([key for key, _ in found], [None if goes(key) else old for key, old in found]))
 
 
 def _chunk(keys: Sequence[bytes], before: Sequence[bytes | None]) -> bytes:
@@ -374,22 +362,6 @@ def _chunk(keys: Sequence[bytes], before: Sequence[bytes | None]) -> bytes:
     document that did not exist has the size -1."""
     sizes = [*map(len, keys), *(-1 if old is None else len(old) for old in before)]
     return b"".join((struct.pack(f"<{len(sizes) + 1}i", len(keys), *sizes), *keys, *filter(None, before)))
-
-
-def _of_chunk(record: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-    (count,) = struct.unpack_from("<i", record)
-    sizes = struct.unpack_from(f"<{2 * count}i", record, 4)
-    key, old = 4 + 8 * count, 4 + 8 * count + sum(sizes[:count])
-    for key_size, size in zip(sizes[:count], sizes[count:], strict=True):
-        yield record[key : key + key_size], None if size < 0 else record[old : old + size]
-        key += key_size
-        old += max(size, 0)
-
-
-def _of_record(record: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-    """As ``_of_chunk``, of a record of an earlier version."""
-    size = 2 + int.from_bytes(record[:2], "big")
-    yield record[2:size], None if record[size : size + 1] == _ABSENT else record[size + 1 :]
 
 
 def _os_error(error: OSError, directory: Path) -> ImageStateError:

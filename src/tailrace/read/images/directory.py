@@ -51,7 +51,7 @@ class StateNote:
     @property
     def is_there(self) -> bool:
         """Whether the state has begun. Raises SinkError where the file is damaged."""
-        return durable.read_sealed(self._path, ("begun",)) is not None
+        return durable.read_sealed(self._path) is not None
 
     def write(self) -> None:
         """Note that it has begun."""
@@ -78,7 +78,7 @@ class Mark:
     @classmethod
     def read(cls, folder: Path) -> Mark | None:
         """That of ``folder``; ``None`` if it has none."""
-        found = durable.read_sealed(folder / _MARK, ("id", "replaces"))
+        found = durable.read_sealed(folder / _MARK)
         if found is None:
             return None
         replaces: Any = found["replaces"]

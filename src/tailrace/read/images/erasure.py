@@ -59,7 +59,7 @@ def erase_documents(
 
 
 def _check_scope(folder: Path, documents: NamedDocuments, uuid: bytes | None) -> None:
-    found = durable.read_sealed(folder / STREAM, ("of", "scope"))
+    found = durable.read_sealed(folder / STREAM)
     if found is None:
         raise UsageError(f"{folder} does not say whose images it holds", hint="Restore its stream.json from a copy")
     if uuid is not None and len(documents.namespaces) > 1:

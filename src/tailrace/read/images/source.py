@@ -121,7 +121,7 @@ class ExactSource(RelayedSource):
             make_folder(self._directory.parent.parent)
         path = self._directory / STREAM
         with self.state as state:  # one at a time
-            found = durable.read_sealed(path, self._stream.keys())
+            found = durable.read_sealed(path)
             if found is None and state.position is not None:
                 raise ImageStateError(
                     f"the file {path}, which says whose images are in {self._directory}, is missing", hint=AGAIN
@@ -199,8 +199,6 @@ class ExactSource(RelayedSource):
     def _check_history(self, client: MongoClient[Any]) -> None:
         """Whose history the state belongs to; and from now on, what its witness says."""
         known = self._known_witness()
-        if known is None and self.state.position is not None and self.state.position >= SEED_BATCHES:
-            return  # of an earlier version, which kept none
         self._identity = self._identified(client)
         if known is not None:
             check_witness(
@@ -239,7 +237,7 @@ class ExactSource(RelayedSource):
         shard that joined later does. Such a state can as well begin there: it knew nothing at its beginning. What it
         has learned since is read again, so the oplog must still hold all of that."""
         is_asked = self._of_shard and after is not None
-        began = durable.read_sealed(self._directory / _EMPTY, ("at",)) if is_asked else None
+        began = durable.read_sealed(self._directory / _EMPTY) if is_asked else None
         if began is None or after is None:
             return False
         at = int(str(began["at"]))

@@ -36,10 +36,7 @@ BUCKETS: Final = 4
 #: For how long a batch may be in memory alone, while others follow.
 _MEMORY_SECONDS: Final = 5.0
 BUCKETS_MAX: Final = 1024
-#: The format of new states. That of earlier versions (1) has neither checksums nor identities.
 _FORMAT: Final = 2
-_FORMATS: Final = (1, 2)
-_LAYOUT: Final = ("format", "buckets", "folder", "id", "begun")
 _KEPT_BATCHES: Final = 2
 _POSITION: Final = b"position"
 _FLOOR: Final = b"floor"
@@ -167,7 +164,7 @@ class ImageState:
         try:
             for number in range(int(count)):
                 opened.append(_opened(folder, layout, number, map_bytes))
-            if layout["format"] >= _FORMAT and not layout.get("begun"):
+            if not layout.get("begun"):
                 write_layout(path, layout | {"begun": True})
             for other in path.glob("generation-*"):
                 if other != folder:  # left by an unfinished rebucket
@@ -513,11 +510,11 @@ def layout_in(path: Path, buckets: int) -> dict[str, Any]:
         durable.make_private(path)
     except OSError as error:
         raise ImageStateError(f"the images in {path} cannot be opened: {error.strerror}") from error
-    found: dict[str, Any] | None = durable.read_sealed(path / "layout.json", _LAYOUT)
+    found: dict[str, Any] | None = durable.read_sealed(path / "layout.json")
     if found is None:
         found = _new_layout(buckets, "generation-1")
         write_layout(path, found)
-    if found.get("format") not in _FORMATS:
+    if found.get("format") != _FORMAT:
         raise ImageStateError(
             f"the images in {path} are of format {found.get('format')}, and this version knows {_FORMAT}",
             hint="Use the version of Tailrace that wrote them, or seed them again in a new directory",
@@ -538,6 +535,6 @@ def write_layout(path: Path, layout: Mapping[str, Any]) -> None:
 
 
 def _opened(folder: Path, layout: Mapping[str, Any], number: int, map_bytes: int) -> ImageBucket:
-    identity = f"{layout['id']} {number}".encode() if layout["format"] >= _FORMAT else None
+    identity = f"{layout['id']} {number}".encode()
     directory = folder / f"{number:04d}"
-    return ImageBucket(directory, map_bytes=map_bytes, identity=identity, begun=bool(layout.get("begun")))
+    return ImageBucket(directory, identity, map_bytes=map_bytes, begun=bool(layout.get("begun")))

@@ -135,12 +135,12 @@ class Values:
             if not math.isfinite(double) or double == 0:
                 return value
             if double.is_integer() and abs(double) < _INT_MAX[rb.INT64]:
-                return _DOUBLE.pack(float(self._whole(int(double), 1 << 53)))
+                return _DOUBLE.pack(float(self._integer(int(double), 1 << 53)))
             return self._remembered(type_, value, self._fraction)
         form = _INT32 if type_ == rb.INT32 else _INT64
-        return form.pack(self._whole(form.unpack(value)[0], _INT_MAX[type_]))
+        return form.pack(self._integer(form.unpack(value)[0], _INT_MAX[type_]))
 
-    def _whole(self, number: int, most: int) -> int:
+    def _integer(self, number: int, most: int) -> int:
         if number == 0:
             return 0
         # An int32 and an int64 of one value are drawn once, within what the smaller one holds.

@@ -163,7 +163,7 @@ class NamespaceRule:
     def __call__(self, node: tree.Node, rest: bytes) -> Said | None:
         part = rest[1:]
         if part == b"":
-            return self._whole(node)
+            return self._test_whole(node)
         if part == b"db" and self._database is not None:
             constant = v.object_of([(b"ns", (v.OBJECT, encode_namespace(self._database, b"x")))])
             return Said(document_test(node)(constant[1]))
@@ -171,7 +171,7 @@ class NamespaceRule:
             return _text_rule(node, self._collection if part == b"coll" else _database, part == b"coll")
         return Said(document_test(node)(_SAMPLE_DOCUMENT))  # such a field no namespace has
 
-    def _whole(self, node: tree.Node) -> Said | None:
+    def _test_whole(self, node: tree.Node) -> Said | None:
         """``ns`` as a document: it is equal to one only if that has exactly the fields db and coll, in this order."""
         if isinstance(node, tree.Exists | tree.TypeIs):
             return Said(document_test(node)(_SAMPLE_DOCUMENT))
