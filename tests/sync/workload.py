@@ -116,7 +116,7 @@ class Everyday:
     """The workload of ``make fuzz``, one operation a step. ``alone`` is held while a transaction is prepared."""
 
     def __init__(
-        self, sender: Sender, seed: int, version: str, kinds: Kinds, count: int, alone: threading.Lock
+        self, sender: Sender, seed: int, version: str, kinds: Kinds, count: int, *, alone: threading.Lock
     ) -> None:
         self._sender, self._version, self._kinds, self._alone = sender, version, kinds, alone
         self.workload = Workload(seed, version)
@@ -170,7 +170,7 @@ class Everyday:
 class Own:
     """Sizes from 1 byte to 16 MB, odd names, a ring, ``$out`` and ``$merge``. ``alone`` is held during ``applyOps``."""
 
-    def __init__(self, sender: Sender, seed: int, version: str, kinds: Kinds, alone: threading.Lock) -> None:
+    def __init__(self, sender: Sender, seed: int, version: str, kinds: Kinds, *, alone: threading.Lock) -> None:
         self.databases = (f"own{seed}",)
         self._sender, self._kinds, self._alone = sender, kinds, alone
         self._writes = OwnWrites(self.databases[0], f"sync {seed}", version, unreadable=0.0, unique_names=False)
@@ -361,8 +361,8 @@ class Writes:
         # before it commits: until a connection gave up, five minutes later, and no primary could step down meanwhile.
         alone = threading.Lock()
         self.writers = [
-            Everyday(first, seed, version, kinds, count, alone),
-            Own(second, seed, version, kinds, alone),
+            Everyday(first, seed, version, kinds, count, alone=alone),
+            Own(second, seed, version, kinds, alone=alone),
             Keys(third, seed, version),
             Names(fourth, seed, version, capped=kinds.capped),
             Bytes(fifth, seed, version, kinds),
