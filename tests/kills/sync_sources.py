@@ -24,6 +24,9 @@ from tests.sync.workload import Kinds, Writes
 _ROUNDS: Final = 40
 _STEPS: Final = 12
 _SPREAD: Final = "spread"
+#: Between two steps of a writer, for each member of the source: a target of as many members commits so much later, and
+#: a sync that only runs after its source is killed at few positions that can be compared.
+_STEP_PAUSE_S: Final = 0.2
 
 
 class WrittenSet:
@@ -55,7 +58,7 @@ class WrittenSet:
     def running(self) -> Iterator[None]:
         """The writers write until the block ends."""
         if not self._apart:
-            with self._writes.running(pause_s=0.2):
+            with self._writes.running(pause_s=_STEP_PAUSE_S * len(self._deployment.members)):
                 yield
             return
         stop = threading.Event()

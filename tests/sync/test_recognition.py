@@ -142,3 +142,26 @@ def test_the_state_of_another_target(uris: tuple[str, str, str]) -> None:
     with pytest.raises(SinkError, match="was written to another deployment than this target") as raised:
         once(source, target)
     assert "remove the field deployment" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("name", ["ranges", "copies", "indexes", "collections"])
+def test_a_copy_of_which_a_part_is_noted_no_more(uris: tuple[str, str, str], name: str) -> None:
+    """What a range, a copy or an index stood for was left out, and the sync went on as if it had all."""
+    source, _, target = uris
+    with MongoClient[Any](source) as client, MongoClient[Any](target) as there:
+        client.shop.orders.create_index("n")
+        client.shop.orders.create_index("b.d", expireAfterSeconds=10**9)
+        with Sync(source, target, lease_s=4, documents_per_second=1) as sync:
+            sync.run(lambda _: sync.stop())
+        assert there[STATE_DB].syncs.find_one({}, {"phase": 1, "prepared": 1, "_id": 0}) == {
+            "phase": "copy",
+            "prepared": True,
+        }
+        kept = list(there[STATE_DB][name].find())
+        there[STATE_DB][name].delete_one({})
+        with pytest.raises(SinkError, match="what is noted of the copy of the sync 'sync' on the target is damaged"):
+            once(source, target)
+        there[STATE_DB][name].delete_many({})
+        there[STATE_DB][name].insert_many(kept)
+    once(source, target)
+    assert unlike(source, target) == []

@@ -113,10 +113,12 @@ class Sender:
 
 
 class Everyday:
-    """The workload of ``make fuzz``, one operation a step."""
+    """The workload of ``make fuzz``, one operation a step. ``alone`` is held while a transaction is prepared."""
 
-    def __init__(self, sender: Sender, seed: int, version: str, kinds: Kinds, count: int) -> None:
-        self._sender, self._version, self._kinds = sender, version, kinds
+    def __init__(
+        self, sender: Sender, seed: int, version: str, kinds: Kinds, count: int, *, alone: threading.Lock
+    ) -> None:
+        self._sender, self._version, self._kinds, self._alone = sender, version, kinds, alone
         self.workload = Workload(seed, version)
         self.databases = self.workload.databases
         self._operations = self.workload.operations(count)
@@ -129,8 +131,29 @@ class Everyday:
             return False
         if operation.kind != "long description" and (self._kinds.system or operation.kind != "system"):
             commands = tuple(filter(self._wanted, operation.commands))
-            self._run(replace(operation, commands=commands))
+            operation = replace(operation, commands=commands)
+            if operation.kind == "prepared transaction":
+                with self._alone:
+                    self._run(operation)
+                    self._resolve(operation)
+            else:
+                self._run(operation)
         return True
+
+    def _resolve(self, operation: Operation) -> None:
+        """Where nobody knows whether a prepared transaction has ended, end it: it outlives elections, and is given up
+        by no server. One that has ended refuses this."""
+        deadline = time.monotonic() + _PATIENCE_S
+        for command in operation.cleanup:
+            while True:
+                try:
+                    self._sender.run(command.database, command.document)
+                except CommandError as error:
+                    if error.code in _NOT_PRIMARY or error.code == _LOST:
+                        assert time.monotonic() < deadline, "a prepared transaction cannot be ended"
+                        time.sleep(0.2)
+                        continue
+                break
 
     def _run(self, operation: Operation) -> None:
         self.done.ends.append(run_operation(self._sender, operation, self.done))  # type: ignore[arg-type]
@@ -145,11 +168,11 @@ class Everyday:
 
 
 class Own:
-    """Sizes from 1 byte to 16 MB, odd names, a ring, ``$out`` and ``$merge``."""
+    """Sizes from 1 byte to 16 MB, odd names, a ring, ``$out`` and ``$merge``. ``alone`` is held during ``applyOps``."""
 
-    def __init__(self, sender: Sender, seed: int, version: str, kinds: Kinds) -> None:
+    def __init__(self, sender: Sender, seed: int, version: str, kinds: Kinds, *, alone: threading.Lock) -> None:
         self.databases = (f"own{seed}",)
-        self._sender, self._kinds = sender, kinds
+        self._sender, self._kinds, self._alone = sender, kinds, alone
         self._writes = OwnWrites(self.databases[0], f"sync {seed}", version, unreadable=0.0, unique_names=False)
         self._is_begun = False
 
@@ -164,7 +187,8 @@ class Own:
         ring = "ring" in (command.get("create"), command.get("insert"), command.get("update"), command.get("aggregate"))
         if not self._kinds.capped and ring:
             return
-        self._sender.send(str(command.pop("$db", self.databases[0])), command)
+        with self._alone if "applyOps" in command else contextlib.nullcontext():
+            self._sender.send(str(command.pop("$db", self.databases[0])), command)
 
 
 class Bytes:
@@ -333,9 +357,12 @@ class Writes:
         kinds = kinds or Kinds(capped=not version.startswith("4."))
         self._senders = [Sender(uri, columns=kinds.columns) for _ in range(5)]
         first, second, third, fourth, fifth = self._senders
+        # An ``applyOps`` waits for the whole server, so also for a prepared transaction, whose writer would wait for it
+        # before it commits: until a connection gave up, five minutes later, and no primary could step down meanwhile.
+        alone = threading.Lock()
         self.writers = [
-            Everyday(first, seed, version, kinds, count),
-            Own(second, seed, version, kinds),
+            Everyday(first, seed, version, kinds, count, alone=alone),
+            Own(second, seed, version, kinds, alone=alone),
             Keys(third, seed, version),
             Names(fourth, seed, version, capped=kinds.capped),
             Bytes(fifth, seed, version, kinds),

@@ -15,6 +15,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -46,6 +47,7 @@ from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.shard_keys import chosen_key, keys_of, refused_key, source_keys
 from tailrace.act.sync.state import SyncDocument, SyncedCollection, SyncState
 from tailrace.act.sync.target import answering
+from tailrace.act.sync.undamaged import typed, undamaged
 from tailrace.errors import SinkError
 from tailrace.read.snapshot.chunk import ChunkReader, id_alone
 from tailrace.read.snapshot.documents import RunOfDocuments
@@ -187,7 +189,7 @@ class Copy:
                 known = SyncedCollection(one.uuid, namespace, one.namespace, uuid, capped=one.is_capped)
                 self._state.set_collection(known, session)
                 self._note_indexes(one, session)
-                self._state.set_copy(one.uuid, _copy_fields(one), session)
+                self._state.set_copy(one.uuid, {**_copy_fields(one), "ranges": len(ranges)}, session)
                 if ranges:
                     self._state.ranges.insert_many(ranges, session=session)
 
@@ -262,7 +264,25 @@ class Copy:
     def _ranges(self) -> list[_CopyRange]:
         with answering("read the copy's ranges"):
             found = list(self._state.ranges.find({"_id.sync": self._state.name}))
-        return [_CopyRange.of(one) for one in found]
+        with undamaged(f"what is noted of the copy of the sync {self._state.name!r}"):
+            ranges = [_CopyRange.of(one) for one in found]
+            self._check_whole(ranges)
+        return ranges
+
+    def _check_whole(self, ranges: Sequence[_CopyRange]) -> None:
+        """Raise ValueError where something of what was to be copied is noted no more: its documents or its indexes
+        would be left out, and nothing would tell."""
+        copies, waiting = self._state.copies(), {(one.uuid, name_of(one.spec)) for one in indexes.waiting(self._state)}
+        counts = Counter(one.uuid for one in ranges)
+        collections = self._state.collections()
+        if collections.keys() != copies.keys():
+            raise ValueError(f"of {len(copies)} collections that are copied, {len(collections)} are noted")
+        for uuid, known in collections.items():
+            if counts[uuid] != copies[uuid].get("ranges", counts[uuid]):
+                raise ValueError(f"of {known.namespace} {counts[uuid]} ranges of {copies[uuid]['ranges']} are there")
+            for spec in map(bytes, copies[uuid]["specs"]):
+                if (indexes.waits(spec) or indexes.expires(spec)) and (uuid, name_of(spec)) not in waiting:
+                    raise ValueError(f"the index {name_of(spec)} of {known.namespace} is noted no more")
 
     def _all(self, left: Sequence[_CopyRange], on_progress: Callable[[SyncCopyProgress], None]) -> bool:
         """Copy ranges, several at a time. Returns whether all of them are copied."""
@@ -465,10 +485,10 @@ class _CopyRange:
     def of(cls, found: Mapping[str, Any]) -> _CopyRange:
         return cls(
             {**found["_id"], "uuid": Binary(bytes(found["_id"]["uuid"]), 4)},
-            str(found["namespace"]),
-            str(found["target"]),
-            KeyRange(bytes(found["at"]), bytes(found["to"])),
-            bool(found["done"]),
+            typed(found, "namespace", str),
+            typed(found, "target", str),
+            KeyRange(bytes(typed(found, "at", bytes)), bytes(typed(found, "to", bytes))),
+            typed(found, "done", bool),
             int(found["documents"]),
             int(found["bytes"]),
             int(found["estimate"]),

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from bson.binary import Binary
 from bson.int64 import Int64
+from bson.timestamp import Timestamp
 from pymongo import MongoClient, ReadPreference
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
@@ -23,9 +24,10 @@ from pymongo.read_concern import ReadConcern
 
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.target import MAJORITY, answering
+from tailrace.act.sync.undamaged import NONE, check_types, typed, undamaged
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.witness import Witness
-from tailrace.errors import SinkError, UsageError
+from tailrace.errors import UsageError
 from tailrace.read.source.topology import Cluster
 
 _FORMAT: Final = 1
@@ -142,17 +144,30 @@ class SyncState:
     def collections(self) -> dict[bytes, SyncedCollection]:
         """The collections on the target, by their UUIDs on the source."""
         with answering("read the collections of the sync"):
-            return {bytes(one["_id"]["uuid"]): _collection(one) for one in self._collections.find(self._of_this)}
+            found = list(self._collections.find(self._of_this))
+        with undamaged(f"what is noted of a collection of the sync {self.name!r}"):
+            return {bytes(one["_id"]["uuid"]): synced_collection(one) for one in found}
 
     def copies(self) -> dict[bytes, dict[str, Any]]:
         """What is noted of each collection that is being copied, by UUID."""
         with answering("read the copies of the sync"):
-            return {bytes(one["_id"]["uuid"]): one for one in self._copies.find(self._of_this)}
+            found = list(self._copies.find(self._of_this))
+        with undamaged(f"what is noted of a copy of the sync {self.name!r}"):
+            for one in found:
+                for name, types in _COPY_TYPES.items():
+                    typed(one, name, *types)
+            return {bytes(one["_id"]["uuid"]): one for one in found}
 
     def indexes(self) -> list[dict[str, Any]]:
         """What is noted of indexes that are not yet on the target as they are on the source."""
         with answering("read the indexes of the sync"):
-            return list(self._indexes.find(self._of_this))
+            found = list(self._indexes.find(self._of_this))
+        with undamaged(f"what is noted of an index of the sync {self.name!r}"):
+            for one in found:
+                typed(one["_id"], "name", str)
+                typed(one, "spec", bytes)
+                typed(one, "there", bool)
+        return found
 
     def gone(self) -> set[bytes]:
         """The UUIDs, on the source, of collections that were dropped lately: other shards may still change them."""
@@ -291,45 +306,73 @@ _FIELDS: Final = frozenset(
 )
 
 
+#: Copy, catch up, follow, cut over; and a way back whose state is not whole yet.
+_PHASES: Final = frozenset(["copy", "catchUp", "follow", "cutOver", "begun"])
+_BARRIER: Final = {"time": (Timestamp,), "command": (str,), "namespace": (str,)}
+#: What may be there besides.
+_EXTRA_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "stamp": (str,),
+    "sessions": (list,),
+    "prepared": (bool,),
+    "making": (list,),
+    "copied": (Timestamp,),
+    "paused": (bool,),
+    "settings": (dict,),
+    "deployment": (dict,),
+    "request": (dict, NONE),
+    "cutOver": (dict,),
+}
+_COPY_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "specs": (list,),
+    "collated": (bool,),
+    "capped": (bool,),
+    "options": (bytes,),
+    "idIndex": (bytes, NONE),
+}
+
+
 def document_of(found: Mapping[str, Any]) -> SyncDocument:
     """The state of a sync from its document. Raises SinkError where that is damaged."""
-    try:
-        if found["format"] != _FORMAT:
+    with undamaged(f"the document of the sync {found.get('_id')!r}"):
+        if typed(found, "format", int) != _FORMAT:
             raise ValueError(f"its format is {found['format']!r}")
-        witness = found["witness"]
+        if typed(found, "phase", str) not in _PHASES:
+            raise ValueError(f"its phase is {found['phase']!r}")
+        check_types(found, _EXTRA_TYPES)
+        barrier, witness = typed(found, "barrier", dict, NONE), typed(found, "witness", dict, NONE)
+        if barrier is not None:
+            for name, types in _BARRIER.items():
+                typed(barrier, name, *types)
         return SyncDocument(
             name=str(found["_id"]),
-            epoch=int(found["epoch"]),
-            owner=found["owner"],
-            expires_at=found["expiresAt"],
-            phase=str(found["phase"]),
-            time=ClusterTime.from_timestamp(found["time"]),
-            hold=ClusterTime.from_timestamp(found["hold"]),
-            batch=int(found["batch"]),
-            members={str(one["name"]): str(one["host"]) for one in found["members"]},
+            epoch=int(typed(found, "epoch", int)),
+            owner=typed(found, "owner", str, NONE),
+            expires_at=typed(found, "expiresAt", datetime, NONE),
+            phase=found["phase"],
+            time=ClusterTime.from_timestamp(typed(found, "time", Timestamp)),
+            hold=ClusterTime.from_timestamp(typed(found, "hold", Timestamp)),
+            batch=int(typed(found, "batch", int)),
+            members={typed(one, "name", str): typed(one, "host", str) for one in typed(found, "members", list)},
             witness=None if witness is None else Witness.from_document(witness),
-            barrier=found["barrier"],
+            barrier=barrier,
             commits=[
                 Committed(ClusterTime.from_timestamp(one["time"]), ClusterTime.from_timestamp(one["at"]))
-                for one in found["commits"]
+                for one in typed(found, "commits", list)
             ],
             extra={name: value for name, value in found.items() if name not in _FIELDS},
         )
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise SinkError(
-            f"the document of the sync {found.get('_id')!r} on the target is damaged: {error!r}",
-            hint="Another version of Tailrace has written it, or somebody has edited it",
-        ) from None
 
 
-def _collection(found: Mapping[str, Any]) -> SyncedCollection:
+def synced_collection(found: Mapping[str, Any]) -> SyncedCollection:
+    """What is noted of a collection. Raises LookupError, TypeError or ValueError where that is damaged."""
+    as_of = typed(found, "asOf", Timestamp, NONE) if "asOf" in found else None
     return SyncedCollection(
-        uuid=bytes(found["_id"]["uuid"]),
-        namespace=str(found["namespace"]),
-        target=str(found["target"]),
-        target_uuid=bytes(found["targetUuid"]),
-        pending=bool(found["pending"]),
-        filled=str(found["filled"]),
-        capped=bool(found["capped"]),
-        as_of=ZERO if not found.get("asOf") else ClusterTime.from_timestamp(found["asOf"]),
+        uuid=bytes(typed(found["_id"], "uuid", bytes)),
+        namespace=typed(found, "namespace", str),
+        target=typed(found, "target", str),
+        target_uuid=bytes(typed(found, "targetUuid", bytes)),
+        pending=typed(found, "pending", bool),
+        filled=typed(found, "filled", str),
+        capped=typed(found, "capped", bool),
+        as_of=ZERO if as_of is None else ClusterTime.from_timestamp(as_of),
     )
