@@ -13,7 +13,8 @@ from pymongo import MongoClient
 
 from tailrace.act.sync.deltas import DeltaEncoder, takes_deltas
 from tailrace.act.sync.inserting import RawDocuments
-from tailrace.act.sync.writer import _BYPASS, _query
+from tailrace.act.sync.statements import query_of
+from tailrace.act.sync.writer import _BYPASS
 from tailrace.core import raw_bson as rb
 from tailrace.embedded import ReplicaSet
 from tests.amounts import amount
@@ -63,7 +64,7 @@ class Applied(ImagesFuzz):
         there.database.command({"insert": "again", "documents": [RawDocuments(before)], **_BYPASS})
         for key, (_, _, made) in list(self.todo.items()):
             [element] = rb.elements(key)
-            query = _query(key[element.start : element.end])
+            query = query_of(key[element.start : element.end])
             statements = b"".join(rb.encode_document(query, update) for update in made)
             reply = there.database.command({"update": "again", "updates": [RawDocuments(statements)], **_BYPASS})
             if "writeErrors" in reply:
