@@ -5,9 +5,10 @@ changes (a tenth inserts, eight tenths updates, a tenth deletes) that the target
 ``tailrace.sync``; on the other the loop that one writes without it: PyMongo's change stream with ``updateLookup``, in
 bulks of 1,000, and one by one. What the target's mongod needs for the same writes is measured alone: the commands that
 ``tailrace sync`` sends, made beforehand, one after the other. Then both ends are verified, the lag is measured at 1,000
-writes a second, and a sync of 100 collections is cut over.
+writes a second, a target that is some minutes behind catches up while they go on, and a sync of 100 collections is cut
+over. At the end each bar is printed, with whether it was met.
 
-    python bench/sync.py --documents 500000 --changes 300000 --members 1
+    python bench/sync.py --documents 500000 --changes 300000 --members 1 --behind 3600
 """
 
 from __future__ import annotations
@@ -35,13 +36,34 @@ from tailrace.sync import Sync
 
 _BULK = 1_000
 #: Changes that a sync writes in one transaction when it is behind.
-_SEGMENT = 2_000
+_SEGMENT = 8_000
+#: Writes a second while the lag is measured, and while a target catches up.
+_PACE = 1_000
+
+
+class Bars:
+    """What was to be reached, and what was."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, float, str, float, bool]] = []
+
+    def least(self, what: str, measured: float, bar: float) -> None:
+        self._rows.append((what, measured, "at least", bar, measured >= bar))
+
+    def most(self, what: str, measured: float, bar: float) -> None:
+        self._rows.append((what, measured, "at most", bar, measured <= bar))
+
+    def print(self) -> None:
+        for what, measured, way, bar, met in self._rows:
+            shown = f"{measured:,.0f}" if measured >= 100 else f"{measured:.2f}"
+            print(f"{what:60} {shown:>10}   {way} {bar:,.0f}: {'met' if met else 'MISSED'}")
 
 
 def main() -> None:
     options = _arguments()
+    bars = Bars()
     with ExitStack() as stack:
-        # Of a smaller cache WiredTiger's own threads write pages all the time: 110 microseconds of CPU a change.
+        # With a small cache WiredTiger's own threads write pages all the time: 110 microseconds of CPU a change.
         given = {"version": options.version, "oplog_size_mb": 4000, "cache_gb": options.cache_gb}
         source = stack.enter_context(ReplicaSet(options.members, **given))
         target = stack.enter_context(ReplicaSet(options.members, **given))
@@ -49,7 +71,10 @@ def main() -> None:
         collection = client.bench.orders
         fill(collection, options.documents)
         size = client.bench.command("collStats", "orders")["avgObjSize"]
-        told("copy", options.documents, _timed_run(source, target), f"documents of {size} bytes")
+        with _cpu_told(target.uri, options.documents):
+            seconds = _timed_run(source, target)
+        rate = told("copy", options.documents, seconds, f"documents of {size} bytes")
+        bars.least("copy, documents a second", rate, 60_000)
         with MongoClient[Any](target.uri) as there:
             there.bench.orders.aggregate([{"$out": {"db": "floor", "coll": "orders"}}])
         before = client.admin.command("ping")["operationTime"]
@@ -57,26 +82,33 @@ def main() -> None:
         with _cpu_told(target.uri, options.changes):
             seconds = _timed_run(source, target)
         ours = told("steady, tailrace sync", options.changes, seconds, "changes")
+        bars.least("steady, changes a second", ours, 15_000)
         segments = _segments(client, before)
         with _cpu_told(target.uri, options.changes):
             seconds = floor(target.uri, segments)
         told("  mongod alone", options.changes, seconds, "changes")
-        for bulk, share in ((_BULK, options.loop), (1, options.loop // 20)):
+        for bulk, share, bar in ((_BULK, options.loop, 3), (1, options.loop // 20, 40)):
             with _cpu_told(target.uri, share):
                 seconds = loop(client, target.uri, before, share, bulk)
             rate = told(f"steady, the loop in bulks of {bulk:,}", share, seconds, "changes")
-            print(f"  tailrace sync is {ours / rate:.1f} times as fast")
+            bars.least(f"steady, times the loop in bulks of {bulk:,}", ours / rate, bar)
         with MongoClient[Any](target.uri) as there:
             there.drop_database("loop")
             there.drop_database("floor")
         with Sync(source.uri, target.uri) as sync:
             begun = time.monotonic()
             found = sync.verify()
-            told("verification", found.documents, time.monotonic() - begun, "documents")
+            rate = told("verification", found.documents, time.monotonic() - begun, "documents")
             print(f"  differences: {len(found.differences)}")
-        print(f"memory of the process that copied: {peak(source, options.version):,.0f} MB")
-        lag(source, target, options.seconds)
-        cut_over(options.version)
+            bars.least("verification, documents a second", rate, 100_000)
+        bars.most("lag at 1,000 writes a second, 99th percentile, seconds", lag(source, target, options.seconds), 2)
+        share = 3_600 / options.behind
+        seconds = behind(source, target, options.behind)
+        what = f"an hour behind made good, seconds ({share:.0f} x {seconds:.1f})"
+        bars.most(what, share * seconds, 600)
+        bars.most("memory with documents of 16 MB, MB", peak(source, options.version), 600)
+        bars.most("cut-over of 100 collections, seconds", cut_over(options.version), 5)
+    bars.print()
 
 
 def told(what: str, count: int, seconds: float, of: str) -> float:
@@ -173,7 +205,7 @@ def _commands(entries: list[Any]) -> list[dict[str, Any]]:
             updates.setdefault(key, {"q": {"_id": key}, "u": {"$set": {}}})["u"]["$set"].update(o["diff"]["u"])
     kinds = (("delete", "deletes", deletes), ("update", "updates", updates), ("insert", "documents", inserts))
     return [
-        {kind: "orders", field: [RawBSONDocument(bson.encode(one)) for one in some.values()]}
+        {kind: "orders", field: [RawBSONDocument(bson.encode(some[key])) for key in sorted(some)]}
         for kind, field, some in kinds
         if some
     ]
@@ -212,8 +244,51 @@ def _until_equal(uri: str, at: Any = None) -> None:
             time.sleep(0.1)
 
 
-def lag(source: ReplicaSet, target: ReplicaSet, seconds: float) -> None:
-    """How long a write takes to the target, at 1,000 writes a second."""
+def behind(source: ReplicaSet, target: ReplicaSet, seconds: float) -> float:
+    """Seconds until a target has what was written while nobody followed, at 1,000 changes a second for so many seconds,
+    and is at the present again, while as many writes go on."""
+    count = round(seconds * _PACE)
+    with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
+        collection = client.bench.behind
+        fill(collection, _BEHIND)
+        _timed_run(source, target)
+        changes(collection, count, _BEHIND, 9)
+        stop = threading.Event()
+        writing = threading.Thread(target=_write_on, args=(source.uri, stop), daemon=True)
+        writing.start()
+        with Sync(source.uri, target.uri) as sync, _cpu_told(target.uri, count):
+            begun = time.monotonic()
+            running = threading.Thread(target=sync.run, daemon=True)
+            running.start()
+            while there.tailrace_sync.syncs.find_one({"_id": "sync"}, {"time": 1})["time"].time < time.time() - 2:
+                time.sleep(0.1)
+            taken = time.monotonic() - begun
+            stop.set()
+            writing.join()
+            sync.stop()
+            running.join()
+        written = client.bench.meanwhile.estimated_document_count()
+        told(f"{seconds:,.0f} seconds behind, made good while {written / taken:,.0f} writes a second went on", count,
+             taken, "changes")  # fmt: skip
+    return taken
+
+
+#: Documents of the collection of a target that is behind.
+_BEHIND = 100_000
+
+
+def _write_on(uri: str, stop: threading.Event) -> None:
+    rest = document(0, random.Random(1))
+    with MongoClient[Any](uri) as client:
+        begun, number = time.monotonic(), 0
+        while not stop.is_set():
+            client.bench.meanwhile.insert_many([{**rest, "_id": number + place} for place in range(20)])
+            number += 20
+            time.sleep(max(0.0, begun + number / _PACE - time.monotonic()))
+
+
+def lag(source: ReplicaSet, target: ReplicaSet, seconds: float) -> float:
+    """The 99th percentile of how long a write takes to the target, at 1,000 writes a second."""
     _timed_run(source, target)  # what was written since
     written: dict[int, float] = {}
     seen: dict[int, float] = {}
@@ -243,7 +318,7 @@ def lag(source: ReplicaSet, target: ReplicaSet, seconds: float) -> None:
             writer.bench.lag.insert_many(batch)
             number += 20
             written[number - 1] = time.monotonic()
-            time.sleep(max(0.0, begun + number / 1_000 - time.monotonic()))
+            time.sleep(max(0.0, begun + number / _PACE - time.monotonic()))
         time.sleep(3)
         stop.set()
         looking.join()
@@ -252,10 +327,12 @@ def lag(source: ReplicaSet, target: ReplicaSet, seconds: float) -> None:
     known = sorted(seen.items())
     lags = sorted(next((at for one, at in known if one >= last), float("inf")) - when for last, when in written.items())
     print(f"lag at 1,000 writes a second: median {lags[len(lags) // 2]:.2f} s, ", end="")
-    print(f"99th percentile {lags[int(len(lags) * 0.99)]:.2f} s ({number / seconds:,.0f} a second)", flush=True)
+    found = lags[int(len(lags) * 0.99)]
+    print(f"99th percentile {found:.2f} s ({number / seconds:,.0f} a second)", flush=True)
+    return found
 
 
-def cut_over(version: str) -> None:
+def cut_over(version: str) -> float:
     """A sync of 100 collections is cut over."""
     with ReplicaSet(version=version) as source, ReplicaSet(version=version) as target:
         with MongoClient[Any](source.uri) as client:
@@ -271,6 +348,7 @@ def cut_over(version: str) -> None:
             sync.stop()
             running.join()
         print(f"cut-over of 100 collections: {done.seconds:.1f} s, {done.verified:,} documents compared", flush=True)
+        return done.seconds
 
 
 def _arguments() -> argparse.Namespace:
@@ -280,7 +358,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--loop", type=int, default=40_000, help="changes that the loop takes over (40,000)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the measurement of the lag (20)")
     parser.add_argument("--members", type=int, default=1, help="of each end (1)")
-    parser.add_argument("--cache-gb", type=float, default=1.0, help="of each server (1)")
+    parser.add_argument("--behind", type=float, default=360.0, help="seconds that a target is behind (360)")
+    own = max(0.25, (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30) - 1) / 2)
+    parser.add_argument("--cache-gb", type=float, default=own, help="of each server (what mongod takes by itself)")
     parser.add_argument("--version", default="6.0.27")
     return parser.parse_args()
 

@@ -9,11 +9,21 @@ from typing import Any
 
 import bson
 import pytest
+from bson.binary import Binary
+from bson.code import Code
+from bson.datetime_ms import DatetimeMS
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from bson.max_key import MaxKey
+from bson.min_key import MinKey
+from bson.regex import Regex
+from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
 from tailrace.act.sync.deltas import DeltaEncoder, takes_deltas
-from tailrace.act.sync.inserting import RawDocuments
-from tailrace.act.sync.writer import _BYPASS, _query
+from tailrace.act.sync.inserting import RawDocuments, insertion
+from tailrace.act.sync.statements import query_of
+from tailrace.act.sync.writer import _BYPASS
 from tailrace.core import raw_bson as rb
 from tailrace.embedded import ReplicaSet
 from tests.amounts import amount
@@ -63,7 +73,7 @@ class Applied(ImagesFuzz):
         there.database.command({"insert": "again", "documents": [RawDocuments(before)], **_BYPASS})
         for key, (_, _, made) in list(self.todo.items()):
             [element] = rb.elements(key)
-            query = _query(key[element.start : element.end])
+            query = query_of(key[element.start : element.end])
             statements = b"".join(rb.encode_document(query, update) for update in made)
             reply = there.database.command({"update": "again", "updates": [RawDocuments(statements)], **_BYPASS})
             if "writeErrors" in reply:
@@ -144,6 +154,77 @@ def test_a_delta_carried_out_gives_the_bytes_that_the_source_has(
     assert not fuzz.refused_deltas
     assert fuzz.ways["modifiers"] > 30
     assert (fuzz.ways["as it is"] > 30) == takes
+
+
+#: Values that compare as equal, or look alike, and are other bytes.
+TWINS: tuple[Any, ...] = (
+    *(1, Int64(1), 1.0, True, "1", Decimal128("1"), Decimal128("1.0"), Decimal128("10E-1"), [1], [1.0], {"n": 1}),
+    *(0, Int64(0), 0.0, -0.0, Decimal128("0"), Decimal128("-0"), Decimal128("0E3"), Decimal128("0.00"), None, [None]),
+    *(float("nan"), -float("nan"), Decimal128("NaN"), Decimal128("-NaN"), float("inf"), Decimal128("Infinity"), [], {}),
+    *(2.5, Decimal128("2.5"), Decimal128("2.50"), {"n": Int64(1)}, {"a": 1, "b": 1}, {"b": 1, "a": 1}, "", Code("")),
+    *({"n": [1, {"m": 0.0}]}, {"n": [1, {"m": -0.0}]}, {"n": [Int64(1), {"m": 0.0}]}, Binary(b""), Binary(b"", 5)),
+    *(Regex(""), Regex("", "i"), Timestamp(0, 0), Timestamp(0, 1), DatetimeMS(0), DatetimeMS(1), MinKey(), MaxKey()),
+)
+
+
+@pytest.mark.mongod
+@pytest.mark.parametrize(
+    "version",
+    [
+        "6.0.27",
+        pytest.param("4.4.2", marks=pytest.mark.slow),
+        pytest.param("5.0.4", marks=pytest.mark.slow),
+        pytest.param("7.0.28", marks=[pytest.mark.slow, pytest.mark.wine]),
+    ],
+)
+def test_a_value_gives_way_to_one_that_is_equal_to_it_and_of_other_bytes(
+    version: str, start_replica_set: Callable[..., ReplicaSet]
+) -> None:
+    """On top level, in a document and in an array; a field that stands there twice, too: the first is changed."""
+    encoder = DeltaEncoder(takes_names=True, takes_deltas=False)
+    pairs = [(one, other) for one in TWINS for other in TWINS]
+    befores, statements, afters = [], [], []
+    for number, (one, other) in enumerate(pairs):
+        before, after = (bson.encode({"": value})[4:-1] for value in (one, other))
+
+        def held(value: bytes, number: int = number, twin: bytes = before) -> bytes:
+            named = value[:1] + b"v" + value[1:]
+            twins = named + twin[:1] + b"v" + twin[1:] + b"\x10last\0" + bytes(4)
+            inner = rb.encode_element(rb.OBJECT, b"d", rb.encode_document(named, b"\x0az\0"))
+            items = rb.encode_document(b"\x0a0\0", value[:1] + b"1" + value[1:])
+            return rb.encode_document(
+                rb.encode_element(rb.INT32, b"_id", rb.encode_int32(number)),
+                twins,
+                inner,
+                rb.encode_element(rb.ARRAY, b"l", items),
+            )
+
+        changed = after[:1] + b"v" + after[1:]
+        section = rb.encode_element(rb.OBJECT, b"u", rb.encode_document(changed))
+        item = b"\x08a\0\1" + after[:1] + b"u1" + after[1:]
+        diff = rb.encode_document(
+            section,
+            rb.encode_element(rb.OBJECT, b"sd", rb.encode_document(section)),
+            rb.encode_element(rb.OBJECT, b"sl", rb.encode_document(item)),
+        )
+        entry = rb.encode_document(b"\x10$v\0\2\0\0\0", rb.encode_element(rb.OBJECT, b"diff", diff))
+        [made] = encoder.updates([(ord("u"), entry, 1)]) or []
+        identifier = rb.encode_element(rb.INT32, b"_id", rb.encode_int32(number))
+        befores.append(held(before))
+        afters.append(held(after))
+        statements.append(rb.encode_document(query_of(identifier), made))
+    with MongoClient[Any](start_replica_set(version=version).uri) as client:
+        there = client["twins"]["held"]
+        there.drop()
+        # An insert would put the time in the place of an empty timestamp.
+        there.database.command({"update": "held", "updates": [insertion(one) for one in befores]})
+        reply = there.database.command({"update": "held", "updates": [RawDocuments(b"".join(statements))], **_BYPASS})
+        assert "writeErrors" not in reply
+        assert reply["n"] == len(pairs)
+        found = list(rb.split(b"".join(there.find_raw_batches({}, sort=[("_id", 1)]))))
+        there.drop()
+    wrong = [pair for pair, one, after in zip(pairs, found, afters, strict=True) if one != after]
+    assert wrong == []
 
 
 def delta(diff: dict[str, Any]) -> bytes:

@@ -46,12 +46,18 @@ class DeltaEncoder:
 
     def __init__(self, *, takes_names: bool, takes_deltas: bool) -> None:
         self._takes_names, self._takes_deltas = takes_names, takes_deltas
-        #: Names of top-level fields that were looked at, and whether an update may name them.
-        self._names: dict[bytes, bool] = {b"_id": False}
+        #: Names of top-level fields that an update may have, as far as they were looked at.
+        self._plain: set[bytes] = set()
 
     def updates(self, changes: Sequence[TimedChange]) -> list[bytes] | None:
         """The elements ``u`` of the statements that do what the changes of one document do, in order; ``None`` if there
         are none, and the whole document has to be written."""
+        if len(changes) == 1:
+            [(op, body, _)] = changes
+            if op != UPDATE or body[4:_DIFF] != DELTA:
+                return None
+            update = self._update(body)
+            return None if update is None else [update]
         bodies = [body for op, body, _ in changes if op == UPDATE and body[4:_DIFF] == DELTA]
         if len(bodies) < len(changes):
             return None
@@ -71,29 +77,38 @@ class DeltaEncoder:
 
     def _update(self, change: bytes) -> bytes | None:
         if self._takes_names or _DOLLAR.search(change, _DIFF) is None:
-            section = self._section(change)
-            modifiers = section or _modifiers(change)
+            start = updated_fields(change)
+            if start > 0 and self._are_plain(change, start):
+                size = raw_bson.read_int32(change, start)
+                # ``$set`` of a delta that only gives fields of the top level other values: its section is the update's.
+                return b"\x03u\0%b\x03$set\0%b\0" % ((size + 11).to_bytes(4, "little"), change[start : start + size])
+            modifiers = _modifiers(change)
             if modifiers is not None:
                 return raw_bson.encode_element(raw_bson.OBJECT, b"u", modifiers)
         return _as_it_is(change) if self._takes_deltas else None
 
-    def _section(self, change: bytes) -> bytes | None:
-        """``$set`` of a delta that only gives fields of the top level other values: its section is the update's."""
-        start = updated_fields(change)
-        if start < 0:
-            return None
-        known = self._names
-        for element in raw_bson.elements(change, start):
-            good = known.get(element.name)
-            if good is None:
-                if len(known) > _NAMES_KEPT:
-                    known.clear()
-                    known[b"_id"] = False
-                good = known[element.name] = _PLAIN_NAME.fullmatch(element.name) is not None
-            if not good:
-                return None
-        size = raw_bson.read_int32(change, start)
-        return raw_bson.encode_document(b"\x03$set\0" + change[start : start + size])
+    def _are_plain(self, change: bytes, start: int) -> bool:
+        """Whether an update may name all fields of the document at ``start``."""
+        # As ``raw_bson.elements``, written out: most of a sync's changes come through here.
+        limit = raw_bson.document_end(change, start) - 1
+        plain, fixed, pos = self._plain, raw_bson.FIXED_SIZES, start + 4
+        while pos < limit:
+            name_end = change.find(0, pos + 1, limit)
+            name = change[pos + 1 : name_end]
+            if name_end < 0 or (name not in plain and not self._is_plain(name)):
+                return False
+            type_ = change[pos]
+            size = fixed.get(type_)
+            pos = raw_bson.value_end(change, type_, name_end + 1, limit) if size is None else name_end + 1 + size
+        return pos == limit
+
+    def _is_plain(self, name: bytes) -> bool:
+        if name == b"_id" or _PLAIN_NAME.fullmatch(name) is None:
+            return False
+        if len(self._plain) >= _NAMES_KEPT:
+            self._plain = set()
+        self._plain.add(name)
+        return True
 
 
 def takes_deltas(client: MongoClient[Any], database: str) -> bool:

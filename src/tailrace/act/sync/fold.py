@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Final, NamedTuple
 
 from tailrace.act.sync.folded_catalog import VIEWS, Definition, FoldedCatalog
@@ -32,6 +33,8 @@ from tailrace.read.window.sortable_key import sortable_key
 _CRUD: Final = {"i": INSERT, "u": UPDATE, "d": DELETE}
 
 _NEVER: Final = 2**64
+#: Where a ``_LocatedEntry`` has its time.
+_TIME: Final = 4
 
 #: How a document came into a segment: by its first change, or not known.
 THERE, NOT_THERE, UNKNOWN = 1, 0, -1
@@ -204,7 +207,7 @@ class SyncFold:
             raw = run.raw
             group = None if op == COMMAND or shared or migrated else self._places.get(raw[first:end])
             if group is None:
-                group = self._place(one, waiting, shared=shared)
+                group = self._place(_LocatedEntry(*one), waiting, shared=shared)
                 if group is None:
                     continue
             self._count += 1
@@ -375,25 +378,30 @@ def _joined(
     return before._replace(identifier=identifier, before=one.before, changes=changes)
 
 
-def _entries(window: OplogWindow) -> Iterator[_LocatedEntry]:
+#: The fields of a ``_LocatedEntry``, which few entries have to be.
+_Located = tuple[EntryRun, int, int, int, int, int, int, int, int, int, int, bool]
+
+
+def _entries(window: OplogWindow) -> Iterator[_Located]:
     """The entries that may matter, in order."""
     if len({run.member.name for run in window.runs}) < 2:
         yield from _plain_entries(window)
         return
-    before: _LocatedEntry | None = None
+    before: _Located | None = None
     for one in _plain_entries(window):
         if before is not None:
-            yield before._replace(followed=one.time == before.time)
+            yield (*before[:-1], one[_TIME] == before[_TIME])
         before = one
     if before is not None:
         yield before
 
 
-def _plain_entries(window: OplogWindow) -> Iterator[_LocatedEntry]:
+def _plain_entries(window: OplogWindow) -> Iterator[_Located]:
     for run, indexes in window.in_order():
-        columns = entries_of_interest(run, indexes)
-        for row, op, migrated, first, last, name, id_end, o, o_end, time in zip(*columns, strict=True):
-            yield _LocatedEntry(run, row, op, migrated, time & (2**64 - 1), first, last, name, id_end, o, o_end, False)
+        row, op, migrated, first, last, name, id_end, o, o_end, time = entries_of_interest(run, indexes)
+        times = [one & (2**64 - 1) for one in time]
+        columns = (row, op, migrated, times, first, last, name, id_end, o, o_end)
+        yield from zip(repeat(run, len(row)), *columns, repeat(False, len(row)), strict=True)
 
 
 def _operations(one: _LocatedEntry) -> Iterator[_Delayed]:

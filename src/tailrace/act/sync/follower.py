@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Self
@@ -30,7 +30,8 @@ from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.shard_keys import keys_of
 from tailrace.act.sync.sizes import DocumentSizes
 from tailrace.act.sync.state import COMMITS_KEPT, Committed, SyncDocument, SyncedCollection, SyncState
-from tailrace.act.sync.writer import ANEW, NAMES_SINCE, ChangesWriter, OtherWayError
+from tailrace.act.sync.statements import NO_STATEMENTS, SegmentStatements, segment_statements
+from tailrace.act.sync.writer import ANEW, ANEW_WHOLE, NAMES_SINCE, ChangesWriter, OtherWayError
 from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.errors import SinkError, UsageError
@@ -43,7 +44,7 @@ _POLL_S: Final = 0.05
 _FLUSH_S: Final = 1.0
 #: Changes of a segment: at first, at least, at most; it grows while a segment's documents are so small, and shrinks
 #: when they are so large or the transaction took so long. The server ends one after a minute.
-_FIRST, _LEAST, _MOST = 256, 8, 2_000
+_FIRST, _LEAST, _MOST = 256, 8, 8_000
 _SMALL_BYTES, _LARGE_BYTES = 8 << 20, 48 << 20
 _SLOW_S: Final = 15.0
 #: Seconds for which the shard keys of a target that is a cluster are believed: somebody may shard a collection.
@@ -52,6 +53,8 @@ _CAPPED: Final = ("write", "capped collections")
 WHAT: Final = "the collections of the sync"
 
 _log = logging.getLogger("tailrace.sync")
+
+_Step = tuple[ChangeSegment | Definition, SegmentStatements]
 
 
 def open_oplogs(
@@ -90,6 +93,8 @@ class Follower:
             takes_deltas=state.cluster is None and takes_deltas(state.client, state.database),
         )
         self._sizes = DocumentSizes(state.client)
+        #: Collections where a unique index was in the way: least often it is of changes in the order of their times.
+        self._in_time: set[bytes] = set()
         self._most = _FIRST
         self._uncommitted: Committed | None = None
         self._flushed = time.monotonic()
@@ -178,8 +183,8 @@ class Follower:
             self._keys, self._keys_read = _keys(self._state, self._definitions), time.monotonic()
         fold = SyncFold(self._settings, self.collections, self._most, gone=self._gone, size_of=self._sizes)
         notes: list[Note] = []
-        with _StepsAhead(fold, window) as ahead:
-            for step in ahead:
+        with _StepsAhead(fold, window, self._statements) as ahead:
+            for step, made in ahead:
                 if isinstance(step, Definition):
                     notes += self._define(step)
                     continue
@@ -187,7 +192,7 @@ class Follower:
                 fold.most = self._most
                 ahead.begin()
                 if step.until > self.time or step.changes or notes or self._barrier:
-                    self._segment(step, notes, window)
+                    self._segment(step, notes, window, made)
                 notes = []
                 if self._stopped.is_set():
                     self._oplogs.close()
@@ -231,7 +236,13 @@ class Follower:
 
     # -- segments ---------------------------------------------------------------------------------------------------
 
-    def _segment(self, segment: ChangeSegment, notes: list[Note], window: OplogWindow) -> None:
+    def _statements(self, segment: ChangeSegment) -> SegmentStatements:
+        """The statements of a segment, where they are written without a look at the target's documents."""
+        if self.time < self.hold or self._keys or self._ownership.lanes > 2:
+            return NO_STATEMENTS
+        return segment_statements(segment.documents, self._encoder, self._in_time)
+
+    def _segment(self, segment: ChangeSegment, notes: list[Note], window: OplogWindow, made: SegmentStatements) -> None:
         begun = time.monotonic()
         if segment.capped:
             again = self._capped_begun
@@ -250,7 +261,7 @@ class Follower:
         def body(session: ClientSession) -> None:
             for note in notes:
                 note(session)
-            writer.write(session, documents, self.collections, tolerant=tolerant, ways=ways)
+            writer.write(session, documents, self.collections, tolerant=tolerant, ways=ways, made=made)
 
         while True:
             try:
@@ -259,6 +270,8 @@ class Follower:
             except OtherWayError as error:
                 _log.debug("written another way: %s", error)
                 ways[error.uuid] = error.way
+                if error.way == ANEW_WHOLE:
+                    self._in_time.add(error.uuid)
             except SinkError as error:
                 if error.code != TOO_LARGE or len(documents) < 2:
                     raise
@@ -363,19 +376,26 @@ class Follower:
 
 
 class _StepsAhead:
-    """The steps of a window. ``begin``: find the next one in a thread, while this one is carried out."""
+    """The steps of a window, with their statements. ``begin``: find the next one in a thread, while this one is carried
+    out."""
 
-    def __init__(self, fold: SyncFold, window: OplogWindow) -> None:
+    def __init__(
+        self, fold: SyncFold, window: OplogWindow, statements: Callable[[ChangeSegment], SegmentStatements]
+    ) -> None:
         self._steps = fold.steps(window)
-        self._ahead: ReadAhead[ChangeSegment | Definition | None] | None = None
+        self._statements = statements
+        self._ahead: ReadAhead[_Step | None] | None = None
 
     def begin(self) -> None:
         self._ahead = ReadAhead(self._next, lambda: None)
 
-    def _next(self) -> ChangeSegment | Definition | None:
-        return next(self._steps, None)
+    def _next(self) -> _Step | None:
+        step = next(self._steps, None)
+        if step is None:
+            return None
+        return step, NO_STATEMENTS if isinstance(step, Definition) else self._statements(step)
 
-    def __iter__(self) -> Iterator[ChangeSegment | Definition]:
+    def __iter__(self) -> Iterator[_Step]:
         while True:
             ahead, self._ahead = self._ahead, None
             step = self._next() if ahead is None else ahead.result()

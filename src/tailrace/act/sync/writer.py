@@ -21,8 +21,7 @@ Of a collection that is sharded on the target every document is read, since a st
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -34,9 +33,23 @@ from pymongo.errors import OperationFailure
 
 from tailrace.act.sync.deltas import DELTA, DeltaEncoder
 from tailrace.act.sync.fold import NOT_THERE, THERE, DocumentChanges
-from tailrace.act.sync.inserting import RawDocuments, has_dollar_in_id
+from tailrace.act.sync.inserting import RawDocuments
 from tailrace.act.sync.shard_keys import key_elements
 from tailrace.act.sync.state import SyncedCollection
+from tailrace.act.sync.statements import (
+    NO_STATEMENTS,
+    CollectionStatements,
+    Piece,
+    SegmentStatements,
+    by_collection,
+    chunks,
+    collection_statements,
+    delete_pieces,
+    is_empty_time,
+    needs_literal,
+    pieces,
+    query_of,
+)
 from tailrace.act.sync.target import REPLIES, is_worth_again
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -50,32 +63,10 @@ from tailrace.read.window.sortable_key import sortable_key
 DUPLICATE_KEY: Final = 11000
 #: From here on updates take names with a dollar as inserts do.
 NAMES_SINCE: Final = (5, 0)
-#: A command holds so many bytes of documents at most, or one document.
-_COMMAND_BYTES: Final = 8 << 20
-_COMMAND_DOCUMENTS: Final = 10_000
 #: A statement that replaces a larger document may not fit a message, beside the query.
 _REPLACED_MAX: Final = (16 << 20) - (64 << 10)
 #: So many documents are read at a time at first, and so many bytes of them are in memory if they are even.
 _READ_FIRST, _READ_MOST, _READ_BYTES = 64, 4_000, 16 << 20
-_EMPTY_TIMESTAMP: Final = bytes(8)
-#: Bytes without which no document has an empty timestamp or a name that begins with a dollar.
-_SUSPECT: Final = re.compile(rb"\x11[^\x00]*\x00{9}|[\x01-\x13\x7f\xff]\$")
-_NINE_ZEROS: Final = bytes(9)
-#: Types of ``_id`` that a query takes for a value and nothing else.
-_PLAIN_TYPES: Final = frozenset(
-    (
-        raw_bson.DOUBLE,
-        raw_bson.STRING,
-        raw_bson.BINARY,
-        raw_bson.OBJECT_ID,
-        raw_bson.BOOL,
-        raw_bson.DATE,
-        raw_bson.INT32,
-        raw_bson.TIMESTAMP,
-        raw_bson.INT64,
-        raw_bson.DECIMAL128,
-    )
-)
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     document_class=RawBSONDocument, unicode_decode_error_handler="surrogateescape"
 )
@@ -152,23 +143,26 @@ class ChangesWriter:
         *,
         tolerant: bool,
         ways: Mapping[bytes, int],
+        made: SegmentStatements = NO_STATEMENTS,
     ) -> None:
         """Write what the documents are after their changes. ``tolerant``: the target may hold later changes. ``ways``:
-        how the documents of a collection are written, if not by deltas. Raises TargetMismatchError, OtherWayError,
-        PyMongoError."""
+        how the documents of a collection are written, if not by deltas. ``made``: their statements, if they were made
+        beforehand. Raises TargetMismatchError, OtherWayError, PyMongoError."""
         self.written_bytes = 0
-        by_collection: dict[bytes, list[DocumentChanges]] = {}
-        for one in documents:
-            if one.uuid in collections:
-                by_collection.setdefault(one.uuid, []).append(one)
-        for uuid, changed in by_collection.items():
+        statements = made.collections if made.documents is documents else {}
+        for uuid, changed in by_collection(documents).items():
+            if uuid not in collections:
+                continue
             collection, way = collections[uuid], ways.get(uuid, BY_DELTAS)
             key = tuple(self._keys.get(collection.target_uuid, ()))
             encoder = None if tolerant or key or way != BY_DELTAS else self._encoder
-            table = _Table(self._client, session, collection, int(self._hold), encoder, tolerant=tolerant, key=key)
+            table = _Table(self._client, session, collection, int(self._hold), tolerant=tolerant, key=key)
             table.checks_names = self._version < NAMES_SINCE
             try:
-                table.write(changed, anew=way == ANEW_WHOLE)
+                if encoder is None:
+                    table.write(changed, anew=way == ANEW_WHOLE)
+                else:
+                    table.write_statements(statements.get(uuid) or collection_statements(changed, encoder))
             except OperationFailure as error:
                 if error.code == DUPLICATE_KEY and way != ANEW_WHOLE:
                     raise OtherWayError(uuid, ANEW_WHOLE, error) from None
@@ -193,7 +187,6 @@ class _Table:
         session: ClientSession,
         collection: SyncedCollection,
         hold: int,
-        encoder: DeltaEncoder | None,
         *,
         tolerant: bool,
         key: tuple[str, ...],
@@ -203,7 +196,6 @@ class _Table:
         self._session = session
         self._held = _Held(collection.target, hold)
         self._tolerant = tolerant
-        self._encoder = encoder
         #: The paths of its shard key; empty: it is not sharded.
         self._key = key
         #: Whether updates refuse names with a dollar, which an insert takes.
@@ -215,37 +207,42 @@ class _Table:
         #: By their elements, documents whose ``_id`` the collection's collation takes for that of one that is written.
         self._equals: dict[bytes, None] = {}
 
+    def write_statements(self, made: CollectionStatements) -> None:
+        """Write the documents of a target that equals the source: by statements, and the rest as ``write`` does.
+        Inserts come last, as there."""
+        self.has_deltas = bool(made.updates)
+        self.written += made.size
+        for one in made.deletes:
+            self._delete(one)
+        for one in made.updates:
+            self._update(one)
+        self.write(made.rest, anew=False)
+        for one in made.inserts:
+            self._insert_plain(one)
+        self._insert_special(made.special)
+
     def write(self, documents: Sequence[DocumentChanges], *, anew: bool) -> None:
+        """Write documents: what of the target's own is needed is read in the transaction."""
         waiting: list[bytes] = []  # what is inserted after everything else
         self._keys_written = frozenset(one.key for one in documents) if anew and self._tolerant else frozenset()
         for part in self._parts(documents):
             todo = _Writes([], [], [])
-            works = self._works([one for one in part if not self._by_deltas(one, todo)])
+            works = self._works(part)
             apply_all([work for _, work in works])
             for one, work in works:
                 self._sort(one, work, todo, anew=anew)
-            todo.deleted.extend(map(_query, self._equals))
+            todo.deleted.extend(map(query_of, self._equals))
             self._equals.clear()
-            self._delete(todo.deleted)
-            self._update(todo.updates)
+            for piece in delete_pieces(todo.deleted):
+                self._delete(piece)
+            for piece in pieces(todo.updates):
+                self._update(piece)
             self.written += sum(map(len, todo.inserted)) + sum(map(len, todo.updates))
             if anew:
                 waiting += todo.inserted
             else:
                 self._insert(todo.inserted)
         self._insert(waiting)
-
-    def _by_deltas(self, one: DocumentChanges, todo: _Writes) -> bool:
-        """Whether the changes are written by updates that say what changes, which are added to ``todo`` then."""
-        if self._encoder is None or one.before != THERE:
-            return False
-        updates = self._encoder.updates(one.changes)
-        if updates is None:
-            return False
-        self.has_deltas = True
-        query = _query(one.identifier)
-        todo.updates.extend(raw_bson.encode_document(query, update) for update in updates)
-        return True
 
     def _parts(self, documents: Sequence[DocumentChanges]) -> Iterator[Sequence[DocumentChanges]]:
         """The documents in parts whose current state fits in memory, by the sizes of those before."""
@@ -307,7 +304,7 @@ class _Table:
     def _named(self, identifier: bytes, document: bytes | None) -> bytes:
         """The element of a statement that names a document: by ``_id``, and by the shard key that ``document`` has."""
         if not self._key or document is None:
-            return _query(identifier)
+            return query_of(identifier)
         equals = raw_bson.encode_document(
             raw_bson.encode_element(identifier[0], b"$eq", identifier[ID_HEAD:]),
         )
@@ -325,7 +322,7 @@ class _Table:
         asked = {one.key for one in documents}
         values = [one.identifier for one in documents]
         there = collection_of(self._database, self._name)
-        for some in _chunks(values, len, _COMMAND_BYTES):
+        for some in chunks(values, len):
             names = (
                 raw_bson.encode_element(value[0], b"%d" % number, value[ID_HEAD:]) for number, value in enumerate(some)
             )
@@ -347,28 +344,31 @@ class _Table:
                     self._equals[element] = None
         return found
 
-    def _delete(self, queries: Sequence[bytes]) -> None:
-        for some in _chunks(queries, len, _COMMAND_BYTES):
-            statements = b"".join(raw_bson.encode_document(one, _LIMIT) for one in some)
-            self._send({"delete": self._name, "deletes": [RawDocuments(statements)]}, len(some), "delete")
+    def _delete(self, some: Piece) -> None:
+        self._send({"delete": self._name, "deletes": [RawDocuments(some.raw)]}, some.number, "delete")
 
-    def _update(self, statements: Sequence[bytes]) -> None:
-        for some in _chunks(statements, len, _COMMAND_BYTES):
-            command = {"update": self._name, "updates": [RawDocuments(b"".join(some))], **_BYPASS}
-            self._send(command, len(some), "update")
+    def _update(self, some: Piece) -> None:
+        command = {"update": self._name, "updates": [RawDocuments(some.raw)], **_BYPASS}
+        self._send(command, some.number, "update")
 
     def _insert(self, documents: Sequence[bytes]) -> None:
-        plain = [one for one in documents if not needs_literal(one)]
-        for some in _chunks(plain, len, _COMMAND_BYTES):
-            self._send(
-                {"insert": self._name, "documents": [RawDocuments(b"".join(some))], **_BYPASS}, len(some), "insert"
-            )
-        if len(plain) == len(documents):
-            return
+        plain: list[bytes] = []
+        special: list[bytes] = []
         for one in documents:
-            if needs_literal(one) and self._strange(one):
+            (special if needs_literal(one) else plain).append(one)
+        for some in pieces(plain):
+            self._insert_plain(some)
+        self._insert_special(special)
+
+    def _insert_plain(self, some: Piece) -> None:
+        command = {"insert": self._name, "documents": [RawDocuments(some.raw)], **_BYPASS}
+        self._send(command, some.number, "insert")
+
+    def _insert_special(self, documents: Sequence[bytes]) -> None:
+        for one in documents:
+            if self._strange(one):
                 self._insert_strange(one)
-            elif needs_literal(one):
+            else:
                 statement = raw_bson.encode_document(self._named(_identifier(one), one), _update(one), _UPSERT)
                 self._send({"update": self._name, "updates": [RawDocuments(statement)], **_BYPASS}, 1, "insert")
 
@@ -378,7 +378,7 @@ class _Table:
 
     def _insert_strange(self, document: bytes) -> None:
         """Insert it, and put the empty timestamps into it afterwards."""
-        empty = [document[one.start : one.end] for one in raw_bson.elements(document) if _is_empty_time(document, one)]
+        empty = [document[one.start : one.end] for one in raw_bson.elements(document) if is_empty_time(document, one)]
         change = raw_bson.encode_element(raw_bson.OBJECT, b"$set", raw_bson.encode_document(*empty))
         statement = raw_bson.encode_document(
             self._named(_identifier(document), document),
@@ -410,25 +410,7 @@ class _Table:
 
 
 _BYPASS: Final = {"ordered": True, "bypassDocumentValidation": True}
-_LIMIT: Final = raw_bson.encode_element(raw_bson.INT32, b"limit", raw_bson.encode_int32(1))
 _UPSERT: Final = raw_bson.encode_element(raw_bson.BOOL, b"upsert", b"\x01")
-
-
-def needs_literal(document: bytes) -> bool:
-    """Whether an insert or a replacement would not store these bytes: the server puts its time in the place of an empty
-    timestamp on top level, takes names with a dollar there for operators, and refuses them inside of ``_id``."""
-    # Most have neither; looking for these is ten times as fast as the expression.
-    if b"$" not in document and _NINE_ZEROS not in document:
-        return False
-    if _SUSPECT.search(document) is None:
-        return False
-    if any(one.name.startswith(b"$") or _is_empty_time(document, one) for one in raw_bson.elements(document)):
-        return True
-    return has_dollar_in_id(document)
-
-
-def _is_empty_time(document: bytes, one: raw_bson.Element) -> bool:
-    return one.type == raw_bson.TIMESTAMP and one.name != b"_id" and raw_bson.value(document, one) == _EMPTY_TIMESTAMP
 
 
 def _update(document: bytes) -> bytes:
@@ -447,25 +429,6 @@ def _is_modifier(body: bytes) -> bool:
     return element is not None and element.name.startswith(b"$")
 
 
-def _query(identifier: bytes) -> bytes:
-    """The element of a statement that names a document by ``_id``, which may be a document: it is never taken for
-    operators. What cannot be is given as it is: a server finds it without making a plan (half the time of a small
-    update on 6.0.27)."""
-    size = len(identifier)
-    if identifier[0] in _PLAIN_TYPES:
-        return b"\x03q\0" + (size + 5).to_bytes(4, "little") + identifier + b"\0"
-    return (
-        b"\x03q\0"
-        + (size + 15).to_bytes(4, "little")
-        + b"\x03_id\0"
-        + (size + 5).to_bytes(4, "little")
-        + identifier[:1]
-        + b"$eq\0"
-        + identifier[ID_HEAD:]
-        + b"\0\0"
-    )
-
-
 def _identifier(document: bytes) -> bytes:
     """The element ``_id`` of a document."""
     if document[5:9] == b"_id\0" and (size := raw_bson.FIXED_SIZES.get(document[4])) is not None:
@@ -474,21 +437,6 @@ def _identifier(document: bytes) -> bytes:
     if found is None:
         raise TargetMismatchError("a document has no _id", hint="The sync cannot tell it from others")
     return document[found.start : found.end]
-
-
-def _chunks(items: Iterable[Any], size: Any, most: int) -> Iterator[list[Any]]:
-    """Lists of items of ``most`` bytes together, or of one item."""
-    some: list[Any] = []
-    total = 0
-    for item in items:
-        each = size(item)
-        if some and (total + each > most or len(some) >= _COMMAND_DOCUMENTS):
-            yield some
-            some, total = [], 0
-        some.append(item)
-        total += each
-    if some:
-        yield some
 
 
 __all__ = ["ANEW", "DELETE", "NAMES_SINCE", "ChangesWriter", "OtherWayError", "TargetMismatchError", "needs_literal"]
