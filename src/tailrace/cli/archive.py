@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from tailrace.read.archive.writer import ArchiveProgress
 
 _DESCRIPTION = """\
-Keep a deployment's oplog for longer than the deployment does. Every oplog entry goes to DIR as it is, once, with the
-stored pre-images, in compressed Parquet files: a replica set's, or those of all shards and of the config server. Run it
-again to continue where it stopped. "tailrace replay DIR" reads change streams from it. With --archive DIR, or
-connect(uri, archive=DIR), a stream of the deployment may start before its oplog begins.
+Keep a deployment's oplog for longer than the deployment does. Every oplog entry is written to DIR once, unchanged, in
+compressed Parquet files, and so are the stored pre-images. For a cluster, these are the oplogs of all shards and of the
+config server. Run it again to continue where it stopped. "tailrace replay DIR" reads change streams from it. With
+--archive DIR, or connect(uri, archive=DIR), a stream of the deployment may start before its oplog begins.
 
 DIR may be s3://BUCKET/PREFIX (extra: s3): then --state names a local folder for the files on their way.
 
@@ -65,7 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--state",
         type=Path,
         metavar="FOLDER",
-        help="with s3://: a local folder, the same one each time, which says that the archive is this process's",
+        help="with s3://: a local folder, the same one each time; it proves that the archive is this process's",
     )
     parser.add_argument(
         "--take-over",

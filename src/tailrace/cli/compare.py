@@ -36,8 +36,8 @@ _DESCRIPTION = """\
 Read the server's own change stream and Tailrace's side by side, on your deployment and with your writes, and compare
 them byte for byte: events, resume tokens, their order, and what follows after resumes at random tokens. It only reads.
 
-The exit status is 0 if nothing differs, 3 if something does, and 1 if the comparison could not be made. A
-difference is shown once for each kind, with its oplog entries; all values in it are masked, and names too."""
+The exit status is 0 if nothing differs, 3 if something does, and 1 if the comparison could not be made. Each
+kind of difference is shown once, with its oplog entries; all values and names in it are masked."""
 _EXAMPLES = """\
 examples:
   tailrace compare URI shop.orders --duration 1h

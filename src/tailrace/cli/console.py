@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LISTEN: Final = "127.0.0.1:8099"
 _DESCRIPTION: Final = """\
-Serve a page for people that shows a deployment: events by namespace and kind, the live tail with what each change
+Serve a page that shows a deployment: events by namespace and kind, the live tail with what each change
 changed, lag and oplog of each shard, the streams of a gateway, leases and dead letters of listeners, lakes, tables,
 archives and syncs, what tailrace doctor says, and a token decoder. It only reads, and changes nothing.
 

@@ -1,4 +1,4 @@
-"""``tailrace dead-letters``: changes that listeners gave up: listed, shown, handed to a handler again, discarded."""
+"""``tailrace dead-letters``: changes that listeners gave up on: listed, shown, handed to a handler again, discarded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tailrace.act.consumer.dead_letters import DeadLetter, DeadLetters
 
 _DESCRIPTION: Final = """\
-The changes that listeners gave up (tailrace listen --dead-letters), and those that an operator left out (tailrace
+The changes that listeners gave up on (tailrace listen --dead-letters), and those that an operator left out (tailrace
 leases skip).
 
   list     with position and reason, oldest change first
@@ -41,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command to the main parser."""
     parser = subparsers.add_parser(
         "dead-letters",
-        help="list, show, replay or discard the changes that listeners gave up",
+        help="list, show, replay or discard the changes that listeners gave up on",
         usage="tailrace dead-letters [list] [URI] [--resource NAME] [--letters DB.COLL] [--json]\n"
         "       tailrace dead-letters show [URI] [--change ID] [--resource NAME]\n"
         "       tailrace dead-letters replay MODULE:HANDLER [URI] (--change ID | --all) [--resource NAME] [--anyway] "

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from tailrace.watch.gateway.server import Gateway
 
 _DESCRIPTION: Final = """\
-Listen for MongoDB drivers and answer their change streams from one shared read of the oplog. Everything else goes to
-the server as it comes, on a separate connection for each client, where the client itself logs in. Applications change
-nothing but the address. SIGTERM and Ctrl-C end the streams so that drivers resume them elsewhere."""
+Listen for MongoDB drivers and answer their change streams from one shared read of the oplog. Everything else is
+passed to the server unchanged, on a separate connection for each client, on which the client itself logs in.
+Applications change nothing but the address. SIGTERM and Ctrl-C end the streams, and drivers resume them elsewhere."""
 LISTEN: Final = "127.0.0.1:27117"
 _ALL: Final = ("", "0.0.0.0", "::")
 _THREADS_S: Final = 1.0

@@ -29,8 +29,8 @@ running stream and its readers need not stop, except for change.
   erase DIR --match '{"ns.coll": "customers", "documentKey._id": 5}'
                  take out every event that the $match selects, whatever its age; --dry-run shows what would go
   change PIPELINE.yaml
-                 make the lake of a pipeline file what the file says now: columns, or a wider stream, whose
-                 events are backfilled from the archive and the oplog; stop the stream first"""
+                 make a lake match its pipeline file again: other columns, or a wider stream, whose events are
+                 backfilled from the archive and the oplog; stop the stream first"""
 _ACTIONS = ("status", "verify", "compact", "expire", "erase", "change")
 #: The flags that say nothing to the other actions.
 _FLAGS_OF = {
@@ -108,7 +108,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--from-now",
         action="store_const",
         const=True,
-        help="with change: backfill nothing; the wider stream holds from where the lake's stream stands",
+        help="with change: backfill nothing; the wider stream begins where the lake's stream stands",
     )
     parser.set_defaults(run=run)
     return parser

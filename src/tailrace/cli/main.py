@@ -43,7 +43,7 @@ COMMANDS: Final = {
     "token": "decode and encode resume tokens",
     "listen": "call a handler with every change, in one process at a time",
     "leases": "list the leases of listeners; pause, move, hand over or delete one",
-    "dead-letters": "list, show, replay or discard the changes that listeners gave up",
+    "dead-letters": "list, show, replay or discard the changes that listeners gave up on",
     "view": "verify, rebuild or keep a denormalised view",
     "gateway": "serve change streams to drivers of any language",
     "streams": "list the change streams that a gateway serves",

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Read a change stream of MongoDB with Spark and keep it in a directory of Parquet files: in order and exactly once, even
-after a crash. Beside the lake the file can keep tables and an archive, and publish messages. Stop it with Ctrl-C; when
-it is started again, it continues where it stopped. The file is explained in examples/pipeline.yaml and
+after a crash. Besides the lake, the file can ask for tables, an archive and messages. Stop it with Ctrl-C; when it is
+started again, it continues where it stopped. The file is explained in examples/pipeline.yaml and
 docs/how-to/lake.md."""
 _LOOK_S = 0.25
 

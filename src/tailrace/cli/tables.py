@@ -92,7 +92,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--iceberg",
         metavar="CATALOG",
-        help="with write, verify, expire: the tables are Iceberg's too, in the catalogue with this URI "
+        help="with write, verify, expire: the tables are Iceberg tables too, in the catalogue with this URI "
         "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
     )
     parser.add_argument(

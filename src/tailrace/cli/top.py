@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _DESCRIPTION: Final = """\
 Show a deployment in the terminal, refreshed in place: events by namespace and kind, lag and oplog of each shard,
 leases, a gateway's streams, lakes, tables, archives and syncs, dead letters, and what tailrace doctor finds wrong. It
-only reads, and changes nothing. Into a pipe it prints one reading after another. Ctrl-C ends it."""
+only reads, and changes nothing. Into a pipe, it prints one reading after another. Ctrl-C ends it."""
 #: How long the first look waits for panels whose servers do not answer.
 _FIRST_S: Final = 12.0
 

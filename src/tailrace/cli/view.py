@@ -27,10 +27,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "view",
         help="verify, rebuild or keep a denormalised view",
-        description="A view: documents of one collection carry fields of the documents of another that they name, or "
-        "the number of documents of another that name them (--count), and sums over these (--sum). "
-        "verify recomputes it and prints what differs (exit status 1); rebuild writes it anew, even while it is "
-        "being kept; run keeps it until it is interrupted, in as many processes as you like.",
+        description="A view: documents of one collection carry fields of the documents of another that they refer to, "
+        "or the number of documents of another that refer to them (--count), and sums over these (--sum). "
+        "verify recomputes it and prints what differs (exit status 1); rebuild writes it again, even while run keeps "
+        "it; run keeps it up to date until it is interrupted, in as many processes as you like.",
     )
     parser.add_argument("action", choices=("verify", "rebuild", "run"), help="what to do, as above")
     add_uri_argument(parser)

@@ -62,7 +62,7 @@ class TableSettings:
         feed_h: the tables have a change feed that reaches back this many hours (0: none)
         masks: what is masked in every document before it is kept
         take_over: write tables in an object store that another state has written
-        iceberg: the catalogue in which the tables are Iceberg's too (``None``: in none)
+        iceberg: the catalogue in which the tables are Iceberg tables too (``None``: in none)
     """
 
     root: TablePlace

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.core.expression.language.core import parse_operand
 from tailrace.core.expression.language.expression import Bindings, Expression
 from tailrace.core.expression.language.registry import NOT_SUPPORTED, parse_failure, refuse, register
 from tailrace.core.expression.values import value as v
@@ -56,13 +55,8 @@ def _meta(operand: Value, bindings: Bindings) -> Expression:
     return Expression(lambda frame: None, "operator", name="$meta")
 
 
-def _hashed(operand: Value, bindings: Bindings) -> None:
-    parse_operand(operand, bindings)
-
-
 refuse("$function", "expression", "JavaScript is not run here", check=_function)
 refuse("$rand", "expression", "it is random", check=_rand)
-refuse("$toHashedIndexKey", "expression", "the index hash is left to the server", check=_hashed, since="5.0")
 register(
     "$meta",
     "variable",
