@@ -8,10 +8,11 @@ from typing import Final
 import pyarrow.compute as pc
 
 from tailrace.core.printable import in_a_line
+from tailrace.lake.tables.column_values import is_far
 from tailrace.lake.tables.data_files import opened
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.names import BSON, OURS
-from tailrace.lake.tables.schema import COLUMNS_MAX, CUT_MAX, Column, Decoded, TableSchema, is_far, value_at
+from tailrace.lake.tables.schema import COLUMNS_MAX, CUT_MAX, Column, Decoded, TableSchema, value_at
 
 #: So many fields without a column are named at once.
 _NAMED: Final = 20
