@@ -35,7 +35,7 @@ from tailrace.lake.tables.names import free_name
 DEPTH_MAX: Final = 16
 #: An object with more fields than this is a map, whose keys are data: it is text in Extended JSON.
 FIELDS_MAX: Final = 100
-#: A table has no more leaves than this in all its columns together.
+#: The columns of a table that hold others have no more scalars in them than this, all together.
 LEAVES_MAX: Final = 1000
 #: The types that a type becomes when a value does not fit, before it becomes text in Extended JSON.
 WIDER: Final = {"int": ("long", "double"), "long": ("double",), "date": ("timestamp",)}
@@ -241,10 +241,10 @@ def nested_arrow(type_: NestedType) -> pa.DataType:
 
 def extends(new: NestedType, old: NestedType) -> bool:
     """Whether rows that were written as ``old`` can be read as ``new``: it has other fields besides, no more."""
-    if isinstance(new, LeafType) or isinstance(old, LeafType):
+    if not (has_leaf(new) or has_leaf(old)):
+        return True
+    if isinstance(new, LeafType) or isinstance(old, LeafType) or has_leaf(new) != has_leaf(old):
         return new == old
-    if has_leaf(new) != has_leaf(old):
-        return False
     if isinstance(new, ListType) or isinstance(old, ListType):
         return isinstance(new, ListType) and isinstance(old, ListType) and extends(new.element, old.element)
     first = new.fields[: len(old.fields)]

@@ -55,8 +55,8 @@ class Column:
 
     @property
     def leaves(self) -> int:
-        """How many scalars a row has in it."""
-        return nested.leaves_of(nested.parsed(self.type)) if nested.is_nested(self.type) else 1
+        """How many scalars its type holds; 0 where it is one itself."""
+        return nested.leaves_of(nested.parsed(self.type)) if nested.is_nested(self.type) else 0
 
 
 @dataclass(frozen=True)
