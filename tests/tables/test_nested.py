@@ -156,6 +156,8 @@ def test_a_table_has_no_more_scalars_than_its_readers_take() -> None:
     grown = rows(found.schema, {"o0": {"more": {f"g{one}": one for one in range(11)}}})
     assert types(grown)["o0"] == "json"
     assert grown.retyped
+    full = {"o0": {"more": {f"g{one}": one for one in range(10)}}, "n": 1, "l": [1]}
+    assert [types(rows(found.schema, full))[name] for name in "nl"] == ["long", "json"]
 
 
 def test_what_is_deep_is_json() -> None:
@@ -269,6 +271,9 @@ def test_the_status_tells_of_them(tmp_path: Path) -> None:
     made.whole([{"_id": 1, "o": {"a": 1}, "l": [1, "x"]}])
     told = list(described(CollectionTable(tmp_path / "t", "shop.orders")))
     assert told == ["l is in column l: array<json>; it was array<long>"]
+    made.change([{"_id": 2, "when": [DatetimeMS(2**60)]}, {"_id": 3, "when": [DatetimeMS(0)]}])
+    (line,) = [one for one in described(CollectionTable(tmp_path / "t", "shop.orders"), whole=True) if "when" in one]
+    assert line == "when is in column when: array<timestamp>; 1 rows with dates too far away for readers are NULL"
 
 
 @pytest.fixture

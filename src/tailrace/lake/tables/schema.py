@@ -204,9 +204,9 @@ def _inferred(value: Any, schema: TableSchema, columns: Sequence[Column]) -> str
     if not schema.nested:
         return type_of(value)
     found = nested.inferred_type(value)
-    if nested.leaves_of(found) > nested.LEAVES_MAX - sum(one.leaves for one in columns):
-        return "json"
-    return nested.text_of(found if schema.widens else nested.settled(found))
+    new = nested.text_of(found if schema.widens else nested.settled(found))
+    room = nested.LEAVES_MAX - sum(one.leaves for one in columns)
+    return "json" if nested.is_nested(new) and nested.leaves_of(found) > room else new
 
 
 def _widened(column: Column, rows: Sequence[dict[str, Any] | None], room: int, *, grows: bool) -> Column:
