@@ -17,6 +17,7 @@ from tailrace.core.kernel import Part, encode_json, gather
 from tailrace.core.kernel.document_fields import FieldScan, words
 from tailrace.lake.tables import column_values, nested
 from tailrace.lake.tables import schema as slow
+from tailrace.lake.tables.nested_arrays import NestedArrays
 from tailrace.lake.tables.schema import Column, Converted, TableSchema
 
 RowMask = npt.NDArray[np.bool_]
@@ -44,9 +45,13 @@ def typed_columns(
     if misfits and schema.policy == "fail":
         return slow.convert(schema, documents)
     arrays: list[pa.Array] = []
+    inner = NestedArrays(data, _MAKERS, grows=schema.grows)
     for column in columns:
         part = fields.part(column.path)
-        array, made = _MAKERS.get(column.type, _nothing)(data, part, column.arrow)
+        if nested.is_nested(column.type):
+            array, made = inner.make(nested.parsed(column.type), part)
+        else:
+            array, made = _MAKERS.get(column.type, _nothing)(data, part, column.arrow)
         left = np.flatnonzero(~whole | ~made & (part.type != 0) & (part.type != raw_bson.NULL))
         if left.size:
             if nested.is_nested(column.type):
