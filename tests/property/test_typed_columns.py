@@ -111,7 +111,7 @@ def batches() -> list[list[bytes]]:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", ["inferred", "declared", "nested", "declared nested"])
 def test_columns_are_those_of_the_reference(policy: Policy, kind: str) -> None:
-    for first in range(0, len(batches()), 3):
+    for first in range(3 * ("nested" in kind), len(batches()), 6):
         schema = TableSchema(policy=policy, nested=kind == "nested")
         if kind.startswith("declared"):
             schema = TableSchema.declared(DECLARED | (NESTED if kind.endswith("nested") else {}), policy)
@@ -170,6 +170,31 @@ def test_no_usual_document_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = compiled(schema, documents)
     assert len(made.arrays) == len(schema.columns)
     assert len(set(decoded)) < 30
+
+
+def test_no_usual_object_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        {"sku": "x", "n": 1, "tags": ["x", None], "price": 2.5},
+        None,
+        {"n": 2, "at": DatetimeMS(0), "deep": [[1]]},
+    ]
+    documents = [
+        bson.encode({"_id": number, "o": {"lines": lines[: number % 4], "name": "é"}, "l": [] if number % 3 else lines})
+        for number in range(40)
+    ]
+    schema = convert(TableSchema(nested=True), documents).schema
+    assert outcome(compiled, schema, documents) == outcome(convert, schema, documents)
+    monkeypatch.setattr("tailrace.lake.tables.typed._value", lambda *_: pytest.fail("a value was decoded"))
+    assert len(compiled(schema, documents).arrays) == 3
+
+
+@pytest.mark.parametrize("count", [511, 512, 513, 600])
+def test_long_arrays_have_the_columns_of_the_reference(count: int) -> None:
+    documents = [bson.encode({"l": list(range(one)), "o": [{"n": 1}] * one}) for one in (1, count, 0, 12)]
+    schema = TableSchema(nested=True)
+    assert outcome(compiled, schema, documents) == outcome(convert, schema, documents)
+    known = convert(schema, documents).schema
+    assert outcome(compiled, known, documents) == outcome(convert, known, documents)
 
 
 def test_a_table_has_no_more_columns_than_its_readers_take() -> None:
