@@ -8,7 +8,7 @@ that a column's name means the same number in every file of a table, so the snap
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pyiceberg.schema import Schema
@@ -56,8 +56,21 @@ def numbered(fields: Sequence[Mapping[str, Any]], before: Schema | None, last_id
 
 
 def columns_of(schema: Schema) -> set[tuple[int, str, str]]:
-    """Number, name and type of each column."""
-    return {(one.field_id, one.name, str(one.field_type)) for one in schema.fields}
+    """Number, name and type of each column, and of what is inside of them: a struct that gets a field has all that it
+    had."""
+    return {found for one in schema.fields for found in _numbers_in(one.field_id, one.name, one.field_type)}
+
+
+def _numbers_in(number: int, name: str, type_: IcebergType) -> Iterator[tuple[int, str, str]]:
+    if isinstance(type_, ListType):
+        yield number, name, "list"
+        yield from _numbers_in(type_.element_id, f"{name}.element", type_.element_type)
+    elif isinstance(type_, StructType):
+        yield number, name, "struct"
+        for one in type_.fields:
+            yield from _numbers_in(one.field_id, f"{name}.{one.name}", one.field_type)
+    else:
+        yield number, name, str(type_)
 
 
 def name_mapping(schema: Schema) -> str:
