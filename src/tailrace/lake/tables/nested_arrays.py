@@ -41,7 +41,7 @@ _FIXED: Final = _by_type(raw_bson.FIXED_SIZES)
 _SIZED: Final = _by_type(raw_bson.LENGTH_EXTRAS)
 
 
-class Elements(NamedTuple):
+class ArrayElements(NamedTuple):
     """The elements of arrays, one array after the other: ``offsets`` says where each begins. ``made``: which arrays
     were gone through; the others seem empty."""
 
@@ -119,7 +119,7 @@ class NestedArrays:
         return pa.ListArray.from_arrays(offsets, array, type=nested_arrow(type_)), made
 
 
-def elements_of(data: Bytes, part: Part) -> Elements:
+def elements_of(data: Bytes, part: Part) -> ArrayElements:
     """The elements of arrays, which are valid BSON."""
     count = len(part.type)
     made = np.ones(count, np.bool_)
@@ -144,7 +144,7 @@ def elements_of(data: Bytes, part: Part) -> Elements:
     kept = made[owner]
     order = np.flatnonzero(kept)[np.argsort(owner[kept], kind="stable")]
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.bincount(owner[kept], minlength=count))))
-    return Elements(offsets, Part(start[order], end[order], types[order]), made)
+    return ArrayElements(offsets, Part(start[order], end[order], types[order]), made)
 
 
 def _after_key(data: Bytes, at: _Numbers) -> _Numbers:
