@@ -24,6 +24,7 @@ from pymongo import DeleteOne, InsertOne, MongoClient, UpdateOne
 from pymongo.write_concern import WriteConcern
 
 from tailrace.embedded import ReplicaSet
+from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
 
@@ -88,6 +89,24 @@ def ours(uri: str, root: Any, write: Any, **options: Any) -> tuple[float, float]
         return time.monotonic() - begun, copied
 
 
+def nested(uri: str, root: Path, write: Any) -> dict[str, float]:
+    """Seconds of this process's processors for the same changes, with objects and arrays as text and as structs and
+    lists."""
+    rules = {name: TableRule("bench.orders", TableSchema(nested=name == "nested")) for name in ("text", "nested")}
+    settings = {name: TableSettings(root / name, (rule,), every_s=0.0) for name, rule in rules.items()}
+    for one in settings.values():
+        with TablesWriter(uri, one) as writer:
+            writer.run_to_present()
+    write()
+    found = {}
+    for name, one in settings.items():
+        begun = time.process_time()
+        with TablesWriter(uri, one) as writer:
+            writer.run_to_present()
+        found[name] = time.process_time() - begun
+    return found
+
+
 def loop(uri: str, root: Path, collection: Any, count: int, documents: int) -> float:
     """Changes a second of the loop that one writes by hand."""
     found = [bytes(one.raw) for one in collection.with_options(codec_options=_RAW).find()]
@@ -138,6 +157,7 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=1_000_000)
     parser.add_argument("--documents", type=int, default=200_000)
     parser.add_argument("--loop", type=int, default=40_000, help="changes for the loop by hand (0: leave it out)")
+    parser.add_argument("--nested", action="store_true", help="compare columns of structs and lists with text instead")
     parser.add_argument("--uri", help="a deployment that runs already")
     args = parser.parse_args()
     with (
@@ -147,6 +167,11 @@ def main() -> None:
         client = MongoClient[Any](members.uri)
         collection = client.bench.orders
         fill(collection, args.documents)
+        if args.nested:
+            spent = nested(members.uri, Path(directory), lambda: changes(collection, args.changes, args.documents, 2))
+            for name, cpu in spent.items():
+                print(f"{name:<13} {1e6 * cpu / args.changes:12.1f} us of CPU for a change ({args.changes:,} changes)")
+            return
         seconds, copied = ours(
             members.uri, Path(directory) / "ours", lambda: changes(collection, args.changes, args.documents, 2)
         )

@@ -15,16 +15,27 @@ if TYPE_CHECKING:
     from tailrace.lake.spark.tables import read
     from tailrace.lake.tables.as_of import as_of
     from tailrace.lake.tables.iceberg_settings import IcebergSettings
+    from tailrace.lake.tables.schema import TableSchema
     from tailrace.lake.tables.settings import TableRule, TableSettings
     from tailrace.lake.tables.writer import TablesWriter
 
-__all__ = ["IcebergSettings", "TableRule", "TableSettings", "TablesWriter", "as_of", "object_place", "read"]
+__all__ = [
+    "IcebergSettings",
+    "TableRule",
+    "TableSchema",
+    "TableSettings",
+    "TablesWriter",
+    "as_of",
+    "object_place",
+    "read",
+]
 
 __getattr__ = lazily(
     __name__,
     {
         "IcebergSettings": "tailrace.lake.tables.iceberg_settings",
         "TableRule": "tailrace.lake.tables.settings",
+        "TableSchema": "tailrace.lake.tables.schema",
         "TableSettings": "tailrace.lake.tables.settings",
         "TablesWriter": "tailrace.lake.tables.writer",
         "as_of": "tailrace.lake.tables.as_of",

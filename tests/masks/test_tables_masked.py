@@ -16,6 +16,7 @@ from typing import Any
 
 import bson
 import pytest
+from deltalake import DeltaTable
 from pymongo import MongoClient
 
 from tailrace.core.masking import documents
@@ -33,15 +34,18 @@ from tests.tables.equality import in_table, key_of
 
 pytestmark = pytest.mark.mongod
 _PLAIN = RULES["{db}.*"]
+_ITEMS = "array<struct<sku: int, secret: json, gone: json, n: json>>"
 _CHILD = """
 import sys
 from pathlib import Path
+from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
 from tailrace.masks import Masks
 uri, root, pattern, masks = sys.argv[1:]
 settings = TableSettings(
-    Path(root), (TableRule(pattern),), every_s=0.0, compact_every=2, feed_h=1.0, masks=Masks.load(masks)
+    Path(root), (TableRule(pattern, TableSchema(nested=True)),), every_s=0.0, compact_every=2, feed_h=1.0,
+    masks=Masks.load(masks)
 )
 with TablesWriter(uri, settings) as writer:
     print("begun", flush=True)
@@ -95,7 +99,13 @@ def test_tables_equal_masked_collections_and_no_masked_byte_is_on_the_disk(
     writes.open()
     writes.write(60)
     # A declared column that does not fit: the document goes into quarantine.
-    strict = settings(root, database, masks, schema=TableSchema.declared({"n": "int"}, "quarantine"))
+    columns = {
+        "n": "int",
+        "items": _ITEMS,
+        "card": "struct<number: json, holder: struct<name: json>>",
+        "phones": "json",
+    }
+    strict = settings(root, database, masks, schema=TableSchema.declared(columns, "quarantine"))
     with TablesWriter(uri, strict) as writer:
         writer.run_to_present()
         for _ in range(4):
@@ -108,6 +118,10 @@ def test_tables_equal_masked_collections_and_no_masked_byte_is_on_the_disk(
         writes.write(20)
         writer.run_to_present()
     assert (root / "_quarantine").is_dir()
+    rows = DeltaTable(root / f"{database}.people").to_pyarrow_table(columns=["items", "card"]).to_pylist()
+    shown = [item for row in rows for item in row["items"] or () if item is not None]
+    assert any(item["secret"] for item in shown), "no masked value is in a struct"
+    assert not any(item["gone"] for item in shown)
     assert_masked(root, client, database, plain)
     assert found_in([root]) == []
     for report in verify(root, uri, masks=masks):
@@ -160,7 +174,8 @@ def test_so_they_do_after_kills(
         process.stdout.close()
     assert found_in([root, tmp_path / "tmp"]) == []
     assert b"MaRkEr" not in (tmp_path / "log").read_bytes()
-    with TablesWriter(replica_set.uri, settings(root, database, Masks.load(file))) as writer:
+    nested = settings(root, database, Masks.load(file), schema=TableSchema(nested=True))
+    with TablesWriter(replica_set.uri, nested) as writer:
         writer.run_to_present()
     assert_masked(root, client, database, PlainMasks(_PLAIN))
     assert found_in([root, tmp_path / "tmp"]) == []

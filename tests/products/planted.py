@@ -295,10 +295,10 @@ def _no_partition_values() -> list[Undo]:
 
 def _far_dates() -> list[Undo]:
     """A column has dates of any year."""
-    from tailrace.lake.tables import schema
+    from tailrace.lake.tables import column_values
 
     far = {"FIRST_DAY": -(10**8), "LAST_DAY": 10**8, "FIRST_MS": -(2**53), "LAST_MS": 2**53}
-    return [_set(schema, name, value) for name, value in far.items()]
+    return [_set(column_values, name, value) for name, value in far.items()]
 
 
 def _odd_names() -> list[Undo]:

@@ -28,6 +28,11 @@ DECLARED = {
     "a rather long nose": "date", "o.n": "long", "o.o.n": "json", "o": "json", "é": "binary", "x": "objectid",
     "y": "boolean", "z": "decimal(12,2)",
 }  # fmt: skip
+NESTED = {
+    "o": "struct<n: int, `a.b`: string, o: struct<n: double, z: decimal(12,2), o: json>, `a rather long nose`: date, "
+    "é: binary, l: array<struct<n: long>>>",
+    "l": "array<struct<n: long, x: objectid>>",
+}
 
 
 def compiled(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
@@ -53,7 +58,7 @@ def outcome(make: object, schema: TableSchema, documents: Sequence[bytes]) -> st
 def document(rng: random.Random, depth: int = 0) -> bytes:
     """A few of the names; mostly each with values of one type, and now and then with any."""
     elements = []
-    for name in rng.sample((*NAMES, "x", "y", "z"), rng.randint(0, 8)):
+    for name in rng.sample((*NAMES, "x", "y", "z", "l"), rng.randint(0, 8)):
         type_, value = usual(rng, name, depth)
         if rng.random() < 0.02:
             type_, value = random_values.value(rng)
@@ -63,9 +68,22 @@ def document(rng: random.Random, depth: int = 0) -> bytes:
     return raw_bson.encode_document(*elements)
 
 
+def array(rng: random.Random, depth: int) -> bytes:
+    """Objects and nulls, and now and then anything."""
+    elements = []
+    for place in range(rng.choice((0, 1, 3))):
+        type_, value = (raw_bson.OBJECT, document(rng, depth + 1)) if rng.random() < 0.8 else (raw_bson.NULL, b"")
+        if rng.random() < 0.05:
+            type_, value = random_values.value(rng)
+        elements.append(raw_bson.encode_element(type_, b"%d" % place, value))
+    return raw_bson.encode_document(*elements)
+
+
 def usual(rng: random.Random, name: str, depth: int) -> tuple[int, bytes]:
     if name == "o" and depth < 3:
         return raw_bson.OBJECT, document(rng, depth + 1)
+    if name == "l" and depth < 3:
+        return raw_bson.ARRAY, array(rng, depth + 1)
     if name not in USUAL or rng.random() < 0.1:
         return raw_bson.NULL, b""
     return USUAL[name](rng)
@@ -91,10 +109,12 @@ def batches() -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("declared", [False, True])
-def test_columns_are_those_of_the_reference(policy: Policy, declared: bool) -> None:
-    for first in range(0, len(batches()), 3):
-        schema = TableSchema.declared(DECLARED, policy) if declared else TableSchema(policy=policy)
+@pytest.mark.parametrize("kind", ["inferred", "declared", "nested", "declared nested"])
+def test_columns_are_those_of_the_reference(policy: Policy, kind: str) -> None:
+    for first in range(3 * ("nested" in kind), len(batches()), 6):
+        schema = TableSchema(policy=policy, nested=kind == "nested")
+        if kind.startswith("declared"):
+            schema = TableSchema.declared(DECLARED | (NESTED if kind.endswith("nested") else {}), policy)
         for documents in batches()[first : first + 3]:
             expected = outcome(convert, schema, documents)
             assert outcome(compiled, schema, documents) == expected
@@ -106,11 +126,10 @@ def test_columns_are_those_of_the_reference(policy: Policy, declared: bool) -> N
 def test_documents_of_all_types_have_the_same_columns(policy: Policy) -> None:
     rng = random.Random(SEED)
     for count in (1, 2, 30):
-        for _ in range(amount(25, 100)):
+        for number in range(amount(25, 100)):
             documents = [random_values.document(rng) for _ in range(count)]
-            assert outcome(compiled, TableSchema(policy=policy), documents) == outcome(
-                convert, TableSchema(policy=policy), documents
-            )
+            schema = TableSchema(policy=policy, nested=number % 2 == 1)
+            assert outcome(compiled, schema, documents) == outcome(convert, schema, documents)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -151,6 +170,31 @@ def test_no_usual_document_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = compiled(schema, documents)
     assert len(made.arrays) == len(schema.columns)
     assert len(set(decoded)) < 30
+
+
+def test_no_usual_object_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        {"sku": "x", "n": 1, "tags": ["x", None], "price": 2.5},
+        None,
+        {"n": 2, "at": DatetimeMS(0), "deep": [[1]]},
+    ]
+    documents = [
+        bson.encode({"_id": number, "o": {"lines": lines[: number % 4], "name": "é"}, "l": [] if number % 3 else lines})
+        for number in range(40)
+    ]
+    schema = convert(TableSchema(nested=True), documents).schema
+    assert outcome(compiled, schema, documents) == outcome(convert, schema, documents)
+    monkeypatch.setattr("tailrace.lake.tables.typed._value", lambda *_: pytest.fail("a value was decoded"))
+    assert len(compiled(schema, documents).arrays) == 3
+
+
+@pytest.mark.parametrize("count", [511, 512, 513, 600])
+def test_long_arrays_have_the_columns_of_the_reference(count: int) -> None:
+    documents = [bson.encode({"l": list(range(one)), "o": [{"n": 1}] * one}) for one in (1, count, 0, 12)]
+    schema = TableSchema(nested=True)
+    assert outcome(compiled, schema, documents) == outcome(convert, schema, documents)
+    known = convert(schema, documents).schema
+    assert outcome(compiled, known, documents) == outcome(convert, known, documents)
 
 
 def test_a_table_has_no_more_columns_than_its_readers_take() -> None:

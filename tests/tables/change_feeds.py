@@ -20,9 +20,11 @@ Row = tuple[tuple[str, Any], ...]
 
 def feed_of(root: Path, version: int, names: Container[str] | None = None) -> list[dict[str, Any]]:
     """The rows of a version's feed, of all columns or those with ``names``."""
-    table = pa.table(DeltaTable(root).load_cdf(starting_version=version, ending_version=version))
-    wanted = [name for name in table.column_names if names is None or name in names or name in OF_FEED]
-    found: list[dict[str, Any]] = table.select(wanted).to_pylist()
+    delta = DeltaTable(root)
+    there = [*(field.name for field in delta.schema().fields), *OF_FEED]
+    wanted = [name for name in there if names is None or name in names or name in OF_FEED]
+    feed = delta.load_cdf(starting_version=version, ending_version=version, columns=wanted)
+    found: list[dict[str, Any]] = pa.table(feed).to_pylist()
     assert all(one["_commit_version"] == version for one in found)
     return found
 
@@ -35,24 +37,40 @@ def in_version(root: Path, version: int, names: Container[str] | None = None) ->
 def _row(found: dict[str, Any], names: Container[str] | None) -> Row:
     return tuple(
         sorted(
-            (name, repr(value))
+            (name, repr(_known(value)))
             for name, value in found.items()
             if name not in OF_FEED and value is not None and (names is None or name in names)
         )
     )
 
 
-def _types(root: Path, version: int | None) -> set[tuple[str, str]]:
+def _known(value: Any) -> Any:
+    """A value without the fields of structs that are NULL: a reader may know more of them by now."""
+    if isinstance(value, dict):
+        return {name: _known(one) for name, one in value.items() if one is not None}
+    return [_known(one) for one in value] if isinstance(value, list) else value
+
+
+def _types(root: Path, version: int | None) -> dict[str, Any]:
     fields = json.loads(DeltaTable(root, version=version).schema().to_json())["fields"]
-    return {(one["name"], json.dumps(one["type"])) for one in fields}
+    return {one["name"]: one["type"] for one in fields}
+
+
+def _holds(new: Any, old: Any) -> bool:
+    """Whether a type is another one, or that with further fields in its structs."""
+    if isinstance(new, str) or isinstance(old, str) or new["type"] != old["type"]:
+        return bool(new == old)
+    if new["type"] == "array":
+        return _holds(new["elementType"], old["elementType"])
+    there = {one["name"]: one["type"] for one in new["fields"]}
+    return all(one["name"] in there and _holds(there[one["name"]], one["type"]) for one in old["fields"])
 
 
 def fault_of(root: Path, version: int) -> str | None:
     """How a version differs from the version before with the version's feed applied to it; ``None`` if it does not.
     deltalake reads a feed with the newest types: columns that had another one are left out, but for our own."""
-    types = _types(root, None) & _types(root, version)
-    types &= _types(root, version - 1) if version else types
-    names = {name for name, _ in types}
+    newest, then = _types(root, None), [_types(root, one) for one in range(max(0, version - 1), version + 1)]
+    names = {name for name, type_ in newest.items() if all(name in one and _holds(type_, one[name]) for one in then)}
     assert set(OURS) - set(OF_FEED) <= names
     changes, now = feed_of(root, version, names), in_version(root, version, names)
     before = in_version(root, version - 1, names) if version else Counter[Row]()

@@ -184,6 +184,78 @@ def every_type(root: Path) -> Rows:
     return [shown, dict.fromkeys(types)]
 
 
+def nested_values(root: Path) -> Rows:
+    """Objects and arrays as structs and lists: empty ones, NULL at each place, odd names, and files from before fields
+    were in their structs."""
+    made = Made(root, TableSchema(nested=True))
+    moment = datetime(2026, 11, 25, 12, 0, 0, 1000, tzinfo=UTC)
+    first = {"a": 1, "A": "x", "b.c": [[1, None], [], None], "t": moment, "raw": b"\0\xff", "f": True, "": 1.5}
+    made.whole(
+        [
+            {"_id": 1, "o": first, "l": [{"n": 1, "s": "é"}, None, {}], "empty": [], "many": [1, "1", None, {"k": 2}]},
+            {"_id": 2, "o": {}, "l": []},
+            {"_id": 3, "o": None},
+        ]
+    )
+    made.change([{"_id": 4, "o": {"a": 2, "late": {"x": [{"y": 1}]}}, "l": [{"n": 2, "late": [True]}]}])
+    made.change([{"_id": 5, "o": {"late": {"z": "z", "x": [{"w": None}, {"w": 1}]}}}, {"_id": 2, "o": {}, "l": []}])
+    late = {"x": [{"y": 1, "w": None}], "z": None}
+    none = dict.fromkeys(("a", "A_2", "b_c", "t", "raw", "f", "_", "late"))
+    shown = {**none, **first, "A_2": "x", "b_c": first["b.c"], "_": 1.5}
+    many = ["1", '"1"', None, '{"k": 2}']
+    return [
+        {
+            "_id": 1,
+            "o": {name: shown[name] for name in none},
+            "l": [{"n": 1, "s": "é", "late": None}, None, {"n": None, "s": None, "late": None}],
+            "empty": "[]",
+            "many": many,
+        },
+        {"_id": 2, "o": none, "l": [], "empty": None, "many": None},
+        {"_id": 3, "o": None, "l": None, "empty": None, "many": None},
+        {
+            "_id": 4,
+            "o": {**none, "a": 2, "late": late},
+            "l": [{"n": 2, "s": None, "late": [True]}],
+            "empty": None,
+            "many": None,
+        },
+        {
+            "_id": 5,
+            "o": {**none, "late": {"x": [{"y": None, "w": None}, {"y": None, "w": 1}], "z": "z"}},
+            "l": None,
+            "empty": None,
+            "many": None,
+        },
+    ]
+
+
+def merged_nested(root: Path) -> Rows:
+    """The same in one file."""
+    found = nested_values(root)
+    assert CollectionTable(root, "shop.orders").compact() == {"numFilesRemoved": 3, "numFilesAdded": 1}
+    return found
+
+
+def every_nested_type(root: Path) -> Rows:
+    """Each declared type inside of others."""
+    inner = {
+        "d": "double", "s": "string", "b": "binary", "o": "objectid", "j": "json", "m": "decimal(38,10)",
+        "t": "timestamp", "y": "date", "l": "long", "i": "int", "f": "boolean",
+    }  # fmt: skip
+    struct = f"struct<{', '.join(f'{name}: {type_}' for name, type_ in inner.items())}>"
+    identifier, moment = bson.ObjectId("65536f2a0000000000000001"), datetime(2026, 11, 25, 12, 0, 0, 1000, tzinfo=UTC)
+    document = {
+        "d": float("inf"), "s": "\0", "b": b"\0\xff", "o": identifier, "j": {"k": "v"},
+        "m": Decimal128("123456789012345678901234.0123456789"), "t": moment, "y": moment, "l": 2**62, "i": -1,
+        "f": True,
+    }  # fmt: skip
+    made = Made(root, TableSchema.declared({"one": struct, "all": f"array<array<{struct}>>"}))
+    made.whole([{"_id": 1, "one": document, "all": [[document, None], []]}, {"_id": 2}])
+    shown = {**document, "o": str(identifier), "j": '{"k": "v"}', "m": document["m"].to_decimal(), "y": moment.date()}
+    return [{"one": shown, "all": [[shown, None], []]}, {"one": None, "all": None}]
+
+
 def nothing(root: Path) -> Rows:
     """A table whose rows have all gone."""
     made = Made(root, TableSchema.declared({"c": "string"}), partition_by=("c",))
@@ -196,7 +268,7 @@ FEATURES: dict[str, Callable[[Path], Rows]] = {
     one.__name__: one
     for one in (
         odd_texts, whole_numbers, long_numbers, truths, dates, merged_files, checkpoints, odd_names, late_columns,
-        far_dates, every_type, nothing,
+        far_dates, every_type, nested_values, merged_nested, every_nested_type, nothing,
     )
 }  # fmt: skip
 __all__ = ["FEATURES", "ODD", "DeltaTable", "Made", "batch", "rows"]

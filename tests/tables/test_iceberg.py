@@ -80,7 +80,13 @@ def test_every_reader_reads_the_same(feature: str, tmp_path: Path, mirrored: Ice
     mirrored.follow([CollectionTable(tmp_path / "t", "shop.orders")])  # merged since, or nothing new
     assert newest_is_shown(tmp_path / "t", iceberg_table(tmp_path))
     for name, read in ICEBERG_READERS.items():
-        assert read(tmp_path / "t", None, None) == expected, name
+        seen = expected if name == "polars" else [_without_null_lists(row) for row in expected]
+        assert read(tmp_path / "t", None, None) == seen, name
+
+
+def _without_null_lists(row: dict[str, Any]) -> dict[str, Any]:
+    """pyiceberg reads NULL as ``[]`` where an array is of objects (apache/iceberg-python#3833, 0.12.0)."""
+    return {name: [] if name == "l" and value is None else value for name, value in row.items()}
 
 
 def test_every_reader_finds_the_rows_of_a_value(tmp_path: Path, mirrored: IcebergMirror) -> None:
@@ -88,6 +94,24 @@ def test_every_reader_finds_the_rows_of_a_value(tmp_path: Path, mirrored: Iceber
     for value in ("", "\0", "e\u0301", *ODD[-2:]):
         for name, read in ICEBERG_READERS.items():
             assert read(tmp_path / "t", "c", value) == [{"c": value}] * 2, (name, value)
+
+
+def test_a_struct_that_gets_a_field_keeps_its_numbers_and_snapshots(tmp_path: Path, mirrored: IcebergMirror) -> None:
+    made = Made(tmp_path / "t", TableSchema(nested=True))
+    made.whole([{"_id": 1, "o": {"a": 1, "in": {"x": 1}}, "l": [{"n": 1}]}])
+    first = iceberg_table(tmp_path).schema()
+    made.change([{"_id": 2, "o": {"late": [True], "in": {"y": "z"}}, "l": [{"n": 2, "m": "late"}]}])
+    then = iceberg_table(tmp_path).schema()
+    assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [0, 1]
+    names = {one: first.find_column_name(one) for one in first.field_ids if first.find_column_name(one)}
+    assert len(names) > 12
+    assert {one: then.find_column_name(one) for one in names} == names
+    wider = rows(made.schema, [{"_id": 1, "o": {"a": 1.5}, "l": []}])
+    made.schema = wider.schema
+    made.whole([{"_id": 1, "o": {"a": 1.5}, "l": []}])
+    assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [2]
+    assert iceberg_table(tmp_path).schema().find_field("l").field_id == then.find_field("l").field_id
+    assert iceberg_table(tmp_path).schema().find_field("o").field_id != then.find_field("o").field_id
 
 
 def test_each_snapshot_is_its_version_and_those_that_would_be_misread_go(

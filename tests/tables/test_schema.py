@@ -20,9 +20,9 @@ from tailrace.core.event import keystring
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake.tables.names import folder_of
+from tailrace.lake.tables.names import folder_of, free_name
 from tailrace.lake.tables.rows import Rows, make_rows
-from tailrace.lake.tables.schema import Policy, TableSchema, free_name
+from tailrace.lake.tables.schema import Policy, TableSchema
 from tailrace.lake.tables.state import StoredDocument
 from tailrace.read.window.sortable_key import sortable_key
 from tests.property import random_values

@@ -122,6 +122,11 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
             "unknown key 'column' in tables.collections.a.b",
         ),
         (LEAST + "tables: {path: t, collections: {a.b: {columns: {n: money}}}}", "'money' is not a column type"),
+        (LEAST + "tables: {path: t, nested: 1, collections: a.b}", "tables.nested must be true or false"),
+        (
+            LEAST + "tables: {path: t, collections: {a.b: {nested: true, columns: {n: int}}}}",
+            "tables.collections.a.b.nested belongs to columns that are inferred",
+        ),
         (LEAST + "tables: {path: t, collections: {a.b: {partitionBy: n}}}", "'n' is not a declared column of a.b"),
         (LEAST + "tables: {path: t, collections: [a.b], every: soon}", "tables.every must be a time such as"),
         (LEAST + "tables: {path: t, collections: [a.b], targetBytes: big}", "tables.targetBytes must be a number"),
@@ -162,6 +167,13 @@ def test_tables_are_kept_as_the_file_says(tmp_path: Path) -> None:
     settings = load(written(tmp_path, LEAST + text)).tables
     assert settings is not None
     assert (settings.grace_h, settings.versions, settings.feed_h) == (2.0, 0, 24.0)
+    text = (
+        "tables: {path: t, nested: true, collections: {s.a: , s.b: {nested: false}, s.c: {columns: {l: array<int>}}}}"
+    )
+    settings = load(written(tmp_path, LEAST + text)).tables
+    assert settings is not None
+    assert [settings.rule(f"s.{name}").schema.nested for name in "abc"] == [True, False, False]
+    assert [column.type for column in settings.rule("s.c").schema.columns] == ["array<int>"]
     assert load(written(tmp_path, LEAST)).tables is None
 
 

@@ -90,6 +90,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="with write: keep Delta's change feed for this long (s, m, h, d; default: none)",
     )
     parser.add_argument(
+        "--nested",
+        action="store_true",
+        help="with write: columns of objects and arrays are structs and lists; without it, JSON. Give it at each start",
+    )
+    parser.add_argument(
         "--iceberg",
         metavar="CATALOG",
         help="with write, verify, expire: the tables are Iceberg tables too, in the catalogue with this URI "
@@ -233,7 +238,8 @@ def _mirror(root: TablePlace, args: argparse.Namespace) -> Iterator[IcebergMirro
 
 def _write(args: argparse.Namespace, words: list[str]) -> int:
     from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415  so that --help loads no PyMongo
-    from tailrace.lake.tables.settings import TableRule, TableSettings  # noqa: PLC0415  so that --help loads no Arrow
+    from tailrace.lake.tables.schema import TableSchema  # noqa: PLC0415  so that --help loads no Arrow
+    from tailrace.lake.tables.settings import TableRule, TableSettings  # noqa: PLC0415
     from tailrace.read.source.connection import open_client  # noqa: PLC0415
     from tailrace.read.source.topology import Cluster  # noqa: PLC0415
 
@@ -242,7 +248,7 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
             "tailrace tables write needs URI, directory and collections",
             hint=f"... write URI DIR 'shop.*', or without URI where {URI_VARIABLE} is set",
         )
-    rules = tuple(TableRule(pattern) for pattern in words[1:])
+    rules = tuple(TableRule(pattern, TableSchema(nested=args.nested)) for pattern in words[1:])
     feed_h = 0.0 if args.change_feed is None else parse_duration("--change-feed", args.change_feed) / 3600
     settings = TableSettings(
         _place(words[0], args),

@@ -230,7 +230,7 @@ class _File:
                 schema,
                 compression="zstd",
                 compression_level=1,
-                use_dictionary=plain,
+                use_dictionary=[path for name in plain for path in _leaves(name, schema.field(name).type)],
                 write_statistics=[KEY, *(name for name in plain if name != CHANGED)],
                 write_page_checksum=True,
             )
@@ -288,6 +288,17 @@ class _File:
                 "nullCount": {name: found[2] for name, found in self._stats.items()},
             }
         return NewFile(self._name, self._size, self._rows, stats)
+
+
+def _leaves(path: str, type_: pa.DataType) -> Iterator[str]:
+    """A column's scalars, as Parquet calls them."""
+    if pa.types.is_struct(type_):
+        for field in type_:
+            yield from _leaves(f"{path}.{field.name}", field.type)
+    elif pa.types.is_list(type_):
+        yield from _leaves(f"{path}.list.element", type_.value_type)
+    else:
+        yield path
 
 
 def bounded(type_: pa.DataType) -> bool:

@@ -34,6 +34,7 @@ from tailrace.core.oplog.witness import Witness
 from tailrace.errors import SinkError
 from tailrace.lake.store import delta, places
 from tailrace.lake.store.place import TablePlace
+from tailrace.lake.tables.nested import LeafType, ListType, NestedType, has_leaf, names_of, parsed
 from tailrace.lake.tables.schema import Column
 
 TIME, AFTER, TOKEN, BATCH, KIND, UUID, STATE, WITNESS = (
@@ -154,7 +155,7 @@ def delta_fields(columns: Sequence[Column]) -> list[dict[str, Any]]:
     typed = [
         one(
             column.name,
-            _TYPES.get(column.type, column.type),
+            _delta_type(parsed(column.type)),
             nullable=True,
             **{PATH: json.dumps(column.path), TYPE: column.type},
             **({WAS: column.was} if column.was else {}),
@@ -162,6 +163,21 @@ def delta_fields(columns: Sequence[Column]) -> list[dict[str, Any]]:
         for column in columns
     ]
     return own + typed
+
+
+def _delta_type(type_: NestedType) -> Any:
+    """A column's type as Delta has it."""
+    if not has_leaf(type_):
+        return "string"
+    if isinstance(type_, LeafType):
+        return _TYPES.get(type_.name, type_.name)
+    if isinstance(type_, ListType):
+        return {"type": "array", "elementType": _delta_type(type_.element), "containsNull": True}
+    fields = [
+        {"name": name, "type": _delta_type(one), "nullable": True, "metadata": {}}
+        for name, (_, one) in zip(names_of(type_), type_.fields, strict=True)
+    ]
+    return {"type": "struct", "fields": fields}
 
 
 def columns_of(fields: Sequence[Mapping[str, Any]]) -> list[Column]:

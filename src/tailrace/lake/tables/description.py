@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
 import pyarrow.compute as pc
 
 from tailrace.core.printable import in_a_line
+from tailrace.lake.tables.column_values import is_far
 from tailrace.lake.tables.data_files import opened
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.names import BSON, OURS
-from tailrace.lake.tables.schema import COLUMNS_MAX, CUT_MAX, Column, Decoded, TableSchema, is_far, value_at
+from tailrace.lake.tables.nested import is_nested
+from tailrace.lake.tables.schema import COLUMNS_MAX, CUT_MAX, Column, Decoded, TableSchema, fill_values, value_at
 
 #: So many fields without a column are named at once.
 _NAMED: Final = 20
+_DATES: Final = re.compile(r"\b(?:timestamp|date)\b")
+_FAR: Final = ("dates", "rows with dates")
 
 
 def described(table: CollectionTable, *, whole: bool = False) -> Iterator[str]:
@@ -30,8 +35,8 @@ def described(table: CollectionTable, *, whole: bool = False) -> Iterator[str]:
             notes.append(f"it was {column.was}" + (", and strings are now in quotes" if _quotes(column) else ""))
         if renamed and _is_twin(column, schema):
             notes.append("another column has this name, or one that differs only in case")
-        if whole and column.type in ("timestamp", "date") and (far := _far_dates(table, column)):
-            notes.append(f"{far:,} dates too far away for readers are NULL")
+        if whole and _DATES.search(column.type) and (far := _far_dates(table, column)):
+            notes.append(f"{far:,} {_FAR[is_nested(column.type)]} too far away for readers are NULL")
         yield f"{in_a_line('.'.join(column.path))} is in column {in_a_line(column.name)}: {'; '.join(notes)}"
     if schema.cut:
         names = schema.cut if whole else schema.cut[:_NAMED]
@@ -52,14 +57,22 @@ def _is_twin(column: Column, schema: TableSchema) -> bool:
 
 
 def _far_dates(table: CollectionTable, column: Column) -> int:
-    """The rows whose document has a date that the column does not show."""
+    """The rows whose document has a date that the column does not show. In a column that becomes wider, nothing else
+    does not fit."""
     found = 0
     for file in table.files():
         with opened(table.root, file.name) as opening:
             if column.name not in opening.schema_arrow.names:
                 continue  # the file is older than the column
             for batch in opening.iter_batches(columns=[column.name, BSON]):
-                hidden = batch.filter(pc.is_null(batch.column(column.name))).column(BSON).to_pylist()
-                rows = Decoded(hidden)
-                found += sum(is_far(value_at(rows[number], column.path), column.type) for number in range(len(hidden)))
+                is_null = pc.is_null(batch.column(column.name))
+                if is_nested(column.type):
+                    is_null = pc.invert(is_null)
+                looked_at = batch.filter(is_null).column(BSON).to_pylist()
+                rows = Decoded(looked_at)
+                values = [value_at(rows[number], column.path) for number in range(len(looked_at))]
+                if is_nested(column.type):
+                    found += len(fill_values(column, values)[1])
+                else:
+                    found += sum(is_far(value, column.type) for value in values)
     return found

@@ -8,7 +8,7 @@ that a column's name means the same number in every file of a table, so the snap
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pyiceberg.schema import Schema
@@ -21,6 +21,7 @@ from pyiceberg.types import (
     DoubleType,
     IcebergType,
     IntegerType,
+    ListType,
     LongType,
     NestedField,
     StringType,
@@ -50,18 +51,26 @@ def numbered(fields: Sequence[Mapping[str, Any]], before: Schema | None, last_id
     count = _Count(last_id)
     made: list[NestedField] = []
     for one in fields:
-        old = known.get(one["name"])
-        if old is not None and _same(old, one):
-            made.append(old)
-        else:
-            number = count.next()
-            made.append(NestedField(number, one["name"], _type(one["type"], count), required=not one["nullable"]))
+        made.append(_grown(known.get(one["name"]), one, count) or _field(one, count))
     return before if before is not None and tuple(made) == before.fields else Schema(*made)
 
 
 def columns_of(schema: Schema) -> set[tuple[int, str, str]]:
-    """Number, name and type of each column."""
-    return {(one.field_id, one.name, str(one.field_type)) for one in schema.fields}
+    """Number, name and type of each column, and of what is inside of them: a struct that gets a field has all that it
+    had."""
+    return {found for one in schema.fields for found in _numbers_in(one.field_id, one.name, one.field_type)}
+
+
+def _numbers_in(number: int, name: str, type_: IcebergType) -> Iterator[tuple[int, str, str]]:
+    if isinstance(type_, ListType):
+        yield number, name, "list"
+        yield from _numbers_in(type_.element_id, f"{name}.element", type_.element_type)
+    elif isinstance(type_, StructType):
+        yield number, name, "struct"
+        for one in type_.fields:
+            yield from _numbers_in(one.field_id, f"{name}.{one.name}", one.field_type)
+    else:
+        yield number, name, str(type_)
 
 
 def name_mapping(schema: Schema) -> str:
@@ -79,13 +88,10 @@ class _Count:
 
 
 def _type(given: Any, count: _Count) -> IcebergType:
+    if isinstance(given, Mapping) and given["type"] == "array":
+        return ListType(count.next(), _type(given["elementType"], count), element_required=False)
     if isinstance(given, Mapping):
-        return StructType(
-            *(
-                NestedField(count.next(), one["name"], _type(one["type"], count), required=not one["nullable"])
-                for one in given["fields"]
-            )
-        )
+        return StructType(*(_field(one, count) for one in given["fields"]))
     if given in _TYPES:
         return _TYPES[given]
     match = _DECIMAL.fullmatch(given)
@@ -94,18 +100,37 @@ def _type(given: Any, count: _Count) -> IcebergType:
     return DecimalType(int(match[1]), int(match[2]))
 
 
-def _same(old: NestedField, given: Mapping[str, Any]) -> bool:
-    """Whether a column is that of Delta's field, apart from its numbers."""
-    if old.required == given["nullable"]:
-        return False
-    if isinstance(given["type"], Mapping):
-        inner = given["type"]["fields"]
-        return (
-            isinstance(old.field_type, StructType)
-            and len(inner) == len(old.field_type.fields)
-            and all(
-                one.name == other["name"] and _same(one, other)
-                for one, other in zip(old.field_type.fields, inner, strict=True)
-            )
-        )
-    return old.field_type == _type(given["type"], _Count(0))
+def _field(given: Mapping[str, Any], count: _Count) -> NestedField:
+    """A new column, or a new field in one."""
+    number = count.next()
+    return NestedField(number, given["name"], _type(given["type"], count), required=not given["nullable"])
+
+
+def _grown(old: NestedField | None, given: Mapping[str, Any], count: _Count) -> NestedField | None:
+    """A column with its numbers, and further ones for the fields that it has got; ``None`` if it is another one."""
+    if old is None or old.required == given["nullable"]:
+        return None
+    type_ = _grown_type(old.field_type, given["type"], count)
+    return None if type_ is None else NestedField(old.field_id, old.name, type_, required=old.required)
+
+
+def _grown_type(old: IcebergType, given: Any, count: _Count) -> IcebergType | None:
+    if not isinstance(given, Mapping):
+        return old if old == _type(given, _Count(0)) else None
+    if given["type"] == "array":
+        if not isinstance(old, ListType):
+            return None
+        element = _grown_type(old.element_type, given["elementType"], count)
+        return None if element is None else ListType(old.element_id, element, element_required=False)
+    if not isinstance(old, StructType):
+        return None
+    known = {one.name: one for one in old.fields}
+    if not known.keys() <= {one["name"] for one in given["fields"]}:
+        return None
+    fields: list[NestedField] = []
+    for one in given["fields"]:
+        field = _grown(known[one["name"]], one, count) if one["name"] in known else _field(one, count)
+        if field is None:
+            return None
+        fields.append(field)
+    return StructType(*fields)

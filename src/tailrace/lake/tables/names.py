@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final
 
@@ -23,6 +25,7 @@ _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-.")
 #: LMDB takes keys of 511 bytes; the collection's number and its own need some of them.
 _KEY_MAX: Final = 480
 _HASHED: Final = 400
+_ODD: Final = re.compile(r"[\s,;{}()=.`\x00-\x1f\"]")
 
 
 def place_of(root: P, namespace: str) -> P:
@@ -48,3 +51,14 @@ def folder_of(namespace: str, escape: str = "~") -> str:
 def state_key(key: bytes) -> bytes:
     """The state's key for a sortable key: a long one is cut and gets a hash, so that it stays unique."""
     return key if len(key) <= _KEY_MAX else key[:_HASHED] + b"#" + sha256(key).digest()
+
+
+def free_name(wanted: str, taken: Sequence[str], ours: Sequence[str] = OURS) -> str:
+    """A column's name for a field: characters that Delta's readers refuse become ``_``; if another column has the name,
+    or one that differs only in case, or it is one of ``ours``, a number is added."""
+    name = _ODD.sub("_", wanted) or "_"
+    used = {one.lower() for one in (*ours, *taken)}
+    number, found = 2, name
+    while found.lower() in used:
+        found, number = f"{name}_{number}", number + 1
+    return found

@@ -6,22 +6,20 @@ They exist only for queries: ``_bson`` holds every document byte for byte.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import bson
 import pyarrow as pa
-from bson import json_util
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.datetime_ms import DatetimeMS
-from bson.decimal128 import Decimal128
-from bson.objectid import ObjectId
 
-from tailrace.errors import SinkError, UsageError
-from tailrace.lake.tables.names import OURS
+from tailrace.errors import SinkError
+from tailrace.lake.tables import nested
+from tailrace.lake.tables.column_values import FarDateError, MisfitError, scalar_maker, type_of
+from tailrace.lake.tables.names import free_name
+from tailrace.lake.tables.nested import InnerMisfitError
 
 Policy = Literal["evolve", "widen", "quarantine", "fail"]
 POLICIES: Final[tuple[Policy, ...]] = ("evolve", "widen", "quarantine", "fail")
@@ -34,28 +32,10 @@ CUT_MAX: Final = 500
 CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
 )
-_RELAXED: Final = json_util.RELAXED_JSON_OPTIONS
-_ODD: Final = re.compile(r"[\s,;{}()=.`\x00-\x1f\"]")
-_DECIMAL: Final = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
-_INT32, _INT64, _EXACT = 2**31, 2**63, 2**53
-DAY_MS: Final = 86_400_000
-#: The years 1 to 9999: the dates that every reader of Delta knows. One date of another year makes a whole column
-#: unreadable for programs that make Python's dates of it.
-FIRST_DAY, LAST_DAY = -719_162, 2_932_896
-#: Times of day begin two days later: PySpark makes them local with Python's ``fromtimestamp``, which looks a day back.
-FIRST_MS, LAST_MS = (FIRST_DAY + 2) * DAY_MS, (LAST_DAY + 1) * DAY_MS - 1
 
 
 class DocumentMisfitError(SinkError):
     """A document does not fit its table, and the policy is ``fail``."""
-
-
-class MisfitError(ValueError):
-    """A value that its column cannot hold."""
-
-
-class FarDateError(MisfitError):
-    """A date that the readers of a column fail on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +53,23 @@ class Column:
         """The type of its Arrow column."""
         return arrow_type(self.type)
 
+    @property
+    def leaves(self) -> int:
+        """How many scalars its type holds; 0 where it is one itself."""
+        return nested.leaves_of(nested.parsed(self.type)) if nested.is_nested(self.type) else 0
+
 
 @dataclass(frozen=True)
 class TableSchema:
     """The columns of one table, and how they change with the documents (``docs/how-to/tables.md``). ``cut``: fields
-    that have no column, because the table has as many as it may have."""
+    that have no column, because the table has as many as it may have. ``nested``: columns that are inferred from
+    objects and arrays hold these, not text."""
 
     columns: tuple[Column, ...] = ()
     inferred: bool = True
     policy: Policy = "evolve"
     cut: tuple[str, ...] = ()
+    nested: bool = False
 
     @classmethod
     def declared(cls, columns: Mapping[str, str], policy: Policy = "quarantine") -> TableSchema:
@@ -90,24 +77,31 @@ class TableSchema:
         backquotes is one field whose name holds dots."""
         found: list[Column] = []
         for given, type_ in columns.items():
-            arrow_type(type_)
+            kept = nested.declared_type(type_)
             path = (given[1:-1],) if len(given) > 2 and given[0] == given[-1] == "`" else tuple(given.split("."))
-            found.append(Column(free_name("_".join(path), [one.name for one in found]), path, type_.replace(" ", "")))
+            found.append(Column(free_name("_".join(path), [one.name for one in found]), path, kept))
         return cls(tuple(found), inferred=False, policy=policy)
 
     @property
     def declaration(self) -> str:
-        """The columns as a text that tells declarations apart; empty where they are inferred."""
-        return "" if self.inferred else json.dumps([[column.path, column.type] for column in self.columns])
+        """The columns as a text that tells declarations apart; empty where they are inferred, without nested ones."""
+        if self.inferred:
+            return "nested" if self.nested else ""
+        return json.dumps([[column.path, column.type] for column in self.columns])
 
     @property
     def widens(self) -> bool:
         """Whether columns become wider. A date that no column can hold is NULL then: it costs nobody a column."""
         return self.policy in ("evolve", "widen")
 
+    @property
+    def grows(self) -> bool:
+        """Whether the objects in columns get the fields that documents bring."""
+        return self.nested and self.inferred and self.policy == "evolve"
+
     def with_columns(self, columns: Iterable[Column], cut: Iterable[str] = ()) -> TableSchema:
         """The same rules with other columns."""
-        return TableSchema(tuple(columns), self.inferred, self.policy, tuple(cut))
+        return replace(self, columns=tuple(columns), cut=tuple(cut))
 
 
 @dataclass
@@ -147,28 +141,6 @@ class Decoded:
             return None
 
 
-def arrow_type(type_: str) -> pa.DataType:
-    """The Arrow type of a declared type. Raises UsageError for an unknown type."""
-    found = _ARROW.get(type_)
-    if found is not None:
-        return found
-    match = _DECIMAL.fullmatch(type_)
-    if match is None or not 1 <= int(match[1]) <= 38 or int(match[2]) > int(match[1]):
-        raise UsageError(f"'{type_}' is not a column type", hint=f"Types: {', '.join(_ARROW)}, decimal(p,s)")
-    return pa.decimal128(int(match[1]), int(match[2]))
-
-
-def free_name(wanted: str, taken: Sequence[str]) -> str:
-    """A column's name for a field: characters that Delta's readers refuse become ``_``; if another column has the name,
-    or one that differs only in case, a number is added."""
-    name = _ODD.sub("_", wanted) or "_"
-    used = {one.lower() for one in (*OURS, *taken)}
-    number, found = 2, name
-    while found.lower() in used:
-        found, number = f"{name}_{number}", number + 1
-    return found
-
-
 def convert(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
     """The documents' typed columns, by the schema's policy. Raises SinkError with the policy ``fail``."""
     decoded = Decoded(documents)
@@ -178,14 +150,15 @@ def convert(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
         misfits = {number: why for number in range(len(rows)) if (why := decoded.why(number)) is not None}
     columns, cut, retyped = list(schema.columns), list(schema.cut), False
     if schema.inferred and (schema.policy == "evolve" or not columns):
-        infer(columns, cut, rows)
+        infer(columns, cut, rows, schema)
     arrays: list[pa.Array] = []
     for place, column in enumerate(columns):
-        found, bad = fill(column, rows, far_is_null=schema.widens)
+        found, bad = fill(column, rows, far_is_null=schema.widens, grows=schema.grows)
         if bad and schema.widens:
-            columns[place] = _widened(column, rows)
-            retyped = True
-            found, bad = fill(columns[place], rows, far_is_null=True)
+            room = nested.LEAVES_MAX - sum(one.leaves for one in columns) + column.leaves
+            columns[place] = _widened(column, rows, room, grows=schema.grows)
+            retyped = retyped or (place < len(schema.columns) and not _extends(columns[place], column))
+            found, bad = fill(columns[place], rows, far_is_null=True, grows=schema.grows)
         for number, why in bad.items():
             misfits.setdefault(number, why)
         arrays.append(typed_array(found, columns[place].arrow))
@@ -201,9 +174,14 @@ def convert(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
     return Converted(schema.with_columns(columns, cut), arrays, misfits, retyped)
 
 
-def infer(columns: list[Column], cut: list[str], rows: Sequence[dict[str, Any] | None]) -> None:
-    """Add a column for each top-level field of the documents that has none. ``cut`` gets the names of those for which
-    the table has no room."""
+def arrow_type(type_: str) -> pa.DataType:
+    """The Arrow type of a column's type."""
+    return nested.nested_arrow(nested.parsed(type_))
+
+
+def infer(columns: list[Column], cut: list[str], rows: Sequence[dict[str, Any] | None], schema: TableSchema) -> None:
+    """Add a column for each top-level field of the documents that has none, by the rules of ``schema``. ``cut`` gets
+    the names of those for which the table has no room."""
     known = {column.path for column in columns} | {(name,) for name in cut}
     names = [column.name for column in columns]
     for row in rows:
@@ -217,52 +195,96 @@ def infer(columns: list[Column], cut: list[str], rows: Sequence[dict[str, Any] |
                 if len(cut) < CUT_MAX:
                     cut.append(name)
                 continue
-            columns.append(Column(free_name(name, names), (name,), type_of(value)))
+            columns.append(Column(free_name(name, names), (name,), _inferred(value, schema, columns)))
             names.append(columns[-1].name)
 
 
-def type_of(value: Any) -> str:
-    """The column type for a value. A value without a counterpart outside BSON is text in Extended JSON."""
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int):
-        return "long"
-    if isinstance(value, bytes):
-        return "binary"
-    return _INFERRED.get(type(value), "json")
+def _inferred(value: Any, schema: TableSchema, columns: Sequence[Column]) -> str:
+    """The type of a new column beside others."""
+    if not schema.nested:
+        return type_of(value)
+    found = nested.inferred_type(value)
+    new = nested.text_of(found if schema.widens else nested.settled(found))
+    room = nested.LEAVES_MAX - sum(one.leaves for one in columns)
+    return "json" if nested.is_nested(new) and nested.leaves_of(found) > room else new
 
 
-def _widened(column: Column, rows: Sequence[dict[str, Any] | None]) -> Column:
-    """The column with the narrowest type that holds its previous values and these."""
-    candidates = {"int": ("long", "double"), "long": ("double",), "date": ("timestamp",)}.get(column.type, ())
-    for type_ in (*candidates, "json"):
+def _widened(column: Column, rows: Sequence[dict[str, Any] | None], room: int, *, grows: bool) -> Column:
+    """The column with the narrowest type that holds its previous values and these. ``room``: how many leaves it may
+    have."""
+    if nested.is_nested(column.type):
+        return _widened_nested(column, [value_at(row, column.path) for row in rows], room, grows=grows)
+    for type_ in (*nested.WIDER.get(column.type, ()), "json"):
         wider = replace(column, type=type_, was=column.was or column.type)
         if not fill(wider, rows, far_is_null=True)[1]:
             break
     return wider
 
 
+def _widened_nested(column: Column, values: Sequence[Any], room: int, *, grows: bool) -> Column:
+    before = type_ = nested.parsed(column.type)
+    while True:
+        last = type_
+        for value in values:
+            type_ = nested.wider(type_, value, grows=grows)
+        # What became wider for one value may not hold an earlier one: a long number beside a double.
+        make = nested.nested_maker(nested.text_of(type_), far_is_null=True, grows=grows)
+        if type_ == last or not any(value is not None and _misfits(make, value) for value in values):
+            break
+    if nested.leaves_of(type_) > room:
+        type_ = nested.JSON_LEAF
+    was = column.was if nested.extends(type_, before) else column.was or column.type
+    return replace(column, type=nested.text_of(type_), was=was)
+
+
+def _misfits(make: Callable[[Any], Any], value: Any) -> bool:
+    try:
+        make(value)
+    except InnerMisfitError:
+        return True
+    return False
+
+
+def _extends(new: Column, old: Column) -> bool:
+    """Whether rows that were written with the old column can be read with the new one."""
+    return nested.extends(nested.parsed(new.type), nested.parsed(old.type))
+
+
 def fill(
-    column: Column, rows: Sequence[dict[str, Any] | None], *, far_is_null: bool = False
+    column: Column, rows: Sequence[dict[str, Any] | None], *, far_is_null: bool = False, grows: bool = False
 ) -> tuple[list[Any], dict[int, str]]:
     """The values of a column, and the rows with a value that does not fit (row number -> reason). ``far_is_null``: a
-    date that its readers would fail on fits, as NULL."""
-    make = _maker(column.type)
+    date that its readers would fail on fits, as NULL. ``grows``: see ``nested_maker``."""
+    if len(column.path) == 1:
+        name = column.path[0]
+        values = [None if row is None else row.get(name) for row in rows]
+    else:
+        values = [value_at(row, column.path) for row in rows]
+    return fill_values(column, values, far_is_null=far_is_null, grows=grows)
+
+
+def fill_values(
+    column: Column, values: Sequence[Any], *, far_is_null: bool = False, grows: bool = False
+) -> tuple[list[Any], dict[int, str]]:
+    """The same of the values at the column's path."""
+    if nested.is_nested(column.type):
+        make = nested.nested_maker(column.type, far_is_null=far_is_null, grows=grows)
+    else:
+        make = scalar_maker(column.type)
     bad: dict[int, str] = {}
     found: list[Any] = []
-    name = column.path[0] if len(column.path) == 1 else None
-    for number, row in enumerate(rows):
-        value = None if row is None else row.get(name) if name is not None else value_at(row, column.path)
+    for number, value in enumerate(values):
+        made = None
         if value is not None:
             try:
-                value = make(value)
+                made = make(value)
+            except InnerMisfitError as error:
+                where = ".".join(column.path) + "".join(reversed(error.steps))
+                bad[number] = f"'{where}' is {_shown(error.value)}, and its column is {error.type}"
             except (MisfitError, ArithmeticError, ValueError, OverflowError) as error:
-                if far_is_null and isinstance(error, FarDateError):
-                    found.append(None)
-                    continue
-                bad[number] = f"'{'.'.join(column.path)}' is {_shown(value)}, and its column is {column.type}"
-                value = None
-        found.append(value)
+                if not (far_is_null and isinstance(error, FarDateError)):
+                    bad[number] = f"'{'.'.join(column.path)}' is {_shown(value)}, and its column is {column.type}"
+        found.append(made)
     return found, bad
 
 
@@ -289,127 +311,3 @@ def _shown(value: Any) -> str:
         return f"date {int(value)} ms"
     kind = {"dict": "object", "list": "array", "str": "string", "float": "double", "Int64": "long"}
     return f"{kind.get(type(value).__name__, type(value).__name__)} {str(value)[:60]}"
-
-
-# --- values ----------------------------------------------------------------------------------------------------------
-
-
-def _maker(type_: str) -> Callable[[Any], Any]:
-    found = _MAKERS.get(type_)
-    if found is not None:
-        return found
-    match = _DECIMAL.fullmatch(type_)
-    assert match is not None
-    return lambda value: _decimal(value, int(match[1]), int(match[2]))
-
-
-def _string(value: Any) -> str:
-    if isinstance(value, (str, Decimal128, ObjectId)):
-        return str(value).encode("utf-8", "replace").decode()
-    raise MisfitError
-
-
-def _bounded_integer(value: Any, bound: int) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and -bound <= value < bound:
-        return int(value)
-    raise MisfitError
-
-
-def _double(value: Any) -> float:
-    if isinstance(value, float):
-        return value
-    return float(_bounded_integer(value, _EXACT))
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise MisfitError
-
-
-def is_far(value: Any, type_: str) -> bool:
-    """Whether a value is a date that a column of that type, ``date`` or ``timestamp``, does not show."""
-    first = FIRST_MS if type_ == "timestamp" else FIRST_DAY * DAY_MS
-    return isinstance(value, DatetimeMS) and not first <= int(value) <= LAST_MS
-
-
-def _milliseconds(value: Any, type_: str) -> int:
-    if not isinstance(value, DatetimeMS):
-        raise MisfitError
-    if is_far(value, type_):
-        raise FarDateError
-    return int(value)
-
-
-def _timestamp(value: Any) -> int:
-    """Microseconds."""
-    return _milliseconds(value, "timestamp") * 1000
-
-
-def _date(value: Any) -> int:
-    """Days."""
-    return _milliseconds(value, "date") // DAY_MS
-
-
-def _binary(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return bytes(value)
-    raise MisfitError
-
-
-def _object_id(value: Any) -> str:
-    if isinstance(value, ObjectId):
-        return str(value)
-    raise MisfitError
-
-
-def _decimal(value: Any, precision: int, scale: int) -> Decimal:
-    number = value.to_decimal() if isinstance(value, Decimal128) else Decimal(_bounded_integer(value, _INT64))
-    if not number.is_finite():
-        raise MisfitError
-    sign, digits, exponent = number.as_tuple()
-    # Not normalize(): it rounds to the 28 digits of Python's context.
-    text = "".join(map(str, digits)).lstrip("0")
-    kept = text.rstrip("0")
-    places = -(cast("int", exponent) + len(text) - len(kept)) if kept else 0
-    if places > scale or len(kept) - places > precision - scale:
-        raise MisfitError
-    return Decimal((sign, tuple(map(int, kept)), -places))
-
-
-def _json(value: Any) -> str:
-    text: str = json_util.dumps(value, json_options=_RELAXED)
-    return text.encode("utf-8", "replace").decode()
-
-
-_MAKERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "string": _string,
-    "int": lambda value: _bounded_integer(value, _INT32),
-    "long": lambda value: _bounded_integer(value, _INT64),
-    "double": _double,
-    "boolean": _boolean,
-    "timestamp": _timestamp,
-    "date": _date,
-    "binary": _binary,
-    "objectid": _object_id,
-    "json": _json,
-}
-_ARROW: Final[dict[str, pa.DataType]] = {
-    "string": pa.string(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "double": pa.float64(),
-    "boolean": pa.bool_(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "date": pa.date32(),
-    "binary": pa.binary(),
-    "objectid": pa.string(),
-    "json": pa.string(),
-}
-_INFERRED: Final[dict[type, str]] = {
-    float: "double",
-    str: "string",
-    DatetimeMS: "timestamp",
-    ObjectId: "objectid",
-    Decimal128: "string",
-}

@@ -22,6 +22,7 @@ KEYS: Final = (
     "collections",
     "every",
     "onMismatch",
+    "nested",
     "compactEvery",
     "targetBytes",
     "grace",
@@ -30,7 +31,7 @@ KEYS: Final = (
     "changeFeed",
     "iceberg",
 )
-_RULE_KEYS: Final = ("columns", "onMismatch", "partitionBy", "zOrder")
+_RULE_KEYS: Final = ("columns", "nested", "onMismatch", "partitionBy", "zOrder")
 
 
 def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
@@ -43,7 +44,7 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
     policy = _policy(given.get("onMismatch"), "tables.onMismatch")
     found = TableSettings(
         root=_root(given, base),
-        rules=_rules(given.get("collections"), policy),
+        rules=_rules(given.get("collections"), policy, nested=_truth(given, "tables.nested")),
         every_s=_seconds(given["every"], "tables.every") if "every" in given else default.every_s,
         compact_every=whole_number(given.get("compactEvery", default.compact_every), "tables.compactEvery"),
         target_bytes=size(given.get("targetBytes", default.target_bytes), "tables.targetBytes"),
@@ -73,7 +74,7 @@ def _root(given: Mapping[str, Any], base: Path) -> TablePlace:
     return object_place(given["path"], beside=local_path(given["state"], "tables.state", base))
 
 
-def _rules(given: object, policy: Policy | None) -> tuple[TableRule, ...]:
+def _rules(given: object, policy: Policy | None, *, nested: bool) -> tuple[TableRule, ...]:
     if isinstance(given, str):
         given = [given]
     if isinstance(given, list) and all(isinstance(one, str) for one in given):
@@ -82,12 +83,14 @@ def _rules(given: object, policy: Policy | None) -> tuple[TableRule, ...]:
         raise UsageError(
             "tables.collections must name collections: a list such as [shop.orders, shop.c*], or a mapping"
         )
-    rules = tuple(_rule(pattern, {} if rule is None else rule, policy) for pattern, rule in given.items())
+    rules = tuple(
+        _rule(pattern, {} if rule is None else rule, policy, nested=nested) for pattern, rule in given.items()
+    )
     TableSettings(Path(), rules).check()
     return rules
 
 
-def _rule(pattern: str, given: object, policy: Policy | None) -> TableRule:
+def _rule(pattern: str, given: object, policy: Policy | None, *, nested: bool) -> TableRule:
     where = f"tables.collections.{pattern}"
     if not isinstance(given, Mapping):
         raise UsageError(f"{where} must be a mapping of {', '.join(_RULE_KEYS)}")
@@ -97,7 +100,12 @@ def _rule(pattern: str, given: object, policy: Policy | None) -> TableRule:
     own = _policy(given.get("onMismatch"), f"{where}.onMismatch") or policy
     columns = given.get("columns")
     if columns is None:
-        schema = TableSchema(policy=own or "evolve")
+        schema = TableSchema(policy=own or "evolve", nested=_truth(given, f"{where}.nested", default=nested))
+    elif "nested" in given:
+        raise UsageError(
+            f"{where}.nested belongs to columns that are inferred",
+            hint="Declare the types: items: array<struct<sku: string, n: int>>",
+        )
     elif isinstance(columns, Mapping) and all(isinstance(one, str) for one in (*columns, *columns.values())):
         schema = TableSchema.declared(columns, own or "quarantine")
     else:
@@ -111,6 +119,13 @@ def _names(given: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     if not all(isinstance(one, str) for one in found):
         raise UsageError(f"{where}.{key} must name columns")
     return tuple(found)
+
+
+def _truth(given: Mapping[str, Any], where: str, *, default: bool = False) -> bool:
+    found = given.get("nested", default)
+    if not isinstance(found, bool):
+        raise UsageError(f"{where} must be true or false, not {found!r}")
+    return found
 
 
 def _policy(given: object, where: str) -> Policy | None:

@@ -10,6 +10,7 @@ from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.iceberg_settings import IcebergSettings, check_place
+from tailrace.lake.tables.nested import is_nested
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.versions import Keeping
 from tailrace.read.source.mask_file import Masks
@@ -40,6 +41,9 @@ class TableRule:
                     raise UsageError(
                         f"'{name}' is not a declared column of {self.pattern}", hint="Declare it under columns"
                     )
+            for name in self.z_order:
+                if is_nested(names[name]):
+                    raise UsageError(f"rows of {self.pattern} cannot be arranged by '{name}': it is {names[name]:.60}")
             for name in self.partition_by:
                 if names[name] not in _DIVIDING:
                     raise UsageError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import bson
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -14,7 +15,9 @@ from tailrace.core import raw_bson
 from tailrace.core.event.event_block import Bytes
 from tailrace.core.kernel import Part, encode_json, gather
 from tailrace.core.kernel.document_fields import FieldScan, words
+from tailrace.lake.tables import column_values, nested
 from tailrace.lake.tables import schema as slow
+from tailrace.lake.tables.nested_arrays import NestedArrays
 from tailrace.lake.tables.schema import Column, Converted, TableSchema
 
 RowMask = npt.NDArray[np.bool_]
@@ -42,12 +45,23 @@ def typed_columns(
     if misfits and schema.policy == "fail":
         return slow.convert(schema, documents)
     arrays: list[pa.Array] = []
+    inner = NestedArrays(data, _MAKERS, grows=schema.grows)
     for column in columns:
         part = fields.part(column.path)
-        array, made = _MAKERS.get(column.type, _nothing)(data, part, column.arrow)
+        if nested.is_nested(column.type):
+            array, made = inner.make(nested.parsed(column.type), part)
+        else:
+            array, made = _MAKERS.get(column.type, _nothing)(data, part, column.arrow)
         left = np.flatnonzero(~whole | ~made & (part.type != 0) & (part.type != raw_bson.NULL))
         if left.size:
-            values, bad = slow.fill(column, [rows[int(row)] for row in left], far_is_null=schema.widens)
+            if nested.is_nested(column.type):
+                found = [
+                    _value(buffer, part, row) if whole[row] else slow.value_at(rows[row], column.path)
+                    for row in left.tolist()
+                ]
+            else:
+                found = [slow.value_at(rows[row], column.path) for row in left.tolist()]
+            values, bad = slow.fill_values(column, found, far_is_null=schema.widens, grows=schema.grows)
             if bad and schema.policy != "quarantine":
                 return slow.convert(schema, documents)
             for number, why in bad.items():
@@ -108,8 +122,15 @@ def _found(
         at = fields.run(at, stops=infers)
         if at == len(whole):
             return columns, cut
-        slow.infer(columns, cut, [rows[at]])
+        slow.infer(columns, cut, [rows[at]], schema)
         at += not whole[at]
+
+
+def _value(buffer: bytes, part: Part, row: int) -> Any:
+    """The value of a field, without the rest of its document."""
+    value = buffer[part.start[row] : part.end[row]]
+    one = raw_bson.encode_document(raw_bson.encode_element(int(part.type[row]), b"v", value))
+    return bson.decode(one, slow.CODEC)["v"]
 
 
 def _patched(array: pa.Array, rows: npt.NDArray[np.int64], values: pa.Array) -> pa.Array:
@@ -182,13 +203,13 @@ def _milliseconds(data: Bytes, part: Part) -> npt.NDArray[np.int64]:
 
 def _timestamp(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
     values = _milliseconds(data, part)
-    made = (part.type == raw_bson.DATE) & (values >= slow.FIRST_MS) & (values <= slow.LAST_MS)
+    made = (part.type == raw_bson.DATE) & (values >= column_values.FIRST_MS) & (values <= column_values.LAST_MS)
     return _array(type_, made, np.where(made, values, 0) * 1000)
 
 
 def _date(data: Bytes, part: Part, type_: pa.DataType) -> MadeValues:
-    days = _milliseconds(data, part) // slow.DAY_MS
-    made = (part.type == raw_bson.DATE) & (days >= slow.FIRST_DAY) & (days <= slow.LAST_DAY)
+    days = _milliseconds(data, part) // column_values.DAY_MS
+    made = (part.type == raw_bson.DATE) & (days >= column_values.FIRST_DAY) & (days <= column_values.LAST_DAY)
     return _array(type_, made, days.astype(np.int32))
 
 

@@ -209,8 +209,12 @@ def _compaction() -> dict[str, JsonSchema]:
 
 def _tables() -> dict[str, JsonSchema]:
     policy = _said("What becomes of a value that does not fit its column.", {"enum": [*POLICIES]})
+    nested = _said("Columns of objects and arrays hold these, not JSON.", {"type": "boolean"}, default=False)
     rule = {
-        "columns": _said("Fields and their types, such as total: decimal(18,2).", {"type": ["object", "null"]}),
+        "columns": _said(
+            "Fields and their types, such as total: decimal(18,2) or tags: array<string>.", {"type": ["object", "null"]}
+        ),
+        "nested": nested,
         "onMismatch": policy,
         "partitionBy": _names("Columns that the table is divided by."),
         "zOrder": _names("Columns that merged files are arranged by."),
@@ -226,6 +230,7 @@ def _tables() -> dict[str, JsonSchema]:
         ),
         "every": _said("The tables are written this often.", time),
         "onMismatch": policy,
+        "nested": nested,
         "compactEvery": _said("Merge small files after this many micro-batches; 0: never.", _number(0)),
         "targetBytes": _said("How large merged files become.", _bytes()),
         "grace": _said("How long replaced files and versions stay.", time),
