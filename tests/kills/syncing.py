@@ -17,14 +17,16 @@ anything differs.
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,7 +38,6 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.read_concern import ReadConcern
 
 from tailrace.embedded import ReplicaSet, ShardedCluster
-from tests.commands import Command, CommandServer
 from tests.kills.sync_harms import MOVE, STEP_DOWN_SOURCE, STEP_DOWN_TARGET, Harm, Harms
 from tests.kills.sync_sources import WrittenCluster, WrittenSet, clear
 from tests.products.deployments import cluster_of
@@ -44,7 +45,7 @@ from tests.seeds import end_in_order
 from tests.sync.both import STATE_DB, is_users, normal, replica_set
 from tests.sync.equality import differences, documents, held, of_documents
 
-_SERVER: Final = CommandServer("tailrace.cli.sync", "tailrace.act.sync.channel")
+ROOT: Final = Path(__file__).parents[2]
 _PATIENCE_S: Final = 900
 #: Of a snapshot whose collection was not there, was not in the catalogue then, or is too old.
 _UNAVAILABLE: Final = frozenset({26, 239, 246, 73})
@@ -112,16 +113,14 @@ class Killed:
         self._source, self._target, self._folder = source, target, folder
         self._seed, self._capped = seed, capped
         self._begun = time.monotonic()
-        self._process: Command | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.result = Result()
 
     def run(self, wanted: Wanted, *, only: int | None = None) -> Result:
         """All of it, divided among syncs. ``only``: the sync of this number alone."""
-        with MongoClient[Any](self._target.uri) as client:  # one for all looks, of which there are ten a second
-            self._syncs = client[STATE_DB].get_collection("syncs", read_concern=ReadConcern("majority"))
-            for number, share in enumerate(wanted.divided(_KILLS_A_SYNC)):
-                if only is None or number == only:
-                    self._one(number, share)
+        for number, share in enumerate(wanted.divided(_KILLS_A_SYNC)):
+            if only is None or number == only:
+                self._one(number, share)
         return self.result
 
     @contextmanager
@@ -176,12 +175,14 @@ class Killed:
     def _command(self, *more: str) -> list[str]:
         lanes = "4" if self._seed % 3 == 2 else "1"
         options = ["--lease-seconds", str(_LEASE_S), "--documents-per-second", _QUICK, "--lanes", lanes]
-        return ["sync", self._written_by.uri, self._target.uri, *options, *more]
+        return [sys.executable, "-m", "tailrace", "sync", self._written_by.uri, self._target.uri, *options, *more]
 
-    def _begin(self, *more: str) -> Command:
+    def _begin(self, *more: str) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             with (self._folder / "log").open("ab") as log:
-                self._process = Command(*self._command(*more), stdout=log, stderr=log, server=_SERVER)
+                self._process = subprocess.Popen(
+                    self._command(*more), cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+                )
         return self._process
 
     def _phases(self, kills: int) -> list[str]:
@@ -217,7 +218,8 @@ class Killed:
 
     def _kill(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
@@ -258,7 +260,9 @@ class Killed:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                return self._syncs.find_one({"_id": "sync"}) or {}
+                with MongoClient[Any](self._target.uri) as client:
+                    syncs = client[STATE_DB].get_collection("syncs", read_concern=ReadConcern("majority"))
+                    return syncs.find_one({"_id": "sync"}) or {}
             except AutoReconnect:
                 assert time.monotonic() < deadline, "the target has no primary"
 
