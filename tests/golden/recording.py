@@ -14,6 +14,7 @@ Entries and events are embedded documents, so their bytes are the server's own; 
 
 from __future__ import annotations
 
+import json
 import lzma
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -27,6 +28,8 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 
 DATA = Path(__file__).parent / "data"
 SUFFIX = ".bson.xz"
+#: The names of all streams, by recording.
+STREAMS = DATA / "streams.json"
 _IMPOSSIBLE_DECIMAL = frozenset({50813, 50814, 50830, 50831})
 #: Fields of a recorded command that belong to the connection, not to the stream.
 _CONNECTION_FIELDS = ("lsid", "$clusterTime", "$readPreference", "$db", "readConcern")
@@ -83,11 +86,15 @@ def names() -> list[str]:
 
 @cache
 def streams() -> dict[str, tuple[str, int]]:
-    """All streams: ``<recording>/<stream>`` to the recording's name and the stream's place in it. Cached: several
-    modules of each test process ask for them, and unpacking all recordings takes a second."""
-    return {
-        f"{name}/{stream.name}": (name, index) for name in names() for index, stream in enumerate(load(name).streams)
-    }
+    """All streams: ``<recording>/<stream>`` to the recording's name and the stream's place in it. From the list beside
+    the recordings: unpacking all of these takes a second, in each process that collects the tests."""
+    listed = json.loads(STREAMS.read_text())
+    return {f"{name}/{stream}": (name, index) for name in names() for index, stream in enumerate(listed[name])}
+
+
+def streams_of(name: str) -> list[str]:
+    """The names of a recording's streams, by the recording itself."""
+    return [stream.name for stream in load(name).streams]
 
 
 @lru_cache(maxsize=2)
@@ -110,7 +117,15 @@ def save(name: str, packed: dict[str, Any], *, into: Path = DATA) -> int:
     """Write one recording in the shape above (documents may be RawBSONDocument); the file's size in bytes."""
     data = lzma.compress(bson.encode(packed), preset=9 | lzma.PRESET_EXTREME)
     (into / f"{name}{SUFFIX}").write_bytes(data)
+    if into == DATA:
+        listed = json.loads(STREAMS.read_text()) | {name: [stream["name"] for stream in packed["streams"]]}
+        write_streams(listed)
     return len(data)
+
+
+def write_streams(listed: dict[str, list[str]]) -> None:
+    """Write the list of all recordings' streams, by recording."""
+    STREAMS.write_text(json.dumps(dict(sorted(listed.items())), indent=1) + "\n")
 
 
 def pack_stream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -20,6 +21,11 @@ def recorded_tokens(name: str) -> Iterator[bytes]:
         for reply in stream.replies:
             if reply.post_batch_resume_token:
                 yield reply.post_batch_resume_token
+
+
+def test_the_list_of_streams_is_that_of_the_recordings() -> None:
+    listed = json.loads(recording.STREAMS.read_text())
+    assert listed == {name: recording.streams_of(name) for name in recording.names()}
 
 
 def value(document: bytes, name: bytes) -> bytes:

@@ -89,6 +89,7 @@ def test_run_follows_the_stream_until_sigterm(replica_set: ReplicaSet, tmp_path:
     assert "belongs to another stream" in err
 
 
+@pytest.mark.slow  # tests/unit/test_query_error.py: the sentence, and that PySpark's threads and Py4J add nothing to it
 @pytest.mark.spark
 @pytest.mark.mongod
 def test_that_java_has_died_is_told_in_one_sentence(replica_set: ReplicaSet, tmp_path: Path) -> None:

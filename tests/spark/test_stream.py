@@ -93,7 +93,7 @@ def test_parallel_partitions_give_the_same_bytes_as_one_in_ascending_order(
     spark: SparkSession, replica_set: ReplicaSet, database: Database[dict[str, Any]], tmp_path: Path
 ) -> None:
     start = newest(replica_set.uri)
-    fill(database, 20_000, pad=500)
+    fill(database, 6_000, pad=1_500)  # slices are of 2 MB at least
     database.c.update_many({}, {"$set": {"seen": True}})
     until = newest(replica_set.uri)
     options = {"uri": replica_set.uri, "database": database.name, "collection": "c", **at(start)}
@@ -222,9 +222,9 @@ def test_a_dropped_collection_ends_the_stream_at_the_right_event_with_partitions
     spark: SparkSession, replica_set: ReplicaSet, database: Database[dict[str, Any]], tmp_path: Path
 ) -> None:
     start = newest(replica_set.uri)
-    fill(database, 10_000, pad=500)
+    fill(database, 3_000, pad=1_500)
     database.c.drop()
-    fill(database, 10_000, pad=500)
+    fill(database, 3_000, pad=1_500)
     database.c.drop()
     until = newest(replica_set.uri)
     options = {"uri": replica_set.uri, "database": database.name, "collection": "c", "partitions": "4"}
@@ -246,7 +246,7 @@ def test_a_dropped_collection_ends_the_stream_at_the_right_event_with_partitions
         stage={"startAfter": bson.decode(native[-1])["_id"], "startAtOperationTime": None},
     )
     assert behind.events == expected
-    assert len(expected) == 10_002
+    assert len(expected) == 3_002
 
 
 def test_a_stream_that_has_ended_fails_after_its_last_event_where_that_is_wanted(

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
-from tailrace.lake.tables import versions
+from tailrace.lake.tables import delta_table, versions
 from tailrace.lake.tables.data_files import opened
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.holding import lock
@@ -22,6 +22,7 @@ from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.upkeep import Upkeep
 from tailrace.lake.tables.versions import Keeping
+from tests.amounts import amount
 from tests.tables.aging import age
 from tests.tables.features import Made
 
@@ -44,25 +45,29 @@ def names(made: Made) -> list[str]:
     return [file.name for file in made.table.files()]
 
 
-def test_old_versions_are_thinned_and_a_time_between_them_is_told_from_one_that_is_kept(tmp_path: Path) -> None:
+def test_old_versions_are_thinned_and_a_time_between_them_is_told_from_one_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every version of a week had been kept whole, with all its files, however many there were."""
+    monkeypatch.setattr(delta_table, "CHECKPOINT_EVERY", amount(20, 50))  # one is before the oldest that is kept
     root = tmp_path / "t"
-    made, now = aged(root, 120)
-    keeping = Keeping(grace_h=10 / 60, retention_h=80 / 60, versions=4)
+    count, retention = amount(60, 120), amount(36, 80)  # in minutes
+    made, now = aged(root, count)
+    keeping = Keeping(grace_h=10 / 60, retention_h=retention / 60, versions=4)
     versions.expire(root, keeping, names(made), now)
-    whole = [number for number in range(120) if versions.is_whole(root, number)]
-    assert whole[-11:] == list(range(109, 120)), "a reader that began ten minutes ago goes on"
+    whole = [number for number in range(count) if versions.is_whole(root, number)]
+    assert whole[-11:] == list(range(count - 11, count)), "a reader that began ten minutes ago goes on"
     kept = whole[:-11]
     assert 4 <= len(kept) <= 6
-    assert kept[0] <= 120 - 80, "as of reaches back as far as the retention"
-    assert max(after - before for before, after in pairwise(whole)) <= 21
+    assert kept[0] <= count - retention, "as of reaches back as far as the retention"
+    assert max(after - before for before, after in pairwise(whole)) <= retention // 4 + 1
     assert len([path for path in root.rglob("*.parquet") if path.parent.name != "_delta_log"]) == len(whole)
-    assert len(list((root / "_delta_log").glob("*.json"))) < 120, "and what of the log no kept version needs has gone"
-    assert held(root) == [119]
+    assert len(list((root / "_delta_log").glob("*.json"))) < count, "and what of the log no kept version needs has gone"
+    assert held(root) == [count - 1]
     for number in whole:
         assert held(root, number) == [number]
     # What a version held until the next one is known of those whose next one is known.
-    for time in range(101, 221):
+    for time in range(101, 101 + count):
         base, following = versions.around(root, ClusterTime.of(time, 5))
         number = time - 101
         if number < kept[0]:
@@ -70,7 +75,7 @@ def test_old_versions_are_thinned_and_a_time_between_them_is_told_from_one_that_
             continue
         assert base is not None
         assert base.version == max(one for one in whole if one <= number)
-        assert (following is None) == (base.version == 119)
+        assert (following is None) == (base.version == count - 1)
         assert following is None or following.version == base.version + 1
     assert versions.expire(root, keeping, names(made), now) == []
     again = CollectionTable(root, "shop.orders", declared="")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import socket
 import socketserver
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 from py4j import protocol as proto
 from py4j.java_gateway import GatewayClient
-from py4j.protocol import Py4JNetworkError
-from pyspark import accumulators
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark import SparkContext, accumulators
 
 from tailrace.base.durable import LakeFullError
 from tailrace.errors import ChangeStreamHistoryLost, InvalidResumeToken, SinkError, TailraceError, UsageError
+from tailrace.lake.spark.store import failure
 from tailrace.lake.spark.store.failure import hush_loss_of_java, query_error
 
 TRACE = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION]
@@ -46,6 +49,19 @@ def test_an_error_of_ours_is_found_inside_sparks_pages(error: TailraceError) -> 
 def test_an_error_of_ours_is_kept_as_it_is() -> None:
     error = UsageError("no")
     assert query_error(error) is error
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(), Py4JNetworkError("empty"), Py4JError("calling o5.start")])
+def test_that_java_has_died_is_told_in_one_sentence(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure, "_EXIT_S", 0.1)
+    with subprocess.Popen(["sleep", "600"]) as java:
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=java))
+        assert str(query_error(error)).startswith(f"Spark stopped: {str(error) or type(error).__name__}")
+        java.kill()
+        java.wait()
+        said = str(query_error(error))
+    assert said.startswith("Java, which runs Spark, has died, killed by SIGKILL. It is often killed because memory ran")
+    assert "\n" not in said
 
 
 def test_a_full_disk_under_the_checkpoint_is_recognised() -> None:
