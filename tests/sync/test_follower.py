@@ -87,7 +87,7 @@ def killed(source: ReplicaSet, target: ReplicaSet, times: int, seed: int, lanes:
     moments = random.Random(seed)
     kinds = Kinds(series=False, capped=False)
     with writing(source.uri, seed, "6.0.27", kinds=kinds) as writes:
-        with writes.running(pause_s=0.05):
+        with writes.running(pause_s=0.2):
             for _ in range(times):
                 process = program("follow", source.uri, target.uri, name, lanes, 2)
                 time.sleep(2 + moments.random() * 3)
@@ -101,7 +101,7 @@ def killed(source: ReplicaSet, target: ReplicaSet, times: int, seed: int, lanes:
 
 
 def test_killed_at_random_moments_it_goes_on_and_is_equal(start_replica_set: Start) -> None:
-    killed(start_replica_set(), start_replica_set(), 4, 11)
+    killed(start_replica_set(), start_replica_set(), 3, 11)
 
 
 @pytest.mark.slow
@@ -111,6 +111,8 @@ def test_killed_very_often_it_goes_on_and_is_equal(lanes: int, start_replica_set
 
 
 def test_while_the_targets_primary_steps_down_again_and_again(start_replica_set: Start) -> None:
+    """The source's writers write a number of changes and not for as long as elections take: on a busy machine that was
+    ten times as much."""
     source, target = start_replica_set(), start_replica_set(members=3)
     settings = SyncSettings(name="elections", lease_s=60)
     begun(source.uri, target.uri, settings)
@@ -119,12 +121,11 @@ def test_while_the_targets_primary_steps_down_again_and_again(start_replica_set:
         writing(source.uri, 5, "6.0.27", kinds=kinds) as writes,
         following(source.uri, target.uri, settings) as follower,
     ):
-        with writes.running(pause_s=0.05):
-            for _ in range(3):
-                end = time.monotonic() + 2
-                while time.monotonic() < end:
-                    follower.step(max_wait_s=0.2)
-                target.step_down()
+        for _ in range(3):
+            writes.run(20)
+            assert follower.step(max_wait_s=60)
+            writes.run(20)  # what the next primary gets
+            target.step_down()
         follower.run_until(now(source.uri))
     equal(source, target, settings)
 
