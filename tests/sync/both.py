@@ -26,7 +26,7 @@ _PARAMETERS: Final = {
 
 
 @contextmanager
-def beside(write: Callable[[], None]) -> Iterator[None]:
+def beside(write: Callable[[], object]) -> Iterator[None]:
     """``write`` runs beside the body, which ends after it, and with its error."""
     failures: list[BaseException] = []
 

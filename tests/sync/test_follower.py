@@ -28,6 +28,7 @@ from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
 from tests.server_in_use import IN_BETWEEN
+from tests.sync.both import beside
 from tests.sync.following import begun, following, in_any_order, now, unequal
 from tests.sync.programs import program
 from tests.sync.workload import Kinds, writing
@@ -122,10 +123,10 @@ def test_while_the_targets_primary_steps_down_again_and_again(start_replica_set:
         following(source.uri, target.uri, settings) as follower,
     ):
         for _ in range(3):
-            writes.run(20)
-            assert follower.step(max_wait_s=60)
-            writes.run(20)  # what the next primary gets
-            target.step_down()
+            with beside(target.step_down):
+                for _ in range(20):
+                    writes.run(2)
+                    follower.step(max_wait_s=0.2)
         follower.run_until(now(source.uri))
     equal(source, target, settings)
 
