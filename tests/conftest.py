@@ -23,7 +23,7 @@ from tailrace.embedded import VERSIONS, ReplicaSet, ShardedCluster, wine
 from tests import shared_clock
 from tests.amounts import QUICK
 from tests.by_turns import mark_rest_slow
-from tests.lending import Lender
+from tests.lending import Lender, has_long_oplog
 from tests.quiet import without_noops
 from tests.server_in_use import is_of_other_versions
 from tests.tables.object_server import ObjectServer, object_server, weed
@@ -243,13 +243,28 @@ def group_of(file: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def replica_set() -> Iterator[ReplicaSet]:
+def _kept_replica_sets() -> Iterator[list[ReplicaSet]]:
+    with ExitStack() as stack:
+        kept: list[ReplicaSet] = []
+        stack.callback(lambda: [one.close() for one in kept])
+        yield kept
+
+
+@pytest.fixture(scope="module")
+def replica_set(_kept_replica_sets: list[ReplicaSet]) -> ReplicaSet:
     """One member of the server in use with fail points, shared by all modules: use databases of your own, drop nothing
     of others, and leave it running as it was. Take ``start_replica_set`` for a test that kills or steps down."""
-    # Otherwise sessions are written down every five minutes, which moves the end of the oplog in the middle of a test.
-    parameters = {"disableLogicalSessionCacheRefresh": True}
-    with ReplicaSet(1, enable_test_commands=True, parameters=parameters) as running:
-        yield running
+    kept = _kept_replica_sets
+    if kept and has_long_oplog(kept[0]):  # between two files, never within one
+        kept.pop().close()
+    if not kept:
+        # Otherwise sessions are written down every five minutes, which moves the end of the oplog in the middle of a
+        # test.
+        parameters = {"disableLogicalSessionCacheRefresh": True}
+        running = ReplicaSet(1, enable_test_commands=True, parameters=parameters)
+        running.__enter__()
+        kept.append(running)
+    return kept[0]
 
 
 @pytest.fixture
@@ -299,6 +314,8 @@ def sharded_cluster() -> ShardedCluster:
     """Three shards of the server in use with fail points, no-ops at the server's default of 10 s, shared by all
     modules: use databases of your own, drop nothing of others, and leave shards as they were. Take
     ``start_sharded_cluster`` for a test that adds a shard, kills or steps down."""
+    if _shared_clusters and any(has_long_oplog(shard, 30_000) for shard in _shared_clusters[0].shards.values()):
+        _shared_clusters.pop().close()
     if not _shared_clusters:
         cluster = ShardedCluster(3, enable_test_commands=True)
         cluster.__enter__()

@@ -17,6 +17,7 @@ from tailrace.embedded import ReplicaSet, find_mongod
 
 #: As many wait for the next test. A test has two as a rule, and a file two or three versions.
 _WAITING_MAX: Final = 4
+_OPLOG_BYTES_MAX: Final = 64 << 20
 _OF_THE_SERVER: Final = ("admin", "config", "local")
 
 
@@ -50,6 +51,15 @@ class Lender:
     def close(self) -> None:
         while self._waiting:
             self._waiting.pop().close()
+
+
+def has_long_oplog(running: ReplicaSet, entries_max: int = 10_000) -> bool:
+    """Whether a deployment is better begun anew than handed on: whoever reads from the oldest change, as a listener
+    does that has no position, reads all that tests before have written. In a run of the whole that was a second of
+    processor for each of hundreds of listeners, and half a second starts another server."""
+    with _client(running) as client:
+        oplog = client.local.command("collStats", "oplog.rs")
+    return bool(oplog["count"] > entries_max or oplog["size"] > _OPLOG_BYTES_MAX)
 
 
 def _client(running: ReplicaSet) -> pymongo.MongoClient[dict[str, Any]]:

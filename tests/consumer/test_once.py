@@ -18,13 +18,14 @@ from tailrace.consumer import SeenChanges
 from tailrace.consumer.messages.kafka import SeenRecords
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
+from tests.amounts import amount
 from tests.consumer.brokers import KafkaBrokers
 from tests.forked import Forked
 from tests.pace import BETWEEN_LOOKS_S
 
 pytestmark = pytest.mark.mongod
 ROOT = Path(__file__).parents[2]
-COUNT = 60
+COUNT = amount(30, 60)
 
 
 @pytest.fixture

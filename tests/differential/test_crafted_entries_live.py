@@ -21,6 +21,7 @@ from bson.timestamp import Timestamp
 
 import tailrace
 from tailrace.cli.main import main
+from tailrace.cli.run_skipped import SkippedOperations
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.lake.spark.planning.input_partition import OplogSlice
@@ -28,6 +29,7 @@ from tailrace.lake.spark.query.options import parse
 from tailrace.lake.spark.reading import slice_plan
 from tailrace.lake.spark.reading.slice_reader import slice_events
 from tailrace.read.source.mongod import MongodSource
+from tests.amounts import WHOLE
 from tests.differential.compare import Bench, Case
 from tests.differential.execute import note
 from tests.differential.native import aggregate, read
@@ -72,8 +74,9 @@ def test_definitions_without_o2_and_a_chain_that_leads_forward(version: str, tmp
         memory = read_into_memory(wire, source, ClusterTime(before - 1), end)
         bench = Bench(wire, memory, SourceOplog(source), version, end)
         for expanded, (events, codes) in expected.items():
-            for scope in (("gr", "c"), ("gr", None), ("admin", None)):
-                for live in (False, True):
+            # In make test each scope once for either kind of events: from memory, or live, by turns.
+            for number, scope in enumerate((("gr", "c"), ("gr", None), ("admin", None))):
+                for live in (False, True) if WHOLE else ((number + expanded) % 2 == 0,):
                     shown = {"showExpandedEvents": True} if expanded else {}
                     stage = {"startAtOperationTime": before.to_timestamp(), **shown}
                     result = bench.compare(Case(scope, stage, live=live))
@@ -132,7 +135,9 @@ def test_a_part_of_a_merged_stream_tells_of_new_shards(version: str, tmp_path: P
     assert seen == {"6.0.27": 9, "7.0.28": 27}[version]
 
 
-@pytest.mark.parametrize("version", ["6.0.27", pytest.param("5.0.4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "version", ["6.0.27", *(pytest.param(one, marks=pytest.mark.slow) for one in ("5.0.4", "6.0.27 in a run"))]
+)
 def test_entries_of_unknown_kinds_are_skipped_and_told_of(
     version: str,
     tmp_path: Path,
@@ -141,7 +146,9 @@ def test_entries_of_unknown_kinds_are_skipped_and_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The counts were tested with streams that are fed; whether they come through a live reader to the statistics, the
-    command line and the log of Spark's workers had been looked at nowhere."""
+    command line and the log of Spark's workers had been looked at nowhere. In a ``tailrace run`` too, for which in
+    ``make test`` the reader of its log stands."""
+    version, _, runs = version.partition(" ")
     unknown = [insert(7) | {"op": operation} for operation in ("xi", "km", "xi")]
     unknown.append({**_NO_OP, "op": "c", "ns": "gr.$cmd", "o": {"mergeCollections": "c"}})
     unknown.append({**_NO_OP, "o2": {"moveRange": "gr.c"}})
@@ -191,16 +198,25 @@ def test_entries_of_unknown_kinds_are_skipped_and_told_of(
         monkeypatch.setattr(slice_plan, "_reported", set())
         slice_ = OplogSlice(ClusterTime(before - 1), end, version, 1, None)
         with caplog.at_level(logging.WARNING, "tailrace.spark"):
-            options = parse({"uri": deployment.uri, "database": "gr", "collection": "c"})
-            assert sum(len(block) for block in slice_events(options, slice_, source)) == 2
-        told = [record.args for record in caplog.records if record.name == "tailrace.spark"]
-        assert sorted(told, key=str) == sorted([(kind,) for kind in _UNKNOWN], key=str)
+            told_by_workers(deployment.uri, slice_, source, caplog, tmp_path)
         source.close()
-        if version == "6.0.27":
+        if runs:
             tell_of_skipped_entries_in_a_pipeline(deployment.uri, at, tmp_path)
 
 
 _UNKNOWN = {"xi": 2, "km": 1, "command mergeCollections": 1, "no-op moveRange": 1}
+
+
+def told_by_workers(
+    uri: str, slice_: OplogSlice, source: MongodSource, caplog: pytest.LogCaptureFixture, folder: Path
+) -> None:
+    options = parse({"uri": uri, "database": "gr", "collection": "c"})
+    assert sum(len(block) for block in slice_events(options, slice_, source)) == 2
+    told = [record for record in caplog.records if record.name == "tailrace.spark"]
+    assert sorted((record.args for record in told), key=str) == sorted([(kind,) for kind in _UNKNOWN], key=str)
+    log = folder / "spark.log"
+    log.write_text("".join(f"{record.getMessage()}\n" for record in told))
+    assert sorted(SkippedOperations(log).look()) == sorted(_UNKNOWN)
 
 
 def tell_of_skipped_entries_in_a_pipeline(uri: str, at: str, folder: Path) -> None:

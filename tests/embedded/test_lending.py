@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from tests.lending import Lender
+from tests.lending import Lender, has_long_oplog
 
 pytestmark = pytest.mark.mongod
 
@@ -26,5 +26,7 @@ def test_one_is_lent_again_empty_and_closed_once_it_is_not_as_it_was() -> None:
             assert "notes" not in client.admin.list_collection_names()
             assert client.admin.command("usersInfo")["users"] == []
             client.shop.orders.insert_one({})  # it is allowed again
+            assert not has_long_oplog(second)
+            assert has_long_oplog(second, entries_max=2)
             client.admin.command("setParameter", 1, notablescan=True)
         assert not second.members[0].is_running

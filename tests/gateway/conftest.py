@@ -26,13 +26,15 @@ def server_version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def replica_set(server_version: str, request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
-    """The one that all modules share, or the older version's of this folder."""
-    if server_version == VERSIONS[0]:
-        yield request.getfixturevalue("replica_set")
-        return
+def older_replica_set(server_version: str) -> Iterator[ReplicaSet]:
     with ReplicaSet(1, version=server_version, enable_test_commands=True) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def replica_set(server_version: str, request: pytest.FixtureRequest) -> Any:
+    """The one that all modules share, or the older version's of this folder."""
+    return request.getfixturevalue("replica_set" if server_version == VERSIONS[0] else "older_replica_set")
 
 
 @pytest.fixture(scope="module")

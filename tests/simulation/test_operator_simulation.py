@@ -112,7 +112,7 @@ def test_lanes_that_stay_sealed_when_the_operator_is_killed_are_found(monkeypatc
         return what if "next_lanes" in changed else dataclasses.replace(what, **changed)
 
     monkeypatch.setattr(lease_operations, "replace", without_notice)
-    found = failing_lanes(range(85, 385))
+    found = failing_lanes(range(157, 457))  # from shortly before a seed that finds it, as in ``finding``
     assert found is not None
     assert "when faults were healed" in found[1]
 

@@ -26,7 +26,7 @@ _PARAMETERS: Final = {
 
 
 @contextmanager
-def beside(write: Callable[[], None]) -> Iterator[None]:
+def beside(write: Callable[[], object]) -> Iterator[None]:
     """``write`` runs beside the body, which ends after it, and with its error."""
     failures: list[BaseException] = []
 
@@ -61,7 +61,7 @@ class ReplicaSetSource:
     def __init__(self, deployment: ReplicaSet, chosen: Any) -> None:
         self.uri, self.version = deployment.uri, deployment.version
         # A transaction of 24 MB stands still in a mongod 4.4.2 whose cache is as small as an embedded one's.
-        large = not self.version.startswith("4.")
+        large = chosen.large and not self.version.startswith("4.")
         kinds = Kinds(series=chosen.series, capped=chosen.capped, large=large, columns=chosen.columns)
         self._writes = Writes(deployment.uri, chosen.seed, deployment.version, kinds=kinds)
         self.databases = self._writes.databases

@@ -72,6 +72,10 @@ class Chosen:
     capped: bool = True
     series: bool = False
     columns: bool = True
+    #: With documents of 16 MB, and transactions of more.
+    large: bool = True
+    #: Whether the play ends where a comparison has found something: for faults that must be found.
+    to_first: bool = False
 
     def options(self, databases: tuple[str, ...]) -> dict[str, Any]:
         """Of the sync."""
@@ -147,6 +151,8 @@ class Play:
         self.source.write(chosen.steps)  # what the copy finds
         for number in range(chosen.rounds):
             self._round(number)
+            if chosen.to_first and self.report.differences:
+                return
         if chosen.seed % 2 == 0 and not isinstance(self.source, ClusterSource):
             self._cut_over()
 

@@ -87,7 +87,7 @@ def killed(source: ReplicaSet, target: ReplicaSet, times: int, seed: int, lanes:
     moments = random.Random(seed)
     kinds = Kinds(series=False, capped=False)
     with writing(source.uri, seed, "6.0.27", kinds=kinds) as writes:
-        with writes.running(pause_s=0.05):
+        with writes.running(pause_s=0.2):
             for _ in range(times):
                 process = program("follow", source.uri, target.uri, name, lanes, 2)
                 time.sleep(2 + moments.random() * 3)
@@ -101,7 +101,7 @@ def killed(source: ReplicaSet, target: ReplicaSet, times: int, seed: int, lanes:
 
 
 def test_killed_at_random_moments_it_goes_on_and_is_equal(start_replica_set: Start) -> None:
-    killed(start_replica_set(), start_replica_set(), 4, 11)
+    killed(start_replica_set(), start_replica_set(), 3, 11)
 
 
 @pytest.mark.slow
@@ -110,22 +110,33 @@ def test_killed_very_often_it_goes_on_and_is_equal(lanes: int, start_replica_set
     killed(start_replica_set(), start_replica_set(), 40, 12, lanes)
 
 
-def test_while_the_targets_primary_steps_down_again_and_again(start_replica_set: Start) -> None:
+def test_while_the_targets_primary_steps_down_again_and_again(
+    start_replica_set: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a transaction, which is gone then. Before, it was left to chance what an election met, and the
+    source's writers went on for as long as it took: on a busy machine ten times as much."""
     source, target = start_replica_set(), start_replica_set(members=3)
     settings = SyncSettings(name="elections", lease_s=60)
     begun(source.uri, target.uri, settings)
+    whole, due = ChangesWriter.write, list[int]()
+
+    def write(writer: ChangesWriter, session: Any, documents: Any, *rest: Any, **options: Any) -> None:
+        whole(writer, session, documents, *rest, **options)
+        if due:
+            due.pop()
+            target.step_down()
+
+    monkeypatch.setattr(ChangesWriter, "write", write)
     kinds = Kinds(series=False, capped=False, large=False)
     with (
         writing(source.uri, 5, "6.0.27", kinds=kinds) as writes,
         following(source.uri, target.uri, settings) as follower,
     ):
-        with writes.running(pause_s=0.05):
-            for _ in range(3):
-                end = time.monotonic() + 2
-                while time.monotonic() < end:
-                    follower.step(max_wait_s=0.2)
-                target.step_down()
-        follower.run_until(now(source.uri))
+        for number in range(3):
+            due.append(number)
+            writes.run(40)
+            follower.run_until(now(source.uri))
+            assert not due
     equal(source, target, settings)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.sync.planted import PLANTED, planted_here
 
 pytestmark = pytest.mark.mongod
 
-STEPS = amount(80, 250)
+STEPS = amount(50, 250)
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +25,10 @@ def ends() -> Iterator[tuple[ReplicaSet, ReplicaSet]]:
         yield source, target
 
 
-def played(ends: tuple[ReplicaSet, ReplicaSet], seed: int, steps: int = STEPS) -> Report:
+def played(ends: tuple[ReplicaSet, ReplicaSet], seed: int, steps: int = STEPS, **options: Any) -> Report:
     report = Report()
     old = SERVER_VERSION.startswith("4.")
-    run_seed(*ends, Chosen(seed, steps, rounds=2, capped=not old), report)
+    run_seed(*ends, Chosen(seed, steps, rounds=2, capped=not old, **options), report)
     return report
 
 
@@ -38,8 +39,15 @@ def test_a_seed_is_equal_at_each_pause(ends: tuple[ReplicaSet, ReplicaSet], seed
     assert report.comparisons >= 2
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+#: ``make test`` looks for one fault of what writes changes, one of what meets documents that are there already, and one
+#: of what carries out definitions.
+OTHERS = ("a change left out", "an event applied twice")
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, marks=pytest.mark.slow) if one in OTHERS else one for one in PLANTED]
+)
 def test_a_fault_that_is_put_back_is_found(ends: tuple[ReplicaSet, ReplicaSet], fault: str) -> None:
     with planted_here(fault):
-        report = played(ends, 4, steps=150)
+        report = played(ends, 4, steps=100, large=False, to_first=True)
     assert report.differences

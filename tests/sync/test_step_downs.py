@@ -19,7 +19,8 @@ from tests.amounts import amount
 from tests.sync.test_copying import begun, stored
 
 pytestmark = pytest.mark.used_servers
-SETTINGS = SyncSettings(selection=Selection.of(["shop.*"]), documents_per_second=30_000, lease_s=30)
+COUNT, PER_SECOND = amount(20_000, 120_000), amount(10_000, 30_000)
+SETTINGS = SyncSettings(selection=Selection.of(["shop.*"]), documents_per_second=PER_SECOND, lease_s=30)
 
 
 @pytest.mark.parametrize("which", ["target", "source"])
@@ -28,8 +29,7 @@ def test_every_document_is_there_once(start_replica_set: Callable[..., ReplicaSe
     there, here = start_replica_set(members[0]), start_replica_set(members[1])
     source: MongoClient[Any] = open_client(there.uri)
     target: MongoClient[Any] = open_client(here.uri)
-    count = amount(60_000, 120_000)
-    for first in range(0, count, 10_000):
+    for first in range(0, COUNT, 10_000):
         source.shop.c.insert_many([{"_id": n, "s": "x" * 100} for n in range(first, first + 10_000)])
     source.shop.c.create_index("s")
     state = begun(source, target, SETTINGS)
@@ -37,7 +37,7 @@ def test_every_document_is_there_once(start_replica_set: Callable[..., ReplicaSe
     over = threading.Event()
 
     def step_down() -> None:
-        while not over.wait(count / 120_000) and len(counts) < 3:
+        while not over.wait(COUNT / PER_SECOND / 4) and len(counts) < 3:
             counts.append(state.ranges.count_documents({"done": True}))
             (here if which == "target" else there).step_down()
 
@@ -51,5 +51,5 @@ def test_every_document_is_there_once(start_replica_set: Callable[..., ReplicaSe
             thread.join()
     assert len(counts) >= 2
     assert stored(target, "shop.c") == stored(source, "shop.c")
-    assert sum(one["documents"] for one in state.ranges.find({})) == count
+    assert sum(one["documents"] for one in state.ranges.find({})) == COUNT
     assert [one["name"] for one in target.shop.c.list_indexes()] == ["_id_", "s_1"]
