@@ -51,7 +51,7 @@ def made(*documents: DocumentChanges, in_time: tuple[bytes, ...] = ()) -> Collec
 
 
 def decoded(found: list[Any]) -> list[Any]:
-    return [bson.decode(one) for piece in found for one in raw_bson.split(piece.raw)]
+    return [bson.decode(one) for piece in found for one in raw_bson.split(piece.joined)]
 
 
 def test_updates_deletes_and_inserts_become_statements() -> None:
@@ -69,7 +69,7 @@ def test_updates_deletes_and_inserts_become_statements() -> None:
     assert decoded(found.inserts) == [{"_id": 3, "b": 2}]
     assert [piece.number for piece in (*found.updates, *found.deletes, *found.inserts)] == [2, 1, 1]
     assert (found.special, found.rest) == ([], [])
-    assert found.size == sum(len(piece.raw) for piece in (*found.updates, *found.inserts))
+    assert found.size == sum(len(piece.joined) for piece in (*found.updates, *found.inserts))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_names_stay_known_or_not_when_they_become_many(monkeypatch: pytest.Monke
 
 
 def test_pieces_are_commands_of_limited_size() -> None:
-    assert [(len(piece.raw), piece.number) for piece in pieces([b"x" * (5 << 20)] * 3)] == [(5 << 20, 1)] * 3
+    assert [(len(piece.joined), piece.number) for piece in pieces([b"x" * (5 << 20)] * 3)] == [(5 << 20, 1)] * 3
     assert [piece.number for piece in pieces([b"x"] * 25_000)] == [10_000, 10_000, 5_000]
     assert [piece.number for piece in pieces([b"x" * (20 << 20), b"x"])] == [1, 1]
     assert list(pieces([])) == []

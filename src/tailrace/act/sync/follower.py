@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Self
@@ -54,7 +54,7 @@ WHAT: Final = "the collections of the sync"
 
 _log = logging.getLogger("tailrace.sync")
 
-_Step = tuple[ChangeSegment | Definition, SegmentStatements]
+_PreparedStep = tuple[ChangeSegment | Definition, SegmentStatements]
 
 
 def open_oplogs(
@@ -183,7 +183,7 @@ class Follower:
             self._keys, self._keys_read = _keys(self._state, self._definitions), time.monotonic()
         fold = SyncFold(self._settings, self.collections, self._most, gone=self._gone, size_of=self._sizes)
         notes: list[Note] = []
-        with _StepsAhead(fold, window, self._statements) as ahead:
+        with _StepsAhead(self, fold, window) as ahead:
             for step, made in ahead:
                 if isinstance(step, Definition):
                     notes += self._define(step)
@@ -236,12 +236,6 @@ class Follower:
 
     # -- segments ---------------------------------------------------------------------------------------------------
 
-    def _statements(self, segment: ChangeSegment) -> SegmentStatements:
-        """The statements of a segment, where they are written without a look at the target's documents."""
-        if self.time < self.hold or self._keys or self._ownership.lanes > 2:
-            return NO_STATEMENTS
-        return segment_statements(segment.documents, self._encoder, self._in_time)
-
     def _segment(self, segment: ChangeSegment, notes: list[Note], window: OplogWindow, made: SegmentStatements) -> None:
         begun = time.monotonic()
         if segment.capped:
@@ -283,8 +277,7 @@ class Follower:
         self._most = _adapted(self._most, segment.changes, writer.written_bytes, time.monotonic() - begun)
 
     def _writer(self) -> ChangesWriter:
-        version = self._definitions.version
-        return ChangesWriter(self._state.client, self.hold, version, self._encoder, self._keys)
+        return ChangesWriter(self._state.client, self.hold, self._definitions.version, self._encoder, self._keys)
 
     def _position(self, segment: ChangeSegment, window: OplogWindow) -> dict[str, Any]:
         """What the sync's document says with the segment."""
@@ -379,23 +372,28 @@ class _StepsAhead:
     """The steps of a window, with their statements. ``begin``: find the next one in a thread, while this one is carried
     out."""
 
-    def __init__(
-        self, fold: SyncFold, window: OplogWindow, statements: Callable[[ChangeSegment], SegmentStatements]
-    ) -> None:
+    def __init__(self, follower: Follower, fold: SyncFold, window: OplogWindow) -> None:
+        self._follower = follower
         self._steps = fold.steps(window)
-        self._statements = statements
-        self._ahead: ReadAhead[_Step | None] | None = None
+        self._ahead: ReadAhead[_PreparedStep | None] | None = None
 
     def begin(self) -> None:
         self._ahead = ReadAhead(self._next, lambda: None)
 
-    def _next(self) -> _Step | None:
+    def _next(self) -> _PreparedStep | None:
         step = next(self._steps, None)
         if step is None:
             return None
         return step, NO_STATEMENTS if isinstance(step, Definition) else self._statements(step)
 
-    def __iter__(self) -> Iterator[_Step]:
+    def _statements(self, segment: ChangeSegment) -> SegmentStatements:
+        """The statements of a segment, where they are written without a look at the target's documents."""
+        to = self._follower
+        if to.time < to.hold or to._keys or to._ownership.lanes > 2:
+            return NO_STATEMENTS
+        return segment_statements(segment.documents, to._encoder, to._in_time)
+
+    def __iter__(self) -> Iterator[_PreparedStep]:
         while True:
             ahead, self._ahead = self._ahead, None
             step = self._next() if ahead is None else ahead.result()

@@ -48,10 +48,10 @@ _LIMIT: Final = raw_bson.encode_element(raw_bson.INT32, b"limit", raw_bson.encod
 _KEY: Final = attrgetter("key")
 
 
-class Piece(NamedTuple):
+class JoinedStatements(NamedTuple):
     """Statements, or documents, one after the other, and how many they are."""
 
-    raw: bytes
+    joined: bytes
     number: int
 
 
@@ -64,9 +64,9 @@ class CollectionStatements(NamedTuple):
     ``size``        the bytes of the statements and documents
     """
 
-    deletes: list[Piece]
-    updates: list[Piece]
-    inserts: list[Piece]
+    deletes: list[JoinedStatements]
+    updates: list[JoinedStatements]
+    inserts: list[JoinedStatements]
     special: list[bytes]
     rest: list[DocumentChanges]
     size: int
@@ -154,15 +154,15 @@ def query_of(identifier: bytes) -> bytes:
     )
 
 
-def delete_pieces(queries: Sequence[bytes]) -> Iterator[Piece]:
+def delete_pieces(queries: Sequence[bytes]) -> Iterator[JoinedStatements]:
     """The statements that delete what ``queries`` name, each one document."""
     return pieces([raw_bson.encode_document(one, _LIMIT) for one in queries])
 
 
-def pieces(statements: Sequence[bytes]) -> Iterator[Piece]:
+def pieces(statements: Sequence[bytes]) -> Iterator[JoinedStatements]:
     """Statements, or documents, as commands take them."""
     for some in chunks(statements, len, _COMMAND_BYTES):
-        yield Piece(b"".join(some), len(some))
+        yield JoinedStatements(b"".join(some), len(some))
 
 
 def chunks(items: Sequence[Any], size: Callable[[Any], int], most: int = _COMMAND_BYTES) -> Iterator[list[Any]]:

@@ -39,7 +39,7 @@ from tailrace.act.sync.state import SyncedCollection
 from tailrace.act.sync.statements import (
     NO_STATEMENTS,
     CollectionStatements,
-    Piece,
+    JoinedStatements,
     SegmentStatements,
     by_collection,
     chunks,
@@ -344,11 +344,11 @@ class _Table:
                     self._equals[element] = None
         return found
 
-    def _delete(self, some: Piece) -> None:
-        self._send({"delete": self._name, "deletes": [RawDocuments(some.raw)]}, some.number, "delete")
+    def _delete(self, some: JoinedStatements) -> None:
+        self._send({"delete": self._name, "deletes": [RawDocuments(some.joined)]}, some.number, "delete")
 
-    def _update(self, some: Piece) -> None:
-        command = {"update": self._name, "updates": [RawDocuments(some.raw)], **_BYPASS}
+    def _update(self, some: JoinedStatements) -> None:
+        command = {"update": self._name, "updates": [RawDocuments(some.joined)], **_BYPASS}
         self._send(command, some.number, "update")
 
     def _insert(self, documents: Sequence[bytes]) -> None:
@@ -360,8 +360,8 @@ class _Table:
             self._insert_plain(some)
         self._insert_special(special)
 
-    def _insert_plain(self, some: Piece) -> None:
-        command = {"insert": self._name, "documents": [RawDocuments(some.raw)], **_BYPASS}
+    def _insert_plain(self, some: JoinedStatements) -> None:
+        command = {"insert": self._name, "documents": [RawDocuments(some.joined)], **_BYPASS}
         self._send(command, some.number, "insert")
 
     def _insert_special(self, documents: Sequence[bytes]) -> None:
