@@ -104,6 +104,23 @@ def test_the_lease_is_not_given_while_it_is_held_and_is_free_after_close(start_r
         own(state).close()
 
 
+def test_a_lease_that_runs_out_during_a_transaction_is_taken_up_again(start_replica_set: Start) -> None:
+    """The transaction keeps the sync's document, so nothing refreshes the lease. Where the transaction had to be tried
+    again in another way, the next owner came to the same place, and so on for ever."""
+    with MongoClient[Any](start_replica_set().uri) as client:
+        client.shop.create_collection("orders")
+        state, owner = held(client)
+        owner._closed.set()  # nothing else refreshes it
+        owner.run(lambda session: time.sleep(1.3))
+        owner.run(lambda session: client.shop.orders.insert_one({}, session=session))
+        assert client.shop.orders.count_documents({}) == 1
+        with pytest.raises(LeaseLost, match="another owner"):
+            own(SyncState(client, state.settings))
+        time.sleep(1.3)
+        with own(SyncState(client, state.settings)), pytest.raises(LeaseLost, match="another owner"):
+            owner.check()
+
+
 def test_a_transaction_of_a_process_that_died_holds_nobody_up(start_replica_set: Start) -> None:
     """The server would keep it for a minute."""
     with MongoClient[Any](start_replica_set().uri) as client:

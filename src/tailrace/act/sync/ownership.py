@@ -61,6 +61,7 @@ class SyncOwnership:
         self._stamps = [""] * lanes
         self._deadline = 0.0
         self._lost: str | None = None
+        self._taking_up = threading.Lock()
         self._closed = threading.Event()
         self._thread: CheckedThread | None = None
 
@@ -74,7 +75,7 @@ class SyncOwnership:
         """Raise LeaseLost unless the lease is certainly held now."""
         if self._lost is not None:
             raise LeaseLost(self._lost)
-        if time.monotonic() >= self._deadline:
+        if time.monotonic() >= self._deadline and not self._taken_up_again():
             raise LeaseLost(
                 f"the lease of the sync {self.state.name!r} ran out: the target did not answer in time, or this "
                 "process was stopped",
@@ -187,6 +188,25 @@ class SyncOwnership:
                 self._lost = _taken(self.state.name)
                 return
             self._deadline = asked + self.state.settings.lease_s * (1 - _MARGIN)
+
+    def _taken_up_again(self) -> bool:
+        """Whether a lease that has run out is held again: nobody else took it meanwhile. A transaction of lane 0 keeps
+        the sync's document, so that nothing refreshes the lease during it. If it was longer than the lease, and did not
+        fit the target's cache, the next owner would be at the same place, and so on for ever."""
+        with self._taking_up:
+            asked = time.monotonic()
+            if asked < self._deadline:
+                return True  # by another thread
+            try:
+                found = self.state.syncs.update_one({"_id": self.state.name, **self._mine()}, [{"$set": self._held()}])
+            except PyMongoError as error:
+                _log.debug("the lease of the sync %s is not taken up again: %s", self.state.name, error)
+                return False
+            if not found.matched_count:
+                self._lost = _taken(self.state.name)
+                raise LeaseLost(self._lost)
+            self._deadline = max(self._deadline, asked + self.state.settings.lease_s * (1 - _MARGIN))
+            return time.monotonic() < self._deadline
 
     def _mine(self) -> dict[str, Any]:
         return {"epoch": Int64(self.epoch), "owner": self.owner}
