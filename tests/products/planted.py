@@ -65,21 +65,21 @@ def _table_set_back() -> list[Undo]:
 def _altered_state() -> list[Undo]:
     """The records of the tables' state are taken as they are, and one that is not found is not there."""
     from tailrace.base.lmdb_file import _CHECKSUM_BYTES
-    from tailrace.lake.tables.state_file import Databases
+    from tailrace.lake.tables import state
 
-    def value(self: Any, key: bytes, record: bytes) -> bytes:
+    def unsealed(key: bytes, record: bytes) -> bytes:
         return record[_CHECKSUM_BYTES:]
 
-    def records(self: Any, cursor: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def records(cursor: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         for key, record in cursor.iternext() if cursor.set_range(prefix) else ():
             if not key.startswith(prefix):
                 return
             yield key, record[_CHECKSUM_BYTES:]
 
     return [
-        _set(Databases, "value", value),
-        _set(Databases, "records", records),
-        _set(Databases, "confirm_missing", _nothing),
+        _set(state, "unsealed", unsealed),
+        _set(state, "records", records),
+        _set(state, "confirm_missing", _nothing),
     ]
 
 
