@@ -23,7 +23,9 @@ def feed_of(root: Path, version: int, names: Container[str] | None = None) -> li
     delta = DeltaTable(root)
     there = [*(field.name for field in delta.schema().fields), *OF_FEED]
     wanted = [name for name in there if names is None or name in names or name in OF_FEED]
-    feed = delta.load_cdf(starting_version=version, ending_version=version, columns=wanted)
+    # As an expression, a name such as 5 would be a number.
+    quoted = ['"' + name.replace('"', '""') + '"' for name in wanted]
+    feed = delta.load_cdf(starting_version=version, ending_version=version, columns=quoted)
     found: list[dict[str, Any]] = pa.table(feed).to_pylist()
     assert all(one["_commit_version"] == version for one in found)
     return found
