@@ -10,6 +10,7 @@ from typing import Final
 
 from pymongo.errors import NetworkTimeout
 
+from tailrace.errors import UsageError
 from tailrace.read.source.raw_reply import RawReplyCursor
 from tailrace.read.source.time_limit import remaining_s
 
@@ -79,14 +80,18 @@ class _Reply:
                 self._cursor.close()
 
     def result(self) -> bytes:
-        """Raises NetworkTimeout where the caller's time is over first, as PyMongo does."""
+        """Raises NetworkTimeout where the caller's time is over first, as PyMongo does; UsageError in a process that
+        was forked meanwhile, which has no such thread; and what PyMongo raises."""
         self._thread.join(remaining_s())
         if self._thread.is_alive():
             raise NetworkTimeout("timed out")
         if self._error is not None:
             raise self._error
         if self._raw is None:
-            raise RuntimeError("the process was forked while a stream read")
+            raise UsageError(
+                "the stream was opened in the process that this one was forked from, which was reading for it",
+                hint="Open a stream of its own in each process, after the fork",
+            )
         return self._raw
 
     def is_done_or_closes(self) -> bool:
