@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
-from pymongo.errors import PyMongoError
 
 from tailrace.act.sync import indexes
 from tailrace.act.sync.capped_changes import CappedWriter
@@ -24,7 +23,7 @@ from tailrace.act.sync.fold import CappedChange
 from tailrace.act.sync.natural import AGAIN, in_natural_order, last_inserted
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.state import SyncedCollection, SyncState
-from tailrace.act.sync.target import sink_error
+from tailrace.act.sync.target import answered
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, SourceError
@@ -99,11 +98,9 @@ class CappedCopy:
     def _emptied(self, known: SyncedCollection, kept: Mapping[str, Any]) -> SyncedCollection:
         """The collection without documents: made anew where a process that died has left some."""
         database, _, name = known.target.partition(".")
-        try:
-            if collection_of(self._state.client[database], name).find_one({}, {"_id": 1}) is None:
-                return known
-        except PyMongoError as error:
-            raise sink_error(f"read {known.target}", error) from error
+        there = collection_of(self._state.client[database], name)
+        if answered(f"read {known.target}", lambda: there.find_one({}, {"_id": 1})) is None:
+            return known
         indexes.drop(self._state.client, known.target, ownership=self._ownership)
         version = version_of(self._state.deployment)
         id_index = None if kept["idIndex"] is None else bytes(kept["idIndex"])

@@ -12,13 +12,12 @@ from typing import Any, Final
 from bson.binary import Binary
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
-from pymongo.errors import PyMongoError
 
 from tailrace.act.sync.commands import TargetCommands
 from tailrace.act.sync.fold import CappedChange
 from tailrace.act.sync.inserting import has_empty_timestamp, insertion
 from tailrace.act.sync.state import SyncedCollection
-from tailrace.act.sync.target import sink_error
+from tailrace.act.sync.target import answered
 from tailrace.core import raw_bson
 from tailrace.read.images.delta import apply_operation
 from tailrace.read.source.connection import collection_of
@@ -94,10 +93,7 @@ class CappedWriter:
         """The changes without those of a collection up to the insert of the document that is its last one."""
         database, _, name = collection.target.partition(".")
         there = collection_of(self._commands.client.get_database(database, codec_options=_RAW), name)
-        try:
-            last = there.find_one(sort=[("$natural", -1)])
-        except PyMongoError as error:
-            raise sink_error(f"read {collection.target}", error) from error
+        last = answered(f"read {collection.target}", lambda: there.find_one(sort=[("$natural", -1)]))
         document = b"" if last is None else raw_bson.bytes_of(last)
         element = raw_bson.find(document, b"_id") if document else None
         identifier = b"" if element is None else document[element.start : element.end]

@@ -14,7 +14,7 @@ from pymongo.errors import NetworkTimeout, PyMongoError
 from tailrace.act.sync.catalog import version_of
 from tailrace.act.sync.opening import open_database
 from tailrace.act.sync.ownership import SyncOwnership
-from tailrace.act.sync.target import MAJORITY, REPLIES, is_worth_again, sink_error
+from tailrace.act.sync.target import MAJORITY, REPLIES, answered, is_worth_again, sink_error
 from tailrace.act.sync.writer import ANEW, TargetMismatchError
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SinkError
@@ -103,10 +103,11 @@ class TargetCommands:
 
     def _listed_uuid(self, database: str, name: str) -> bytes | None:
         """The UUID of what has a name: empty for a view. ``None``: nothing has it."""
-        try:
-            found = list(self.client[database].list_collections(filter={"name": name}))
-        except PyMongoError as error:
-            raise sink_error(f"list {in_a_line(database)}.{in_a_line(name)}", error) from error
+        found = answered(
+            f"list {in_a_line(database)}.{in_a_line(name)}",
+            lambda: list(self.client[database].list_collections(filter={"name": name})),
+            check=self.ownership.check,
+        )
         return bytes(found[0].get("info", {}).get("uuid", b"")) if found else None
 
     def _applies(self, what: str) -> bool:

@@ -46,7 +46,7 @@ from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.shard_keys import chosen_key, keys_of, refused_key, source_keys
 from tailrace.act.sync.state import SyncDocument, SyncedCollection, SyncState
-from tailrace.act.sync.target import answering
+from tailrace.act.sync.target import answered
 from tailrace.act.sync.undamaged import typed, undamaged
 from tailrace.errors import SinkError
 from tailrace.read.snapshot.chunk import ChunkReader, id_alone
@@ -262,8 +262,8 @@ class Copy:
     # -- documents ---------------------------------------------------------------------------------------------------
 
     def _ranges(self) -> list[_CopyRange]:
-        with answering("read the copy's ranges"):
-            found = list(self._state.ranges.find({"_id.sync": self._state.name}))
+        query = {"_id.sync": self._state.name}
+        found = answered("read the copy's ranges", lambda: list(self._state.ranges.find(query)))
         with undamaged(f"what is noted of the copy of the sync {self._state.name!r}"):
             ranges = [_CopyRange.of(one) for one in found]
             self._check_whole(ranges)

@@ -13,7 +13,6 @@ from typing import Any, Final
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.act.sync import indexes
 from tailrace.act.sync.capped_changes import CappedWriter
@@ -24,7 +23,7 @@ from tailrace.act.sync.index_definitions import IndexDefinitions, Note, body_of,
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.plain_views import drop_views, listed_view, view_names, write_view
 from tailrace.act.sync.state import SyncedCollection, SyncState
-from tailrace.act.sync.target import sink_error
+from tailrace.act.sync.target import answered
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry
@@ -204,10 +203,11 @@ class TargetDefinitions:
 
     def _listed_uuid(self, database: str, name: str) -> bytes | None:
         """The UUID of a collection; ``None``: there is none."""
-        try:
-            found = list(self._target[database].list_collections(filter={"name": name}))
-        except PyMongoError as error:
-            raise sink_error(f"list {in_a_line(database)}.{in_a_line(name)}", error) from error
+        found = answered(
+            f"list {in_a_line(database)}.{in_a_line(name)}",
+            lambda: list(self._target[database].list_collections(filter={"name": name})),
+            check=self._commands.ownership.check,
+        )
         return bytes(found[0]["info"]["uuid"]) if found else None
 
     def _drop_views(self, definition: Definition) -> None:
@@ -249,9 +249,9 @@ class TargetDefinitions:
             return listed_view(self._commands, target)
         views = self._target.get_database(target.partition(".")[0], codec_options=_RAW)["system.views"]
         try:
-            found = views.find_one(RawBSONDocument(key))
-        except PyMongoError as error:
-            if isinstance(error, OperationFailure) and error.code == _UNAUTHORIZED:
+            found = answered("read the views", lambda: views.find_one(RawBSONDocument(key)))
+        except SinkError as error:
+            if error.code == _UNAUTHORIZED:
                 return listed_view(self._commands, target)
-            raise sink_error("read the views", error) from error
+            raise
         return None if found is None else raw_bson.bytes_of(found)

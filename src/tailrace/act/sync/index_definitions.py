@@ -14,14 +14,13 @@ from typing import Final
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo.client_session import ClientSession
-from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.act.sync import indexes
 from tailrace.act.sync.catalog import CLUSTERED, TTL_MAX, edited, name_of, truth_of
 from tailrace.act.sync.commands import DONE_BEFORE, TargetCommands
 from tailrace.act.sync.folded_catalog import Definition
 from tailrace.act.sync.state import SyncedCollection, SyncState
-from tailrace.act.sync.target import sink_error
+from tailrace.act.sync.target import answered
 from tailrace.core import raw_bson
 from tailrace.core.oplog.entry import OplogEntry
 from tailrace.errors import SinkError
@@ -77,10 +76,11 @@ class IndexDefinitions:
 
     def _has_collation(self, collection: SyncedCollection) -> bool:
         database, _, name = collection.target.partition(".")
-        try:
-            found = list(self._target[database].list_collections(filter={"name": name}))
-        except PyMongoError as error:
-            raise sink_error(f"list {collection.target}", error) from error
+        found = answered(
+            f"list {collection.target}",
+            lambda: list(self._target[database].list_collections(filter={"name": name})),
+            check=self._commands.ownership.check,
+        )
         return bool(found) and "collation" in found[0]["options"]
 
     def note(self, uuid: bytes, spec: bytes, *, there: bool) -> Note:
@@ -172,15 +172,17 @@ class IndexDefinitions:
         """An index of the target as the server lists it."""
         database, _, name = collection.target.partition(".")
         there = self._target.get_database(database, codec_options=_RAW)
-        try:
+
+        def ask() -> bytes | None:
             with there.cursor_command({"listIndexes": name}, codec_options=_RAW) as cursor:
                 return next((raw_bson.bytes_of(one) for one in cursor if one["name"] == index), None)
-        except OperationFailure as error:
+
+        try:
+            return answered(f"list the indexes of {collection.target}", ask, check=self._commands.ownership.check)
+        except SinkError as error:
             if error.code in DONE_BEFORE:
                 return None
-            raise sink_error(f"list the indexes of {collection.target}", error) from error
-        except PyMongoError as error:
-            raise sink_error(f"list the indexes of {collection.target}", error) from error
+            raise
 
 
 def body_of(entry: OplogEntry) -> bytes:

@@ -45,7 +45,7 @@ from tailrace.act.sync.opening import open_database
 from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.act.sync.shard_keys import supporting_index
 from tailrace.act.sync.state import SyncState
-from tailrace.act.sync.target import MAJORITY, REPLIES, is_worth_again, sink_error
+from tailrace.act.sync.target import MAJORITY, REPLIES, answered, is_worth_again, sink_error
 from tailrace.core import raw_bson
 from tailrace.errors import SinkError
 from tailrace.read.source.failure import Backoff
@@ -171,11 +171,12 @@ def _check_of(ownership: SyncOwnership | None) -> Callable[[], None]:
 def _there(target: MongoClient[Any], database: str, name: str) -> RawBSONDocument | None:
     """What the target lists under a name."""
     command = {"listCollections": 1, "filter": {"name": name}}
-    try:
+
+    def ask() -> RawBSONDocument | None:
         with target.get_database(database, codec_options=_RAW).cursor_command(command, codec_options=_RAW) as cursor:
             return next(iter(cursor), None)
-    except PyMongoError as error:
-        raise sink_error(f"list {database}.{name}", error) from None
+
+    return answered(f"list {database}.{name}", ask)
 
 
 # -- indexes ---------------------------------------------------------------------------------------------------------
@@ -300,11 +301,12 @@ def set_expiry(
 def _held_already(target: MongoClient[Any], database: str, name: str) -> frozenset[str]:
     """The indexes whose ``expireAfterSeconds`` is at its maximum: made by a process that died meanwhile."""
     there = target.get_database(database, codec_options=_RAW)
-    try:
+
+    def ask() -> frozenset[str]:
         with there.cursor_command({"listIndexes": name}, codec_options=_RAW) as cursor:
             return frozenset(str(one["name"]) for one in cursor if one.get("expireAfterSeconds") == TTL_MAX)
-    except PyMongoError as error:
-        raise sink_error(f"list the indexes of {database}.{name}", error) from None
+
+    return answered(f"list the indexes of {database}.{name}", ask)
 
 
 def _seconds(seconds: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from tailrace.act.sync.target import MAJORITY, answering, sink_error
+from tailrace.act.sync.target import MAJORITY, answered, sink_error
 from tailrace.core.printable import in_a_line
 
 _DIFFER_IN_CASE: Final = 13297
@@ -51,5 +51,4 @@ def _refusal(target: MongoClient[Any], database: str) -> OperationFailure | None
 
 
 def _is_empty(target: MongoClient[Any], database: str) -> bool:
-    with answering(f"list {in_a_line(database)}"):
-        return next(iter(target[database].list_collections()), None) is None
+    return not answered(f"list {in_a_line(database)}", lambda: list(target[database].list_collections()))

@@ -26,7 +26,7 @@ from pymongo.read_concern import ReadConcern
 
 from tailrace.act.consumer.rules.errors import LeaseLost
 from tailrace.act.sync.state import SyncState
-from tailrace.act.sync.target import MAJORITY, UNKNOWN_COMMIT, answering, is_worth_again, sink_error
+from tailrace.act.sync.target import MAJORITY, UNKNOWN_COMMIT, answered, is_worth_again, sink_error
 from tailrace.base.threads import CheckedThread
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import TailraceError, UsageError
@@ -309,8 +309,8 @@ class SyncOwnership:
 
     def now(self) -> ClusterTime:
         """The target's time."""
-        with answering("tell its time"):
-            return ClusterTime.from_timestamp(self.state.client.admin.command("ping")["operationTime"])
+        reply = answered("tell its time", lambda: self.state.client.admin.command("ping"))
+        return ClusterTime.from_timestamp(reply["operationTime"])
 
 
 def own(state: SyncState, owner: str | None = None, *, lanes: int | None = None, wait_s: float = 0.0) -> SyncOwnership:

@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
-from pymongo.errors import PyMongoError
 
 from tailrace.act.sync.commands import TargetCommands
-from tailrace.act.sync.target import sink_error
+from tailrace.act.sync.target import answered
 from tailrace.core import raw_bson
 from tailrace.core.raw_bson import encode_document, encode_element
 
@@ -60,8 +59,9 @@ def drop_views(commands: TargetCommands, database: str, has: Callable[[str], boo
 def _listed(commands: TargetCommands, database: str, query: Mapping[str, Any]) -> dict[str, RawBSONDocument]:
     """The options of the views that a query finds, by name."""
     command = {"listCollections": 1, "filter": dict(query)}
-    try:
+
+    def ask() -> dict[str, RawBSONDocument]:
         with commands.client.get_database(database).cursor_command(command, codec_options=_RAW) as cursor:
             return {str(one["name"]): one["options"] for one in cursor}
-    except PyMongoError as error:
-        raise sink_error(f"list the views of {database}", error) from error
+
+    return answered(f"list the views of {database}", ask, check=commands.ownership.check)

@@ -10,6 +10,7 @@ must be there under its name and UUID.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from bson.codec_options import CodecOptions
@@ -17,7 +18,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 from tailrace.act.sync.state import SyncDocument, SyncState
-from tailrace.act.sync.target import answering
+from tailrace.act.sync.target import answered
 from tailrace.core.oplog.witness import DeploymentIdentity, Witness
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SinkError
@@ -49,8 +50,8 @@ def recognise(state: SyncState, document: SyncDocument) -> None:
     for one in state.collections().values():
         database, _, name = one.target.partition(".")
         if database not in there:
-            with answering(f"list the collections of {in_a_line(database)}"):
-                there[database] = _uuids(state.client, database)
+            what = f"list the collections of {in_a_line(database)}"
+            there[database] = answered(what, partial(_uuids, state.client, database))
         found = there[database].get(name)
         if found is None:
             raise SinkError(f"{in_a_line(one.target)} of the sync {state.name!r} is not on the target", hint=_HINT)
@@ -90,6 +91,5 @@ def _identity(state: SyncState) -> DeploymentIdentity:
     """The target's. Where its user may not know the id, that is left out, and not compared."""
     if state.cluster is not None:
         return identity_if_allowed(state.cluster)
-    with answering("say which deployment it is"):
-        hello = state.client.admin.command("hello")
+    hello = answered("say which deployment it is", lambda: state.client.admin.command("hello"))
     return identity_if_allowed(state.client) if "setName" in hello else DeploymentIdentity()

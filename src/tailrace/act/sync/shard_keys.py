@@ -16,7 +16,7 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from tailrace.act.sync.catalog import CatalogCollection, name_of, truth_of
-from tailrace.act.sync.target import answering
+from tailrace.act.sync.target import answered
 from tailrace.core import raw_bson
 from tailrace.errors import SourceError
 from tailrace.read.source.failure import source_error
@@ -40,9 +40,9 @@ def is_router(client: MongoClient[Any]) -> bool:
 
 def keys_of(cluster: Cluster) -> dict[bytes, dict[str, Any]]:
     """The shard keys of a cluster's collections, by UUID, as the config server says now. Raises SinkError."""
-    with answering("list its shard keys"):
-        found = cluster.config_collection("collections").find({"dropped": {"$ne": True}}, {"uuid": 1, "key": 1})
-        return {bytes(one["uuid"]): dict(one["key"]) for one in found if one.get("uuid") is not None}
+    query, fields = {"dropped": {"$ne": True}}, {"uuid": 1, "key": 1}
+    found = answered("list its shard keys", lambda: list(cluster.config_collection("collections").find(query, fields)))
+    return {bytes(one["uuid"]): dict(one["key"]) for one in found if one.get("uuid") is not None}
 
 
 def source_keys(source: MongoClient[Any] | Cluster) -> dict[bytes, dict[str, Any]]:

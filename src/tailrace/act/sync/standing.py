@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tailrace.act.sync.progress import SyncProgress
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncDocument, SyncState
-from tailrace.act.sync.target import answering
+from tailrace.act.sync.target import answered
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import TailraceError, UsageError
 from tailrace.read.source.witness import oplogs_of
@@ -86,15 +86,15 @@ def is_owned(document: SyncDocument, state: SyncState) -> bool:
     """Whether somebody holds the lease, by the target's clock."""
     if document.owner is None or document.expires_at is None:
         return False
-    with answering("read the lease of the sync"):
-        free = {"$lte": [{"$ifNull": ["$expiresAt", None]}, "$$NOW"]}
-        return state.syncs.find_one({"_id": document.name, "$expr": free}, {"_id": 1}) is None
+    free = {"$lte": [{"$ifNull": ["$expiresAt", None]}, "$$NOW"]}
+    query = {"_id": document.name, "$expr": free}
+    return answered("read the lease of the sync", lambda: state.syncs.find_one(query, {"_id": 1})) is None
 
 
 def note(state: SyncState, fields: Mapping[str, Any]) -> None:
     """Put fields beside the sync's document, whoever owns it."""
-    with answering("note something about the sync"):
-        state.syncs.update_one({"_id": state.name}, {"$set": dict(fields)})
+    change = {"$set": dict(fields)}
+    answered("note something about the sync", lambda: state.syncs.update_one({"_id": state.name}, change))
 
 
 def said_of(settings: SyncSettings) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 from pymongo.read_concern import ReadConcern
 
 from tailrace.act.sync.settings import SyncSettings
-from tailrace.act.sync.target import MAJORITY, answering
+from tailrace.act.sync.target import MAJORITY, answered, answering
 from tailrace.act.sync.undamaged import NONE, check_types, typed, undamaged
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.witness import Witness
@@ -137,21 +137,18 @@ class SyncState:
 
     def read(self) -> SyncDocument | None:
         """The sync's document; ``None`` where there is no such sync."""
-        with answering("read the state of the sync"):
-            found = self.syncs.find_one({"_id": self.name})
+        found = answered("read the state of the sync", lambda: self.syncs.find_one({"_id": self.name}))
         return None if found is None else document_of(found)
 
     def collections(self) -> dict[bytes, SyncedCollection]:
         """The collections on the target, by their UUIDs on the source."""
-        with answering("read the collections of the sync"):
-            found = list(self._collections.find(self._of_this))
+        found = answered("read the collections of the sync", lambda: list(self._collections.find(self._of_this)))
         with undamaged(f"what is noted of a collection of the sync {self.name!r}"):
             return {bytes(one["_id"]["uuid"]): synced_collection(one) for one in found}
 
     def copies(self) -> dict[bytes, dict[str, Any]]:
         """What is noted of each collection that is being copied, by UUID."""
-        with answering("read the copies of the sync"):
-            found = list(self._copies.find(self._of_this))
+        found = answered("read the copies of the sync", lambda: list(self._copies.find(self._of_this)))
         with undamaged(f"what is noted of a copy of the sync {self.name!r}"):
             for one in found:
                 for name, types in _COPY_TYPES.items():
@@ -160,8 +157,7 @@ class SyncState:
 
     def indexes(self) -> list[dict[str, Any]]:
         """What is noted of indexes that are not yet on the target as they are on the source."""
-        with answering("read the indexes of the sync"):
-            found = list(self._indexes.find(self._of_this))
+        found = answered("read the indexes of the sync", lambda: list(self._indexes.find(self._of_this)))
         with undamaged(f"what is noted of an index of the sync {self.name!r}"):
             for one in found:
                 typed(one["_id"], "name", str)
@@ -171,8 +167,8 @@ class SyncState:
 
     def gone(self) -> set[bytes]:
         """The UUIDs, on the source, of collections that were dropped lately: other shards may still change them."""
-        with answering("read the dropped collections of the sync"):
-            return {bytes(one["_id"]["uuid"]) for one in self._gone.find(self._of_this)}
+        found = answered("read the dropped collections of the sync", lambda: list(self._gone.find(self._of_this)))
+        return {bytes(one["_id"]["uuid"]) for one in found}
 
     @property
     def _of_this(self) -> dict[str, Any]:
@@ -227,8 +223,10 @@ class SyncState:
 
     def _create_collections(self) -> None:
         """Transactions of 4.4 make no collections in parallel."""
-        with answering("make the database of the sync"):
-            for name in ("syncs", "lanes", "fences", "collections", "copies", "indexes", "ranges", "gone"):
+        names = ("syncs", "lanes", "fences", "collections", "copies", "indexes", "ranges", "gone")
+
+        def make() -> None:
+            for name in names:
                 try:
                     self._there.create_collection(name)
                 except CollectionInvalid:
@@ -237,6 +235,8 @@ class SyncState:
                     if error.code != _NAMESPACE_EXISTS:
                         raise
             self.fences.create_index("closes", unique=True)
+
+        answered("make the database of the sync", make)
 
     # -- changing it in a transaction -------------------------------------------------------------------------------
 

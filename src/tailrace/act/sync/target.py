@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.errors import BSONError
 from pymongo import WriteConcern
-from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError, WTimeoutError
+from pymongo.errors import (
+    ConnectionFailure,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WTimeoutError,
+)
 
 from tailrace.errors import SinkError
-from tailrace.read.source.failure import is_transient
+from tailrace.read.source.connection import RETRY_SECONDS
+from tailrace.read.source.failure import Backoff, is_transient
 
 MAJORITY: Final = WriteConcern("majority")
 TRANSIENT: Final = "TransientTransactionError"
@@ -31,6 +38,7 @@ _GOES_ON: Final = "Then start the sync again: it goes on where it was, and nothi
 _RETRYABLE: Final = "RetryableWriteError"
 #: What a transaction has begun is gone; or it was too much for the cache just now (TemporarilyUnavailable).
 _AGAIN: Final = frozenset({251, 365})
+T = TypeVar("T")
 
 
 def is_worth_again(error: PyMongoError) -> bool:
@@ -44,7 +52,8 @@ def is_worth_again(error: PyMongoError) -> bool:
 def sink_error(what: str, error: PyMongoError | BSONError) -> SinkError:
     """The one sentence for an error of the target; the server's code is kept."""
     code = error.code if isinstance(error, OperationFailure) else None
-    said = str((error.details or {}).get("errmsg", error)) if isinstance(error, OperationFailure) else str(error)
+    details = getattr(error, "details", None)  # of several members' failures a list
+    said = str(details.get("errmsg", error) if isinstance(details, Mapping) else error)
     hint = None
     if code == _UNAUTHORIZED:
         hint = (
@@ -59,6 +68,28 @@ def sink_error(what: str, error: PyMongoError | BSONError) -> SinkError:
     elif isinstance(error, ConnectionFailure):
         hint = f"Its log says why it does not answer: a server whose disk is full ends. Start it again. {_GOES_ON}"
     return SinkError(f"the target cannot {what}: {said}", code=code, hint=hint)
+
+
+def answered(what: str, ask: Callable[[], T], *, check: Callable[[], None] | None = None) -> T:
+    """What ``ask`` reads from the target. It is called again for as long as the target elects a primary or cuts the
+    connection: PyMongo repeats a read once, and a command that returns a cursor never.
+
+    ``check``: the owner's, called before each try. An owner waits ``RETRY_SECONDS`` for a target without a primary,
+    others only as long as the driver. Raises SinkError.
+    """
+    backoff = Backoff(give_up_s=RETRY_SECONDS)
+    while True:
+        if check is not None:
+            check()
+        try:
+            return ask()
+        except BSONError as error:
+            raise sink_error(what, error) from error
+        except PyMongoError as error:
+            has_waited = check is None and isinstance(error, ServerSelectionTimeoutError)
+            if has_waited or not is_worth_again(error) or backoff.exhausted:
+                raise sink_error(what, error) from error
+        backoff.wait()
 
 
 @contextmanager

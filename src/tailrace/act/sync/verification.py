@@ -40,7 +40,7 @@ from tailrace.act.sync.moments import ANOTHER_MOMENT, MomentReader, TargetReader
 from tailrace.act.sync.natural import AGAIN, Lying, changes, in_natural_order
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import Committed, SyncDocument, SyncedCollection, SyncState
-from tailrace.act.sync.target import answering
+from tailrace.act.sync.target import answered, answering
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, SourceError, UsageError
@@ -183,13 +183,11 @@ class _Moments:
                 time.sleep(_LOOK_S)
 
     def _now(self) -> ClusterTime:
-        with answering("tell its time"):
-            return target_now(self._state)
+        return answered("tell its time", lambda: target_now(self._state))
 
     def _ask(self, after: ClusterTime | None) -> Committed | None:
         at = self._now()
-        with answering("read the state of the sync"):
-            document = state_at(self._state, at)
+        document = answered("read the state of the sync", lambda: state_at(self._state, at))
         if document is None:
             raise UsageError(f"there is no sync {self._state.name!r} on the target")
         found = Committed(document.time, at) if document.is_consistent else self._committed(document)
@@ -298,8 +296,8 @@ class _VerificationRun:
         """The ranges to compare: those that were left of a verification before, or new ones."""
         if resume and (left := self._left({one.uuid: one for one in chosen})):
             return left
-        with answering("begin the verification"):
-            self._kept.delete_many({"_id.sync": self.state.name, "_id.uuid": {"$exists": True}})
+        old = {"_id.sync": self.state.name, "_id.uuid": {"$exists": True}}
+        answered("begin the verification", lambda: self._kept.delete_many(old))
         ranges: list[_RangeToCompare] = []
         for one in chosen:
             ranges += self._cut(one)
@@ -309,8 +307,8 @@ class _VerificationRun:
         return ranges
 
     def _left(self, chosen: Mapping[bytes, SyncedCollection]) -> list[_RangeToCompare]:
-        with answering("go on with the verification"):
-            found = list(self._kept.find({"_id.sync": self.state.name, "_id.uuid": {"$exists": True}}))
+        query = {"_id.sync": self.state.name, "_id.uuid": {"$exists": True}}
+        found = answered("go on with the verification", lambda: list(self._kept.find(query)))
         left = []
         for one in found:
             self._documents += int(one["documents"])
@@ -405,8 +403,8 @@ class _VerificationRun:
 
     def _keep(self, one: _RangeToCompare, end: bytes) -> None:
         document = one.document(self.state.name, end)
-        with answering("note how far the verification is"):
-            self._kept.replace_one({"_id": document["_id"]}, document, upsert=True)
+        key = {"_id": document["_id"]}
+        answered("note how far the verification is", lambda: self._kept.replace_one(key, document, upsert=True))
 
 
 @dataclass(slots=True)
