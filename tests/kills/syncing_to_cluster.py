@@ -30,12 +30,12 @@ from typing import Any, Final
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.embedded import EmbeddedError, ReplicaSet, ShardedCluster
 from tests.kills.sync_harms import MOVE, STEP_DOWN_TARGET, Harm, Harms
 from tests.seeds import end_in_order
 from tests.sync.both import STATE_DB, beside
 from tests.sync.mongos import WritingMongos
-from tests.sync.test_sharded_target import REGIONS, change, made, order, spread, unlike
+from tests.sync.test_sharded_target import REGIONS, change, made, order, unlike
 
 ROOT: Final = Path(__file__).parents[2]
 _ORDERS: Final = "shop.orders"
@@ -75,7 +75,7 @@ class KilledToCluster:
                         self._live(slow=number < 2)
                     self._begin(_QUICK)
                     self._wait(lambda: self._document().get("phase") == "follow")
-                    spread(self._cluster)
+                    self._spread()
                     with self._harms.under_way({MOVE: moves, STEP_DOWN_TARGET: step_downs}):
                         for _ in range(max(0, kills - 2)):
                             self._live(slow=False)
@@ -119,19 +119,41 @@ class KilledToCluster:
 
     # -- the target's harms -----------------------------------------------------------------------------------------
 
+    def _spread(self) -> None:
+        """Two of four regions on each shard."""
+        for number, region in enumerate(REGIONS):
+            self._again(partial(self._cluster.router.split, _ORDERS, {"region": region}), "the chunks are not divided")
+            self._place({"region": region, "_id": 1}, f"shard{number % 2}")
+
     def _move(self, rng: random.Random) -> str:
-        """A commit of the sync may hold the chunk meanwhile: then again."""
         key = {"region": rng.choice(REGIONS), "_id": 1}
-        router, shards = self._cluster.router, list(self._cluster.shards)
+        owner = self._cluster.router.owner(_ORDERS, key)
+        to = next(one for one in self._cluster.shards if one != owner)
+        self._place(key, to)
+        return f"region {key['region']} from {owner} to {to}"
+
+    def _place(self, key: dict[str, Any], shard: str) -> None:
+        """A commit of the sync may hold the chunk meanwhile, and a move that lost its primary may still go on."""
+        router = self._cluster.router
+
+        def move() -> None:
+            if router.owner(_ORDERS, key) != shard:
+                router.move_chunk(_ORDERS, key, to=shard)
+
+        self._again(move, f"the chunk of {key} does not move")
+        assert router.owner(_ORDERS, key) == shard
+
+    @staticmethod
+    def _again(do: Callable[[], object], failure: str) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
-            owner = router.owner(_ORDERS, key)
-            to = next(one for one in shards if one != owner)
-            with suppress(PyMongoError):
-                router.move_chunk(_ORDERS, key, to=to)
-            if router.owner(_ORDERS, key) == to:
-                return f"region {key['region']} from {owner} to {to}"
-            assert time.monotonic() < deadline, f"the chunk of {key} does not move"
+            try:
+                do()
+                return
+            except (PyMongoError, EmbeddedError) as error:
+                if time.monotonic() > deadline:
+                    raise AssertionError(failure) from error
+                time.sleep(0.5)
 
     def _step_down(self, rng: random.Random) -> str:
         name = rng.choice(list(self._cluster.shards))
@@ -179,7 +201,7 @@ class KilledToCluster:
         self.wrong += [str(one) for one in found.differences]
 
     def _document(self) -> dict[str, Any]:
-        """The sync's, as the target shows it. While a shard has no primary, this waits."""
+        """The sync's, as the target shows it. While the shard that holds it has no primary, this waits."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -279,10 +279,11 @@ class WritingMongos(_Statements):
             "collMod": self._coll_mod,
             "renameCollection": self._rename,
             "shardCollection": self._shard,
+            "killSessions": self._kill_sessions,
         }
         if name in doing:
             return doing[name](database, command)
-        if name in ("ping", "endSessions", "killCursors", "killSessions"):
+        if name in ("ping", "endSessions", "killCursors"):
             return self._router.connections.run(CONFIG, "admin", {"ping": 1}) if name == "ping" else _EMPTY
         if name in ("connectionStatus", "buildInfo", "buildinfo"):
             return self._run(CONFIG, "admin", command)
@@ -353,6 +354,15 @@ class WritingMongos(_Statements):
         if name not in self._names(database):
             raise OperationFailure("source namespace does not exist", _NAMESPACE_NOT_FOUND)
         self._router.rename(command["renameCollection"], command["to"])
+        return _EMPTY
+
+    def _kill_sessions(self, _: str, command: Fields) -> Reply:
+        """As a mongos does: their transactions end on every shard, so that what they hold is free at once."""
+        for one in command["killSessions"]:
+            with self._lock:
+                self._transactions.pop(bytes(one["id"]), None)
+        for shard in self._cluster.shards:
+            self._run(shard, "admin", {"killSessions": command["killSessions"]})
         return _EMPTY
 
     def _shard(self, _: str, command: Fields) -> Reply:
