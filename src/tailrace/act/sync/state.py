@@ -145,14 +145,14 @@ class SyncState:
         """The collections on the target, by their UUIDs on the source."""
         with answering("read the collections of the sync"):
             found = list(self._collections.find(self._of_this))
-        with undamaged(f"what is noted of a collection of the sync {self.name!r}"):
+        with undamaged(f"what is noted about a collection of the sync {self.name!r}"):
             return {bytes(one["_id"]["uuid"]): synced_collection(one) for one in found}
 
     def copies(self) -> dict[bytes, dict[str, Any]]:
         """What is noted of each collection that is being copied, by UUID."""
         with answering("read the copies of the sync"):
             found = list(self._copies.find(self._of_this))
-        with undamaged(f"what is noted of a copy of the sync {self.name!r}"):
+        with undamaged(f"what is noted about a copy of the sync {self.name!r}"):
             for one in found:
                 for name, types in _COPY_TYPES.items():
                     typed(one, name, *types)
@@ -162,7 +162,7 @@ class SyncState:
         """What is noted of indexes that are not yet on the target as they are on the source."""
         with answering("read the indexes of the sync"):
             found = list(self._indexes.find(self._of_this))
-        with undamaged(f"what is noted of an index of the sync {self.name!r}"):
+        with undamaged(f"what is noted about an index of the sync {self.name!r}"):
             for one in found:
                 typed(one["_id"], "name", str)
                 typed(one, "spec", bytes)

@@ -403,7 +403,7 @@ def chosen_profile(version: str | Sequence[int]) -> ServerProfile:
     parts = without_compatibility(version).split(".") if isinstance(version, str) else version
     if int(parts[0]) > PROFILES[-1].version[0]:
         raise UsageError(
-            f"nothing is known of the events of MongoDB {'.'.join(map(str, parts))}",
+            f"nothing is known about the events of MongoDB {'.'.join(map(str, parts))}",
             hint=f"{PROFILES[-1].name} is the newest version that can be asked for",
         )
     return profile
