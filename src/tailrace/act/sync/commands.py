@@ -1,4 +1,4 @@
-"""Commands that define something on the target: behind a fence, by UUID, and again after an election."""
+"""Commands that define something on the target: after a fence, by UUID, and repeated after an election."""
 
 from __future__ import annotations
 

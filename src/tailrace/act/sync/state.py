@@ -1,4 +1,4 @@
-"""What a sync knows, kept on the target alone: position, owner, collections, copies and indexes under way.
+"""What a sync knows, kept only on the target: position, owner, collections, copies and indexes under way.
 
 Each write of data is one transaction with an update of a *fence*, a document that names the owner's epoch; a newer
 owner has raised the epoch there, so an old one's transaction finds nothing to update and writes nothing. The fence of
