@@ -108,7 +108,7 @@ def test_an_error_of_one_side_alone_is_a_difference_and_both_begin_anew() -> Non
     found = compared(server, ours, duration_s=0.5)
     assert ("error", "-/10334") in kinds(found)
     assert all("value" not in one.difference.text for one in found.differences)
-    assert found.gaps == {"one stream ended alone": 1}
+    assert found.gaps == {"only one stream ended": 1}
     assert len(server.starts) == len(ours.starts) == 2
 
 

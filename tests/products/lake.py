@@ -34,7 +34,7 @@ _EVERY_COLUMN = (
 )
 _NARROW = '[{"$match": {"operationType": {"$in": ["insert", "delete"]}}}]'
 #: Why a lake cannot be changed that has only just begun.
-_BEGINS_ANEW = re.compile(r"has no events yet|of several server versions|by now: since when").search
+_BEGINS_ANEW = re.compile(r"has no events yet|of several server versions|by now: it is not known").search
 #: What is said of a data file whose bytes are others than those that were written.
 _NOT_AS_WRITTEN = re.compile(r"\.parquet (has \d+ bytes, and the log says|is not what was written)").search
 

@@ -159,7 +159,7 @@ def test_a_copy_of_which_a_part_is_noted_no_more(uris: tuple[str, str, str], nam
         }
         kept = list(there[STATE_DB][name].find())
         there[STATE_DB][name].delete_one({})
-        with pytest.raises(SinkError, match="what is noted of the copy of the sync 'sync' on the target is damaged"):
+        with pytest.raises(SinkError, match="what is noted about the copy of the sync 'sync' on the target is damaged"):
             once(source, target)
         there[STATE_DB][name].delete_many({})
         there[STATE_DB][name].insert_many(kept)

@@ -376,7 +376,7 @@ def test_a_table_of_that_name_is_another_one(tmp_path: Path, ours: bool) -> None
         catalog.create_namespace("shop")
         catalog.create_table(("shop", "orders"), pa.schema([("x", pa.int64())]), location=f"file://{there}")
     made = orders(tmp_path)
-    said = "is that of other files: file://.*/other/t/_iceberg" if ours else "is not a table of Tailrace"
+    said = "has other files: file://.*/other/t/_iceberg" if ours else "is not a table of Tailrace"
     with pytest.raises(SinkError, match=said):
         sql_mirror(tmp_path).follow([made.table])
 
@@ -540,7 +540,7 @@ def test_the_writer_is_stopped_while_it_waits(tmp_path: Path, rest: RestServer) 
         ("thrift://h:9083", "a catalogue of this kind is not supported (thrift)"),
         ({"uri": "http://h", "type": "hive"}, "a catalogue of this kind is not supported (http)"),
         ("http://", "has no host"),
-        ({"uri": ["x"]}, "a mapping of properties"),
+        ({"uri": ["x"]}, "must map pyiceberg's properties"),
     ],
 )
 def test_what_is_no_catalogue(given: Any, said: str) -> None:

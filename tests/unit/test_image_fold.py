@@ -187,7 +187,7 @@ def test_only_a_server_that_logs_each_loss_inserts_no_document_that_is_there(tmp
             fold(target, batch([entry("i", 1, {"_id": 1, "a": 1}, {"_id": 1})], 1))
             again = batch([entry("i", 2, {"_id": 1, "a": 2}, {"_id": 1})], 2)
             if profile is not SERVER_4_4:
-                with pytest.raises(ImageMismatchError, match="an insert of a document that is there already"):
+                with pytest.raises(ImageMismatchError, match="an insert of a document that exists already"):
                     fold(target, again)
                 continue
             fold(target, again)

@@ -313,7 +313,7 @@ def test_the_log_of_a_process_says_each_kind_once(
             unknown_kinds.PASSED_OVER.update(kinds)
             unknown_kinds.tell_of_unknown_kinds()
     assert [record.getMessage() for record in caplog.records] == [
-        f"oplog entries of the kind '{kind}' give no true event: this version of Tailrace does not know it"
+        f"oplog entries of the kind '{kind}' give no correct event: this version of Tailrace does not know it"
         for kind in ("xi", "command new")
     ]
 

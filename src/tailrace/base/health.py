@@ -1,4 +1,4 @@
-"""What a process says of its own health, for whoever keeps it running: an orchestrator over HTTP, or systemd."""
+"""What a process says about its own health, for whatever keeps it running: an orchestrator over HTTP, or systemd."""
 
 from __future__ import annotations
 

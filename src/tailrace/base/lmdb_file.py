@@ -1,14 +1,14 @@
 """Whether an LMDB file is one that LMDB can read and write without harm to the process.
 
-LMDB maps the file into memory and follows it without a look: a page beyond the file's end, a wrong number of a page or
-of a place in one, and the process is killed (SIGBUS, SIGSEGV), or a page is overwritten that is in use. So a file that
-is not known to be as LMDB left it is read before LMDB opens it, with ordinary reads: each page that its metas lead to,
-each place in these pages, the order of keys, the lists of free pages, and whether the counts are those that the metas
-state. What values hold is not looked at: that is for the checksums of those who wrote them, and these are here too
-(``sealed``, ``unsealed``).
+LMDB maps the file into memory and follows it without checks: a page beyond the file's end, or a wrong number of a page
+or of a place in one, and the process is killed (SIGBUS, SIGSEGV), or a page that is in use is overwritten. So a file
+that is not known to be as LMDB left it is read before LMDB opens it, with ordinary reads: each page that its metas lead
+to, each place in these pages, the order of keys, the lists of free pages, and whether the counts are those that the
+metas state. What values hold is not checked here: the checksums of the code that wrote them do that, and these are in
+this module too (``sealed``, ``unsealed``).
 
 A file is known to be as LMDB left it where its times, size and inode are those that were noted when it was closed. So
-after a clean end nothing is read; after a crash, a copy or a restore all of it is. What a disk changes by itself later,
+after a clean end nothing is read; after a crash, a copy or a restore all of it is. What the disk itself changes later,
 without a write, is not found in this way.
 
 A page that a transaction takes and gives back before it is committed is counted, and never written; if it was the last

@@ -3,8 +3,8 @@ they rest on.
 
 ``create`` writes an object that must not be there yet (``If-None-Match: *``), ``swap`` one that must be what was read
 (``If-Match``). An answer may be lost after the store has done what was asked, and the library asks again: then the
-object is there, and what it holds says whose it is. So whoever is refused reads back and compares. Content that two
-writers can write alike must not be written so; ours names its writer.
+object exists, and what it holds says whose it is. So a writer that is refused reads it back and compares. Two writers
+must never write the same content in this way; ours names its writer.
 
 What the store answers is repeated without the parts that may hold keys or signatures (``reason``).
 """

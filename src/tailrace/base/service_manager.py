@@ -1,5 +1,5 @@
-"""What systemd is told: that the process has begun, that it lives, that it ends. By its datagram socket, and only where
-systemd has named one (``Type=notify``)."""
+"""Notifying systemd that the process has started, that it lives, and that it ends: through its datagram socket, and
+only where systemd has named one (``Type=notify``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--console`` of services: the console in the process that it shows, with what the service says of itself."""
+"""``--console`` of services: the console in the process that it shows, with what the service says about itself."""
 
 from __future__ import annotations
 

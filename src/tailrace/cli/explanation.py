@@ -1,4 +1,4 @@
-"""``--explain``: the plan of a stream in the format asked for."""
+"""``--explain``: the plan of a stream in the requested format."""
 
 from __future__ import annotations
 

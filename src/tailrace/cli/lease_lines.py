@@ -1,4 +1,4 @@
-"""What ``tailrace leases`` shows of leases: a line each, with every lane's lag."""
+"""What ``tailrace leases`` shows about leases: a line for each, with every lane's lag."""
 
 from __future__ import annotations
 

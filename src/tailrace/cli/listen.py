@@ -1,4 +1,4 @@
-"""``tailrace listen``: a handler of the user's, called with every change, in one process at a time."""
+"""``tailrace listen``: a user's handler, called with every change, in one process at a time."""
 
 from __future__ import annotations
 

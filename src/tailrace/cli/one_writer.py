@@ -1,4 +1,4 @@
-"""That a lake has one writer at a time, among the commands that write it."""
+"""Ensures that a lake has one writer at a time, among the commands that write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands print for people and for other programs: escaped, and only to streams that are there.
+"""What all commands print for people and for other programs: escaped, and only to streams that are open.
 
 No other module of the commands calls ``print``, of a console either, or writes text to a standard stream;
 ``tests/tidy/test_output.py`` holds that. Exact bytes (``--format bson``) go to ``sys.stdout.buffer``, and are exact.

@@ -147,7 +147,7 @@ def _position(
     if start is None or start.option == "now":
         return None, "a new stream, from the time at which it starts"
     if start.option == "snapshot":
-        return None, "every document that is there, and every change from then on"
+        return None, "every existing document, and every change from then on"
     if start.option == "oldest":
         oldest = deployment.oldest()
         return oldest, f"a new stream, from the oldest entry, at cluster time {oldest}"

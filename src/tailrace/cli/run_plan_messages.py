@@ -83,7 +83,7 @@ def _begin(
         time = deployment.oldest()
         return time, f"a new position, from the oldest entry, at cluster time {time}"
     if settings.start == "snapshot":
-        return None, "a new position: every document that is there, and every change from then on"
+        return None, "a new position: every existing document, and every change from then on"
     return None, "a new position, from the time at which it starts"
 
 

@@ -1,4 +1,4 @@
-"""What Spark's workers skipped, out of the log that they write to."""
+"""What Spark's workers skipped, taken from the log that they write."""
 
 from __future__ import annotations
 

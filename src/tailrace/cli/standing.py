@@ -1,4 +1,4 @@
-"""What listeners tell whoever keeps them running: statistics and health over HTTP, and systemd."""
+"""What listeners report to whatever keeps them running: statistics and health over HTTP, and systemd."""
 
 from __future__ import annotations
 

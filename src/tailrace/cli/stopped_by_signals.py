@@ -1,4 +1,4 @@
-"""Signals that end ``tailrace run``: it stops what it has begun, and leaves."""
+"""Signals that end ``tailrace run``: it stops what it has begun, and exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection URI that stands where a command does not take one, and what to write instead."""
+"""A connection URI where a command does not take one, and what to write instead."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The event of a document that a copy gives, made when somebody looks at it.
 
-Whoever writes the documents of a copy on, as the keeper of a view does, needs the document alone. The event around it,
+Code that passes on the documents of a copy, such as the keeper of a view, needs only the document. The event around it,
 with a token that names it, takes longer to make and to take apart than the document takes to read.
 """
 

@@ -95,7 +95,7 @@ class DeadLetters:
                 raise LeaseStoreUnavailable(message) from failure
             code = failure.code if isinstance(failure, OperationFailure) else None
             raise SinkError(
-                message, code=code, hint="tailrace leases skip --withdraw takes the order back"
+                message, code=code, hint="tailrace leases skip --withdraw withdraws the request"
             ) from failure
 
     def _write(self, change: Change, error: Exception, attempt: int) -> None:
@@ -250,7 +250,7 @@ class DeadLetter:
         """As for a Change: either both what is written with the session and the removal of this letter take effect, or
         neither."""
         if self.collection is None:
-            raise UsageError("a dead letter that was read by itself cannot be removed in a transaction")
+            raise UsageError("a dead letter that was read on its own cannot be removed in a transaction")
         with (
             self.collection.database.client.start_session() as session,
             session.start_transaction(write_concern=WriteConcern("majority")),

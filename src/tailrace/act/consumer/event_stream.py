@@ -4,9 +4,9 @@ A stream ends with an error at an event that is too large, whose image is missin
 fails. A stream that is resumed after that event meets it once more (from 6.0 on the user's stages come before the
 search for the resume token), and so does one whose pipeline no longer gives the event that it is resumed from (280).
 
-So what the stream cannot give is told as a ``Refused``, and where a stream cannot begin at a place, the events are
-read without the user's stages, which are applied here, until it can begin at the time of an event. The server's
-own stream does not say which event it has failed at: that is found in the same way.
+So what the stream cannot give is reported as a ``Refused``, and where a stream cannot begin at a place, the events are
+read without the user's stages, which are applied here, until it can begin at the time of an event. The server's own
+stream does not say which event it has failed at: that is found in the same way.
 """
 
 from __future__ import annotations

@@ -238,5 +238,5 @@ def _check_identity(filter: Mapping[str, Any]) -> None:
     if "_id" not in filter or (isinstance(value, Mapping) and any(str(name).startswith("$") for name in value)):
         raise UsageError(
             "a fenced upsert needs a value for _id in its filter",
-            hint="Without it two owners could each insert a document, and no fence stands between documents",
+            hint="Without it two owners could each insert a document, and a fence works only within one document",
         )

@@ -1,4 +1,5 @@
-"""``rules.forward`` as a query: the part of a commit's filter by which its position must not be behind the record's."""
+"""``rules.forward`` as a query: the part of a commit's filter which demands that its position is not behind the
+record's."""
 
 from __future__ import annotations
 

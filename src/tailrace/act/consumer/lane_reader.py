@@ -1,6 +1,6 @@
 """The thread that reads a stream once and gives each event to its lane's queue.
 
-A reader begins at the least place of the lanes that follow it; what a lane has had already is left out. A lane whose
+A reader begins at the earliest place of the lanes that follow it; what a lane has already had is left out. A lane whose
 queue is full holds the reader only as long as no other lane waits for events with nothing to do: then it is *left
 behind*, and read for again later (``LaneReaders``). A lane that was given away, for example to another process, does
 not hold the reader.

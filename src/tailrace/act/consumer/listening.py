@@ -407,7 +407,7 @@ class ListenerBase(ABC):
             return
         statistics.paused = int(since is not None)
         if since is not None:
-            said = "%s: an operator has paused it since %s: the change in hand is finished, and no other one is begun"
+            said = "%s: an operator paused it at %s: the change in hand is finished, and no other is begun"
             _log.warning(said, self.resource, f"{since:%Y-%m-%d %H:%M:%S} UTC")
         else:
             _log.warning("%s: it is no longer paused", self.resource)

@@ -1,4 +1,4 @@
-"""Leases in this process's memory: for tests of handlers, and as the plainest store there is."""
+"""Leases in this process's memory: for tests of handlers, and as the simplest possible store."""
 
 from __future__ import annotations
 

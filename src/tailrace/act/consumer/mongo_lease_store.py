@@ -1,8 +1,9 @@
-"""Leases as documents of a MongoDB collection: one a resource, judged by the server's clock, written at majority.
+"""Leases as documents of a MongoDB collection: one for each resource, judged by the server's clock, written at
+majority.
 
-What ``rules.lease`` decides is said here in the server's language: each step is one ``findAndModify`` whose update is a
-pipeline that leaves the document as it is where the answer is no. A condition in the query would not do: the server
-takes no ``$expr``, and so no ``$$NOW``, in the query of an upsert.
+What ``rules.lease`` decides is expressed here in the server's language: each step is one ``findAndModify`` whose update
+is a pipeline that leaves the document as it is where the answer is no. A condition in the query would not do: the
+server takes no ``$expr``, and so no ``$$NOW``, in the query of an upsert.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tailrace.watch.client.client import Client, operation_time
 from tailrace.watch.client.patience import try_next_patiently
 
 _AWAIT_MS: Final = 100
-_CANNOT_TELL: Final = "whether its document has changed since cannot be told: "
+_CANNOT_TELL: Final = "it is not known whether its document has changed since: "
 
 #: Namespace and ``_id`` of a document, as BSON.
 _NamedId = tuple[bytes, bytes]

@@ -1,4 +1,4 @@
-"""What a listener is given ahead of its stream: the documents that were there (``start="snapshot"``)."""
+"""What a listener is given ahead of its stream: the documents that exist (``start="snapshot"``)."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Standing:
     def health(self) -> Health:
         """Of all listeners."""
         if self._thread.failure is not None:
-            return Health("", unready=f"the listeners are no longer looked after: {self._thread.failure.message}")
+            return Health("", unready=f"the listeners are no longer supervised: {self._thread.failure.message}")
         return whole(judged(self._facts(listener), self._limits) for listener in self.listeners)
 
     def _facts(self, listener: ListenerBase) -> ListenerFacts:

@@ -1,15 +1,15 @@
 """The catalogue of a source as it was at one time, so that all later entries of the oplogs go on from it.
 
-A collection that is being made under a name of the server's own turns into a user's later: ``$out``, a rename to
+A collection that is being made under one of the server's own names becomes a user's later: ``$out``, a rename to
 another database, ``convertToCapped`` and resharding fill one and rename it at their end. The same holds for a database
 that is getting another primary shard: its collections are copied there before they count. The entry of the creation
 comes before the catalogue's time then, and what was filled in so far is in no list and in no later entry. So nothing
 begins in the middle of such work: it is waited for. So is a rename that some shards have carried out while the config
-server still tells the former name.
+server still has the former name.
 
 A primary lists what it has, whether a majority has it or not. If another member is elected meanwhile, what was listed
-may have been rolled back, and no entry tells of that. So a list counts if the primary is the same before and after it,
-and a majority has had all of its entries in between.
+may have been rolled back, and no entry says so. So a list counts if the primary is the same before and after it, and a
+majority has had all of its entries in between.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 No transaction writes to them, and the order must not depend on what was copied when. So a capped collection is read
 from its first document to the one that was the last at a time, ``as_of``. The follower leaves out what the source
-changed up to that time, and appends what came later. One whose copy was interrupted is made anew: nobody knows what of
-the last write came.
+changed up to that time, and appends what came later. One whose copy was interrupted is created again: nobody knows how
+much of the last write arrived.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Changes of capped collections, in their order: no transaction takes them.
 
-They go as ``applyOps``, behind the fence. After a process has died in the middle nobody knows how many have come. The
-last document on the target tells: what was inserted up to it is not inserted again, since it would come last then.
+They are sent as ``applyOps``, after the fence. When a process has died in the middle, nobody knows how many have
+arrived. The last document on the target shows it: what was inserted up to it is not inserted again, since it would then
+come last.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The catalogue of a deployment: its collections, views and indexes, as the bytes that the server lists; and how two
 of them differ.
 
-What a newer server changes by itself was measured (4.4.2, 5.0.4, 6.0.27 and 7.0.28 among one another, every kind of
-collection and of index) and is told in docs/design/sync.md. Two catalogues are compared modulo exactly that:
+What a newer server changes on its own was measured (4.4.2, 5.0.4, 6.0.27 and 7.0.28 among one another, every kind of
+collection and of index) and is described in docs/design/sync.md. Two catalogues are compared modulo exactly that:
 
 * 4.4 lists the fields of an index in another order at times, so its order counts for nothing there. The order of the
   key does count, everywhere.
@@ -11,7 +11,7 @@ collection and of index) and is told in docs/design/sync.md. Two catalogues are 
 * From 5.0 on, ``unique``, ``sparse``, ``background`` and ``hidden`` of an index are true or false,
   ``expireAfterSeconds`` is a whole number, and ``min`` and ``max`` of a 2d index are doubles, whatever they were given
   as. 4.4 keeps them.
-* 7.0 does not know ``recordPreImages`` any more.
+* 7.0 no longer knows ``recordPreImages``.
 
 ``temp`` is left out too: what is temporary on the source is an ordinary collection on the target.
 """

@@ -1,4 +1,4 @@
-"""Documents of both sides beside one another, as bytes: which are missing, extra or otherwise, and in what."""
+"""Documents of both sides side by side, as bytes: which are missing, extra or different, and where."""
 
 from __future__ import annotations
 

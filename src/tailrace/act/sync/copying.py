@@ -264,7 +264,7 @@ class Copy:
     def _ranges(self) -> list[_CopyRange]:
         query = {"_id.sync": self._state.name}
         found = answered("read the copy's ranges", lambda: list(self._state.ranges.find(query)))
-        with undamaged(f"what is noted of the copy of the sync {self._state.name!r}"):
+        with undamaged(f"what is noted about the copy of the sync {self._state.name!r}"):
             ranges = [_CopyRange.of(one) for one in found]
             self._check_whole(ranges)
         return ranges
@@ -279,10 +279,10 @@ class Copy:
             raise ValueError(f"of {len(copies)} collections that are copied, {len(collections)} are noted")
         for uuid, known in collections.items():
             if counts[uuid] != copies[uuid].get("ranges", counts[uuid]):
-                raise ValueError(f"of {known.namespace} {counts[uuid]} ranges of {copies[uuid]['ranges']} are there")
+                raise ValueError(f"{known.namespace} has {counts[uuid]} of its {copies[uuid]['ranges']} ranges")
             for spec in map(bytes, copies[uuid]["specs"]):
                 if (indexes.waits(spec) or indexes.expires(spec)) and (uuid, name_of(spec)) not in waiting:
-                    raise ValueError(f"the index {name_of(spec)} of {known.namespace} is noted no more")
+                    raise ValueError(f"the index {name_of(spec)} of {known.namespace} is no longer noted")
 
     def _all(self, left: Sequence[_CopyRange], on_progress: Callable[[SyncCopyProgress], None]) -> bool:
         """Copy ranges, several at a time. Returns whether all of them are copied."""

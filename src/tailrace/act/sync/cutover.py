@@ -1,8 +1,8 @@
 """The moment at which the target takes the source's place: no further write reaches the source, and that is proven.
 
-Nobody can be told apart from outside who still writes. So the proof is the source's own oplog: after a no-op of ours
-there is no entry of a synced collection. From 6.0 ``setUserWriteBlockMode`` refuses the writers before; on older
-servers whoever cuts over stops them, and a write that comes anyway shows, and the cut-over is given up.
+From outside, nobody can know who is still writing. So the proof is the source's own oplog: after a no-op of ours there
+is no entry of a synced collection. From 6.0 on, ``setUserWriteBlockMode`` refuses the writers first; on older servers
+the operator stops them, and if a write comes nevertheless, the oplog shows it and the cut-over is given up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Definitions of the source carried out on the target, in order.
 
-They go as ``applyOps``, by UUID where the server knows one: then each can be carried out twice, whatever has happened
-between, and a fence stands before it (``fence_operation``). A user who may not do that gives plain commands.
+They are sent as ``applyOps``, by UUID where the server knows one: then each can be carried out twice, whatever has
+happened in between, and a fence comes before it (``fence_operation``). A user who may not do that sends plain commands.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A *segment* is what documents became up to a cluster time; it is written in one 
 them into a transaction beside other writes. Definitions of one time come before the changes of that time: a transaction
 may create a collection and fill it.
 
-Steps come one at a time, and who takes them may look at ``collections`` meanwhile: it is as of the step's place.
+Steps come one at a time, and the caller may look at ``collections`` meanwhile: it is as of the step's place.
 """
 
 from __future__ import annotations

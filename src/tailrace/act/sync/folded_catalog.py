@@ -1,7 +1,7 @@
 """The collections of a sync while entries are read: which there are, under which names, and what a command changes.
 
-Collections are known by UUID. The shards of a cluster tell of one definition each for itself, in any order, so each
-rule here holds when it is told again; what one of them has dropped may still be changed on another.
+Collections are known by UUID. Each shard of a cluster reports a definition for itself, in any order, so each rule here
+holds when it is reported again; what one of them has dropped may still be changed on another.
 
 The copy begins with all collections of one time, and none was in the making then (``at_rest``). So whatever entries
 name is on the target, was created or dropped by an entry, or came from outside the selection.

@@ -1,7 +1,8 @@
 """The target follows the source: windows of its oplogs, segment after segment, each a transaction with its position.
 
 At each committed position without a barrier the target equals the source at that time, once the position has reached
-``hold``: until then the copy may be newer in places, and changes are applied as ones that may be there already.
+``hold``: until then the copy may be newer in places, and changes are applied as ones that may already have been
+applied.
 """
 
 from __future__ import annotations

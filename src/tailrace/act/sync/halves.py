@@ -1,4 +1,4 @@
-"""A segment that is too much for one transaction of the target, in halves of halves.
+"""A segment that is too large for one transaction of the target, halved again and again.
 
 A server ends a transaction whose changes do not fit its cache. How much that is depends on the cache, on the documents
 and on what else is written, so it is known only afterwards. Once ``hold`` is at the segment's end, its parts may be

@@ -1,8 +1,8 @@
 """Indexes and options of collections, as the source's entries define them.
 
-Indexes are built by a plain command, which the server does not take into ``applyOps``. An owner that was stopped in the
-moment between the check of its lease and this command may so build an index once more that was dropped meanwhile; it
-can change no document by that.
+Indexes are built by a plain command, which the server does not take into ``applyOps``. So an owner that was stopped
+between the check of its lease and this command may build an index again that was dropped meanwhile; that changes no
+document.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Collections and indexes made on the target from what a source's catalogue holds, and what of them waits.
+"""Collections and indexes made on the target from what a source's catalogue holds, and which of them wait.
 
 An index waits where it would be in the way of a copy that is newer in places than its beginning:
 
 * A unique one is built when the target equals the source for the first time. Before, two documents may hold a value
   that the source gave to one after the other.
 * So is one that is to become unique (``prepareUnique``), which refuses the same writes.
-* ``expireAfterSeconds`` stands at its maximum until the cut-over: the source's expired documents are deleted by its own
-  entries, and the target deletes none by itself.
+* ``expireAfterSeconds`` is at its maximum until the cut-over: the source's expired documents are deleted by its own
+  entries, and the target deletes none on its own.
 * One that cannot be built yet, because a document came that the source had only after it dropped the index.
 
 What waits is noted in the state before it is left out, so that no process forgets it.

@@ -1,5 +1,6 @@
-"""Capped collections as they lie. No server reads them at a time of its past (246), so what came meanwhile is told
-apart otherwise: record ids only grow in them, and the oplog has their inserts in the order in which they lie.
+"""Capped collections in the order of their storage. No server reads them at a time of its past (246), so what came
+meanwhile is recognised in another way: record ids only grow in them, and the oplog has their inserts in the order in
+which they are stored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A database of the target opened before an ``applyOps`` makes the first collection in it.
 
-A server refuses a database whose name differs from another's in case alone (13297). Given by ``applyOps``, the same
-ends the server (measured on 6.0.27). A database keeps its name after its last collection was dropped, and no list shows
-it then. So the server is asked first, by a transaction that makes a collection and is given up.
+A server refuses a database whose name differs from another's only in case (13297). Sent as ``applyOps``, the same ends
+the server (measured on 6.0.27). A database keeps its name after its last collection was dropped, and no list shows it
+then. So the server is asked first, by a transaction that makes a collection and is given up.
 """
 
 from __future__ import annotations

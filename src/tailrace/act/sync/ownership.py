@@ -200,7 +200,7 @@ class SyncOwnership:
             try:
                 found = self.state.syncs.update_one({"_id": self.state.name, **self._mine()}, [{"$set": self._held()}])
             except PyMongoError as error:
-                _log.debug("the lease of the sync %s is not taken up again: %s", self.state.name, error)
+                _log.debug("the lease of the sync %s is not renewed: %s", self.state.name, error)
                 return False
             if not found.matched_count:
                 self._lost = _taken(self.state.name)

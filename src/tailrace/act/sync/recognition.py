@@ -1,10 +1,11 @@
-"""Whether the target is still the one that the state of a sync was written to, with the collections that it speaks of.
+"""Whether the target is still the one that the state of a sync was written to, with the collections that the state
+names.
 
-Position and documents are written in one transaction, so they can only part where somebody has put one of them in the
-place of another: a state document of another deployment, a database that was restored without the state, or the state
-without the databases. A position that is later than the documents would leave changes out, and one whose collections
-are not there would have the server make new ones, without their options. Before anything is written, each collection
-must be there under its name and UUID.
+Position and documents are written in one transaction, so they can only disagree where somebody has replaced one of
+them: a state document of another deployment, a database that was restored without the state, or the state without the
+databases. A position that is later than the documents would leave changes out, and one whose collections do not exist
+would make the server create new ones, without their options. Before anything is written, each collection must exist
+under its name and UUID.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a sync stands, as anybody sees it: from its document on the target, and the source's oplog."""
+"""The state of a sync, as anybody can see it: from its document on the target, and the source's oplog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sync knows, kept on the target alone: position, owner, collections, copies and indexes under way.
+"""What a sync knows, kept only on the target: position, owner, collections, copies and indexes under way.
 
 Each write of data is one transaction with an update of a *fence*, a document that names the owner's epoch; a newer
 owner has raised the epoch there, so an old one's transaction finds nothing to update and writes nothing. The fence of
@@ -143,13 +143,13 @@ class SyncState:
     def collections(self) -> dict[bytes, SyncedCollection]:
         """The collections on the target, by their UUIDs on the source."""
         found = answered("read the collections of the sync", lambda: list(self._collections.find(self._of_this)))
-        with undamaged(f"what is noted of a collection of the sync {self.name!r}"):
+        with undamaged(f"what is noted about a collection of the sync {self.name!r}"):
             return {bytes(one["_id"]["uuid"]): synced_collection(one) for one in found}
 
     def copies(self) -> dict[bytes, dict[str, Any]]:
         """What is noted of each collection that is being copied, by UUID."""
         found = answered("read the copies of the sync", lambda: list(self._copies.find(self._of_this)))
-        with undamaged(f"what is noted of a copy of the sync {self.name!r}"):
+        with undamaged(f"what is noted about a copy of the sync {self.name!r}"):
             for one in found:
                 for name, types in _COPY_TYPES.items():
                     typed(one, name, *types)
@@ -158,7 +158,7 @@ class SyncState:
     def indexes(self) -> list[dict[str, Any]]:
         """What is noted of indexes that are not yet on the target as they are on the source."""
         found = answered("read the indexes of the sync", lambda: list(self._indexes.find(self._of_this)))
-        with undamaged(f"what is noted of an index of the sync {self.name!r}"):
+        with undamaged(f"what is noted about an index of the sync {self.name!r}"):
             for one in found:
                 typed(one["_id"], "name", str)
                 typed(one, "spec", bytes)

@@ -1,8 +1,9 @@
-"""The changes of a segment as statements, made before the transaction that writes them: while the target works on the
+"""The changes of a segment as statements, made before the transaction that writes them, while the target works on the
 segment before.
 
-Only what can be said without a look at the target is: updates of documents whose changes are deltas (``deltas.py``),
-documents that are deleted, and documents that are inserted. The rest is left to the transaction (``writer.py``).
+Only what can be written without reading the target is made: updates of documents whose changes are deltas
+(``deltas.py``), documents that are deleted, and documents that are inserted. The rest is left to the transaction
+(``writer.py``).
 
 The statements of a collection are in the order of the documents' keys, so that those of neighbours follow each other: a
 server finds the pages of a collection in its cache then, and writes fewer of them to disk.

@@ -1,7 +1,7 @@
 """Documents of a sync's state as they are read: one that is not as this version writes it ends the sync.
 
-Somebody may have edited, removed or restored some of them. A position of another type, a range of the copy that is
-gone or a phase that nobody knows must not be taken for something else.
+Somebody may have edited, removed or restored some of them. A position of another type, a range of the copy that is gone
+or an unknown phase must not be taken for something else.
 """
 
 from __future__ import annotations

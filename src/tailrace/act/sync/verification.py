@@ -1,11 +1,11 @@
 """Source and target compared at one moment, byte for byte, while both go on.
 
 The target equals the source at each position that it commits, and its state, read at one of the target's own times,
-tells which position that was. So a range of ``_id`` is read at a position on the source and at the matching time on the
-target; what differs then differs, and nothing has to be looked at again. Catalogues cannot be read at a time: they
-count where no definition of the source changed between the position and the end of reading.
+says which position that was. So a range of ``_id`` is read at a position on the source and at the matching time on the
+target; whatever differs then really differs, and nothing has to be read again. Catalogues cannot be read at a past
+time: they count only if no definition of the source changed between the position and the end of reading.
 
-How far a verification has come is kept beside the state, so that one that was interrupted can be gone on with.
+How far a verification has come is kept beside the state, so that an interrupted one can be continued.
 """
 
 from __future__ import annotations

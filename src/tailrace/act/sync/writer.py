@@ -1,22 +1,22 @@
 """A segment written to the target: final documents, as raw commands of one transaction.
 
-Of a document whose first change is a delta, and of every one as long as the copy may be newer than the changes, the
-target's own is read in the same transaction. Then it is known what is there, and each write says what it expects: a
-count that differs is an error, since the target is then not what the sync has written.
+If a document's first change is a delta, and for every document as long as the copy may be newer than the changes, the
+target's own document is read in the same transaction. So it is known what the target has, and each write says what it
+expects: a count that differs is an error, since the target is then not what the sync has written.
 
 Where every change of a document is a delta that the target can carry out (``deltas.py``), nothing is read: the target
 equals the source at the position, so the document is the one that the delta was made for.
 
-A unique index may be in the way of one order of writes and not of another. The first try deletes, replaces and inserts.
-If the server refuses that (11000), the transaction is done again and takes all documents of the collection's segment
-out before it puts any in: what remains is a part of a state that the source had, so nothing can be in the way. If it
-refuses deltas, the transaction is done again with whole documents.
+A unique index may rule out one order of writes and not another. The first try deletes, replaces and inserts. If the
+server refuses that (11000), the transaction is repeated, and deletes all documents of the collection's segment before
+it inserts any: what remains is a part of a state that the source had, so nothing can be in the way. If it refuses
+deltas, the transaction is done again with whole documents.
 
-While the copy may be newer than the changes, one thing can be in the way all the same: a document that was copied
-later, with an ``_id`` that is another's by the collation of its collection ("a" and "A"). The source did not have it at
-the time of the changes, so a later change inserts it, and it is taken out.
+While the copy may be newer than the changes, one thing can still be in the way: a document that was copied later, with
+an ``_id`` that equals another's under the collation of its collection ("a" and "A"). The source did not have it at the
+time of the changes, so a later change inserts it, and it is deleted here.
 
-Of a collection that is sharded on the target every document is read, since a statement has to name its shard key.
+If a collection is sharded on the target, every document is read, since a statement has to name its shard key.
 """
 
 from __future__ import annotations

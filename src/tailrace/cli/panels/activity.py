@@ -1,7 +1,7 @@
 """What happens in a deployment: every event counted by namespace and kind, and some shown with their values.
 
-Counts come from what stands outside of an event's documents: no document is decoded for them. Of each second's events a
-few are decoded and shown, and how many there were is said beside them.
+Counts come from the fields outside an event's documents: no document is decoded for them. A few of each second's events
+are decoded and shown, together with how many there were.
 """
 
 from __future__ import annotations

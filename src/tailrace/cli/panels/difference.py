@@ -1,4 +1,4 @@
-"""A change as rows for people: a field each, with what it was before and what it is after, as text."""
+"""A change as rows for people: one for each field, with its value before and after, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who may ask the console for what: only to read, only by a name that is the console's, and only who is let in.
+"""Who may ask the console for what: only to read, only under one of the console's names, and only after a login where
+one is required.
 
 * GET and HEAD alone: nothing here changes a state.
 * The ``Host`` header must be one of the console's names. A page of another site may have its own name lead to this

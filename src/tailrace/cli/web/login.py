@@ -1,8 +1,8 @@
 """Who is let in: a user of the deployment, by a login there with the name and password that the browser has sent.
 
-The console keeps no passwords and no accounts. Nobody sees here a document that he could not read at the deployment: a
-user who may not read the oplog, or another collection whose documents the console shows, is not let in. A login that
-was good is remembered for a minute, as a keyed hash.
+The console keeps no passwords and no accounts. Nobody sees a document here that they could not read at the deployment:
+a user who may not read the oplog, or another collection whose documents the console shows, is not let in. A successful
+login is remembered for a minute, as a keyed hash.
 """
 
 from __future__ import annotations

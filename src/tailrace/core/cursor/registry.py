@@ -1,4 +1,4 @@
-"""All open cursors of one source: ids, the three commands, killing, and dropping cursors that nobody asks for."""
+"""All open cursors of one source: ids, the three commands, killing, and dropping cursors that nobody uses."""
 
 from __future__ import annotations
 

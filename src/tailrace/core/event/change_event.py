@@ -1,6 +1,6 @@
 """A change event between the stages, and its bytes: the fields in the order of the server's raw reply (semantics 2.4).
 
-``H:`` fields stand before ``_id``::
+``H:`` fields come before ``_id``::
 
     [H: to | reshardingUUID] [H: txnNumber, lsid] _id operationType clusterTime [collectionUUID] [wallTime]
     [fullDocument] [ns] [documentKey] [operationDescription] [updateDescription | rawUpdateDescription]

@@ -1,4 +1,4 @@
-"""A block of finished change events: their bytes in one buffer, and what is known of each of them as arrays.
+"""A block of finished change events: their bytes in one buffer, and what is known about each of them as arrays.
 
 Whoever makes a block (the kernel, or the plain stages by ``EventBlock.of``) knows where each event's parts are, so
 nobody who merges, cuts, resumes or serves it parses an event again.

@@ -1,4 +1,5 @@
-"""BSON types that PyMongo's codec decodes to something else, as the documents that Extended JSON (v2) has for them.
+"""BSON types that PyMongo's codec decodes to something else, as the documents by which Extended JSON (v2) represents
+them.
 
 ``bson.decode`` makes a string of a symbol, ``None`` of undefined and a DBRef of a DBPointer, so ``json_util`` cannot
 write them with their own types. VARIANT columns keep them (``variant.py``), and with this module JSON columns do too.

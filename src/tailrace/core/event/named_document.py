@@ -1,4 +1,4 @@
-"""Documents that are named by collection and ``_id``, to be taken out of what keeps copies of them.
+"""Documents that are named by collection and ``_id``, to be taken out of the stores that keep copies of them.
 
 What may live here: which documents are meant, whether an event, an entry or a stored document is of one of them, and
 what a store says after it has looked for them. A document is known by the server's order of values: 1 and 1.0 name the

@@ -1,6 +1,6 @@
 """``updateDescription`` from an oplog entry's ``o``: the ``$v: 1`` form and the ``$v: 2`` delta (semantics 3).
 
-Bytes in, bytes out: updated values are copied as they stand in the entry; only paths are built.
+Bytes in, bytes out: updated values are copied as they are in the entry; only paths are built.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class DocumentMask:
 
     def _guarded(self, made: bytes, node: MaskNode) -> bytes:
         if node.guarded:
-            raise self.refused(b"_id", "stands in the resume token too")
+            raise self.refused(b"_id", "is in the resume token too")
         return made
 
     def refused(self, path: bytes, why: str) -> MaskRefusedError:
@@ -104,7 +104,7 @@ class DocumentMask:
             return
         for element in raw_bson.elements(buf, start):
             if self.element(buf, element, self.root.step(element.name), 0) is not None:
-                raise self.refused(element.name, "is in the shard key, and stands in the resume token too")
+                raise self.refused(element.name, "is in the shard key, and so in the resume token too")
 
     # -- updates ------------------------------------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ class MaskSet:
 
 def hidden_reason(code: int | None) -> str:
     """What is told of an event that could not be given, where its message may quote values that are masked."""
-    return "its reason may quote a masked value and is not told" + ("" if code is None else f" (code {code})")
+    return "its reason may quote a masked value and is not shown" + ("" if code is None else f" (code {code})")
 
 
 def without_values(error: TailraceError) -> TailraceError:
@@ -170,7 +170,7 @@ def without_values(error: TailraceError) -> TailraceError:
 
 def _unnamed() -> MaskRefusedError:
     return MaskRefusedError(
-        "an event does not show the collection that it is of, which the masks go by",
+        "an event does not show the collection that it belongs to, by which the masks are chosen",
         hint="Keep the field ns, and do not split events",
     )
 

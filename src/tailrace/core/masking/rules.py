@@ -67,8 +67,8 @@ class MaskRules:
             if rule.path[0] == ID or tree_of([rule], guarded=False).step(ID).action:
                 raise UsageError(
                     f"{where}.{rule.pattern}: the path {_shown(rule.path)} reaches _id, which cannot be masked: it "
-                    "stands in the resume token too",
-                    hint="Mask other fields; where _id tells who somebody is, give documents another _id",
+                    "is in the resume token too",
+                    hint="Mask other fields; where _id identifies a person, give documents another _id",
                 )
         return rules
 

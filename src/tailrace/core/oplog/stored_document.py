@@ -29,8 +29,8 @@ _PADDING_MAX: Final = 1_500_000
 _DEPTH_MAX: Final = DEPTH_MAX + 50
 _ID: Final = b"_id"
 _RENAME: Final = (
-    "The server may have changed the first or both, which no entry tells. Give one of the two fields another name, or "
-    "leave the collection out, and begin anew"
+    "The server may have changed the first or both, and the entry does not say which. Give one of the two fields "
+    "another name, or leave the collection out, and begin anew"
 )
 
 
@@ -71,11 +71,11 @@ def apply_operation(document: bytes | None, operation: bytes, change: bytes, *, 
     """The same with the entry's ``op`` and ``o``."""
     if operation == b"i":
         if document is not None and not again:
-            raise ImageMismatchError("an insert of a document that is there already")
+            raise ImageMismatchError("an insert of a document that exists already")
         return change
     if operation == b"d":
         if document is None and not again:
-            raise UnknownDocumentError("a delete of a document that is not there")
+            raise UnknownDocumentError("a delete of a document that does not exist")
         return None
     if operation != b"u":
         raise OplogFormatError(f"operation '{operation.decode('latin-1')}' of an oplog entry changes no document")
@@ -214,7 +214,7 @@ class _New:
                 parts.append(document[element.start : element.end])
         for name, change in left.items():
             if not self._again:
-                raise _mismatch("an update changes or deletes a field that is not there,", name)
+                raise _mismatch("an update changes or deletes a field that does not exist,", name)
             if change is not None and not change[0]:
                 parts.append(self._raw(change[1]))
         parts.extend(map(self._raw, diff.inserted))
@@ -253,7 +253,7 @@ class _New:
                 parts.append(raw_bson.encode_element(element.type, b"%d" % index, value))
             elif before is None:
                 if element is not None and not self._again:
-                    raise _mismatch("an update looks into an item that is not there,", b"%d" % index)
+                    raise _mismatch("an update looks into an item that does not exist,", b"%d" % index)
                 parts.append(raw_bson.encode_element(NULL, b"%d" % index, b""))
             elif element is not None:
                 parts.append(self._nested(document, before, element, depth))
@@ -300,7 +300,7 @@ class _Old:
             if change is not None:
                 parts.append(self._created(name, change, depth))
             elif not self._again:
-                raise _mismatch("an update unsets a field that is not there,", name)
+                raise _mismatch("an update unsets a field that does not exist,", name)
         return raw_bson.encode_document(*parts)
 
     def _changed(self, document: bytes, old: Element, change: ChangedField, depth: int) -> bytes:

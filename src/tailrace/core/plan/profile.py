@@ -100,7 +100,7 @@ class ServerProfile:
     shard_part_ends: bool = _column("a shard's stream with `needsMerge` ends with its invalidate")
     looks_up_by_uuid: bool = _column(
         "`updateLookup` finds the event's collection by its UUID: under its new name after a rename, and never one "
-        "made anew under the old name"
+        "created later under the old name"
     )
     searches_before_user_stages: bool = _column(
         "the event that a stream is resumed from is looked for before the user's stages, so they may leave it out"
@@ -147,7 +147,7 @@ class ServerProfile:
         "tracker",
     )
     replacements_may_have_v: bool = _column(
-        "whether an update entry replaces the document is told by its `_id` alone: one with an `_id` may have any `$v`",
+        "whether an update entry replaces the document depends on its `_id` alone: one with an `_id` may have any `$v`",
         "source",
         "tracker",
     )
@@ -403,7 +403,7 @@ def chosen_profile(version: str | Sequence[int]) -> ServerProfile:
     parts = without_compatibility(version).split(".") if isinstance(version, str) else version
     if int(parts[0]) > PROFILES[-1].version[0]:
         raise UsageError(
-            f"nothing is known of the events of MongoDB {'.'.join(map(str, parts))}",
+            f"nothing is known about the events of MongoDB {'.'.join(map(str, parts))}",
             hint=f"{PROFILES[-1].name} is the newest version that can be asked for",
         )
     return profile

@@ -39,7 +39,7 @@ Where the dump names a version that an entry disproves, nothing is replayed unti
 the server decides, and giving a version is an error. Versions before 4.4 are refused, and so is an option that the
 version lacks.
 
-If no version was named, a stream switches by itself when the member that it reads is
+If no version was named, a stream switches automatically when the member that it reads is
 [upgraded](../how-to/operations.md#upgrading-the-deployment), even to a patch release, if its events differ. An
 archive keeps its servers' versions over time, and `replay` gives [each entry as the events of its
 time](../how-to/archive.md#which-versions-events). A micro-batch holds the events of the version that it was planned

@@ -40,9 +40,9 @@ def erase_documents(path: Path | str, documents: NamedDocuments, *, dry_run: boo
     unnamed = preview(path, _unnamed(documents))
     if unnamed.rows + unnamed.quarantined:
         report.left.append(
-            f"{unnamed.rows + unnamed.quarantined:,} events do not say of which document they are, since the stream's "
-            "pipeline leaves that out, or they are later parts of large events: look at them with `tailrace lake "
-            "erase --match`"
+            f"{unnamed.rows + unnamed.quarantined:,} events do not say which document they are about, since the "
+            "stream's pipeline leaves that out, or they are later parts of large events: look at them with "
+            "`tailrace lake erase --match`"
         )
     if not dry_run:
         found = erase(path, match, vacuum=True, everything=True)

@@ -37,7 +37,7 @@ class Partitioning:
                 meant = nearest(str(name), _KNOWN)
                 raise UsageError(
                     f"a lake cannot be partitioned by {str(name)[:60]!r}",
-                    hint=f"Did you mean '{meant}'?" if meant else f"It can be by {', '.join(_KNOWN)}",
+                    hint=f"Did you mean '{meant}'?" if meant else f"It can be partitioned by {', '.join(_KNOWN)}",
                 )
         return cls(HOUR in names, COLLECTION in names)
 

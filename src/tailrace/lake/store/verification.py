@@ -86,7 +86,7 @@ def verify(path: Path | str, *, full: bool = False, checkpoint: Path | None = No
     report.days = len({file.day for file in live})
     for name in sorted(present - set(state.files)):
         if not is_lake_file(name):
-            report.add(f"{name} is not in the log, and not a name that a lake gives")
+            report.add(f"{name} is not in the log, and is not a name that lakes use")
         elif name in state.removed:
             report.replaced += 1
         else:

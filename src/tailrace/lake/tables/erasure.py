@@ -146,7 +146,7 @@ class _TablePast:
         wanted = pa.array(sorted(self.keys), pa.binary())
         with opened(self._folder, name) as file:
             if KEY not in file.schema_arrow.names:
-                raise SinkError(f"{self._folder / name} is not a file of this table", hint="Take it away, and repeat")
+                raise SinkError(f"{self._folder / name} is not a file of this table", hint="Remove it, and repeat")
             pieces = file.iter_batches(65_536, columns=[KEY])
             return sum(pc.sum(pc.is_in(one.column(0), value_set=wanted)).as_py() or 0 for one in pieces)
 

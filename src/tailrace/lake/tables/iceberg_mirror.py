@@ -355,8 +355,9 @@ def _check(found: Table, table: CollectionTable) -> None:
         )
     if found.location() != location_of(table):
         raise SinkError(
-            f"the catalogue's table {name} is that of other files: {found.location()}",
-            hint=f"Use another catalogue for these tables. Or, if it is of no more use: {_ANEW[0].lower()}{_ANEW[1:]}",
+            f"the catalogue's table {name} has other files: {found.location()}",
+            hint="Use another catalogue for these tables. Or, if it is no longer needed: "
+            f"{_ANEW[0].lower()}{_ANEW[1:]}",
         )
     newest = found.current_snapshot()
     other = None

@@ -42,7 +42,7 @@ class IcebergSettings:
             raise UsageError(f"{where} must name an Iceberg catalogue", hint=_HINT)
         wrong = next((key for key, value in given.items() if not isinstance(value, (str, int, bool))), None)
         if wrong is not None or not all(isinstance(key, str) for key in given):
-            raise UsageError(f"{where} must be a mapping of properties of pyiceberg's to texts")
+            raise UsageError(f"{where} must map pyiceberg's properties to texts")
         texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in given.items()}
         name = texts.pop("name", _DEFAULT)
         return cls(name, _with_type(texts, where) if "uri" in texts else texts)

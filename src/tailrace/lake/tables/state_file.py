@@ -36,8 +36,8 @@ _DATABASES: Final = (b"sealed-documents", b"sealed-waiting", b"sealed-meta")
 #: missed once.
 NEAR: Final = 2
 _SAME_USER: Final = (
-    "Run the command as the user who writes the tables: whoever reads them notes in lock.mdb what he reads, so that "
-    "the writer leaves it there"
+    "Run the command as the user who writes the tables: a reader notes in lock.mdb what it reads, so that "
+    "the writer keeps it"
 )
 MADE_ANEW: Final = "Remove {path}: the next run copies the collections again, and rewrites the tables"
 

@@ -95,5 +95,5 @@ class ArchivedShards:
                 raise SourceError(
                     f"the shard {name} was added or removed at {changed}, after the stream's start, which lies in the "
                     "archive",
-                    hint="Read the archive up to there by itself (tailrace replay), and start the stream after it",
+                    hint="Read the archive up to there on its own (tailrace replay), and start the stream after it",
                 )

@@ -46,7 +46,7 @@ def erase_documents(
                 raise UsageError(
                     f"an image of a document to erase is current in {state.directory}",
                     hint="Delete the document at the source, let the stream follow, and repeat. Images of a collection "
-                    "that was dropped go by themselves, when its batches can no longer be undone",
+                    "that was dropped disappear on their own when its batches can no longer be undone",
                 )
             report.count("images of earlier states", sum(map(goes, state.past())))
         if not dry_run:
@@ -63,7 +63,7 @@ def _check_scope(folder: Path, documents: NamedDocuments, uuid: bytes | None) ->
     if found is None:
         raise UsageError(f"{folder} does not say whose images it holds", hint="Restore its stream.json from a copy")
     if uuid is not None and len(documents.namespaces) > 1:
-        raise UsageError("--uuid is the id of one collection", hint="Erase the documents of each collection by itself")
+        raise UsageError("--uuid is the id of one collection", hint="Erase the documents of each collection separately")
     if uuid is None and documents.namespaces != (found["scope"],):
         raise UsageError(
             f"the images in {folder} are those of {found['scope']}, and know collections by UUID, not by name",

@@ -206,7 +206,7 @@ class ExactSource(RelayedSource):
                 self._identity,
                 {self._live.name: self._live},
                 what=f"the images in {self._directory}",
-                hint="Connect to the deployment that they were made of, or give this stream a new directory",
+                hint="Connect to the deployment that they were made from, or give this stream a new directory",
             )
 
     def _identified(self, client: MongoClient[Any]) -> DeploymentIdentity:

@@ -22,5 +22,5 @@ def tell_of_unknown_kinds() -> None:
         _told.update(new)
     for kind in new:
         _log.warning(
-            "oplog entries of the kind '%s' give no true event: this version of Tailrace does not know it", kind
+            "oplog entries of the kind '%s' give no correct event: this version of Tailrace does not know it", kind
         )

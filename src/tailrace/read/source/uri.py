@@ -90,7 +90,7 @@ def without_scheme(text: str) -> tuple[str, str]:
     """The complaint about a connection URI that does not begin as one, and its hint. Neither quotes the text."""
     if _NAMESPACE.fullmatch(text) and not re.fullmatch(r"\d+|localhost", text):
         return (
-            "the connection URI is missing: what stands in its place looks like a database or a collection",
+            "the connection URI is missing: what was given in its place looks like a database or a collection",
             f"Give the URI before it, or set {URI_VARIABLE}. {URI_EXAMPLE}",
         )
     return "the connection URI does not begin with mongodb:// or mongodb+srv://", URI_EXAMPLE

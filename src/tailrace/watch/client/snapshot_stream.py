@@ -179,7 +179,7 @@ def _place_in(request: WatchRequest) -> Mapping[str, Any] | None:
         starts = request.starts()
         if len(starts) > 1:
             raise refused(
-                f"{' and '.join(starts)} do not go together", ConfigurationError, "Pass the snapshot's token on alone"
+                f"{' and '.join(starts)} do not go together", ConfigurationError, "Pass on only the snapshot's token"
             )
         place: Mapping[str, Any] = bson.decode(request.encoded(token, "the resume token"))[SNAPSHOT]
         return place

@@ -534,7 +534,7 @@ class _Leg:
             words = ", ".join(f"{reader.name}: {_words(reader)}" for reader in self._readers)
             codes = "/".join("-" if error is None else str(error.code) for error in errors)
             self._whole.note(EventDifference("error", "", codes, None, None, None, words))
-        return self._anew("one stream ended alone")
+        return self._anew("only one stream ended")
 
 
 def _is_outage(error: TailraceError) -> bool:

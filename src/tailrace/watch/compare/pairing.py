@@ -24,7 +24,7 @@ OURS: Final = 1
 #: In words, for a report.
 KINDS: Final[dict[DifferenceKind, str]] = {
     "bytes": "the events differ",
-    "token": "the events differ in their resume tokens alone",
+    "token": "the events differ only in their resume tokens",
     "order": "ours gives the event at another place in the order",
     "missing": "the server gives the event, and ours does not",
     "extra": "ours gives the event, and the server does not",

@@ -548,7 +548,7 @@ class ClientConnection:
         address, channel = await self._shared.upstream.connect()
         try:
             if address != self.upstream_address:
-                raise ClosedConnection("another member is primary now")
+                raise ClosedConnection("another member has become primary")
             channel.writer.write(self._handshake)
             async with asyncio.timeout(self._shared.options.stall_seconds):
                 header = parse_header(await channel.reader.readexactly(HEADER_SIZE), limit=_REPLY_SIZE_MAX)

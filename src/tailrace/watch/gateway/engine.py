@@ -544,7 +544,7 @@ class Engine:
                 self._look_after()
                 await self.workers.look_after()
             except Exception:  # noqa: BLE001  nobody else would hear of it, and streams would stay open for ever
-                _log.exception("looking after the streams has failed, and is tried again")
+                _log.exception("the upkeep of the streams has failed, and is tried again")
 
     def _look_after(self) -> None:
         tell_of_unknown_kinds()

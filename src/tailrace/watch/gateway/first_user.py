@@ -33,7 +33,7 @@ async def refuse_first_users(upstream: Upstream, host: str) -> None:
     first user. If only those of this machine reach it, say so in the log."""
     if not await _may_create_users(upstream):
         return
-    found = "the server asks for users and has none, and it would let every client of the gateway create the first one"
+    found = "the server requires users and has none, and it would let every client of the gateway create the first one"
     if not _is_loopback(host):
         raise SourceError(found, hint="Create a user at the server first, or listen at 127.0.0.1 only")
     _log.warning("%s: create one before clients of other machines can reach the gateway", found)

@@ -193,7 +193,7 @@ class GatewayProcesses:
                 await self._keep_going(process)
             except Exception:  # noqa: BLE001  nobody else would hear of it, and a process would be missing
                 _log.exception(
-                    "process %s of the gateway could not be looked after, and is tried again", process.number
+                    "process %s of the gateway could not be supervised, and this is tried again", process.number
                 )
                 await asyncio.sleep(_AGAIN_S_MAX)
 

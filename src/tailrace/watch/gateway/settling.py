@@ -38,7 +38,9 @@ def settle(stream: ServedStream, cursors: CursorRegistry, steps: SharedSteps) ->
         return
     stream.sharing.own_ms = stream.used_ms
     if reply != step.reply(stream.cursor_id):
-        _log.error("a stream is closed: of the same entries it has made something else than those that ask the same")
+        _log.error(
+            "a stream is closed: it made something else from the same entries than the streams that ask for the same"
+        )
         acting.close()
         cursors.kill(stream.cursor_id)
 

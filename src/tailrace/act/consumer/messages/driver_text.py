@@ -1,7 +1,7 @@
 """BSON as the texts that MongoDB's Java driver writes, which Debezium passes on: ``legacy`` and ``relaxed``.
 
-They are made of the bytes, not of decoded values: PyMongo's codec gives a symbol as a string, undefined as ``None``,
-and what looks like a reference as a ``DBRef``, whose fields have an order of their own.
+They are made from the bytes, not from decoded values: PyMongo's codec gives a symbol as a string, undefined as
+``None``, and what looks like a reference as a ``DBRef``, whose fields have an order of their own.
 
 ``legacy`` is the driver's mode "strict", from before Extended JSON 2. It tells integers of 32 and 64 bits apart, and
 writes NaN and the infinities bare, which JSON does not know, though most readers of it do.

@@ -156,7 +156,8 @@ def _unfit(message: Message) -> str | None:
     a space could lead a message to another subject."""
     words = message.topic.split(".")
     if _BREAKS.search(message.topic) or not all(words) or {"*", ">"} & {*words}:
-        return f"no message on the subject {message.topic!r}: it is words between dots, without spaces, not * or >"
+        form = "a subject consists of words between dots, without spaces, not * or >"
+        return f"no message on the subject {message.topic!r}: {form}"
     if isinstance(message.key, bytes):
         return "no message whose key is bytes, such as one of Avro"
     for name, value in _headers(message).items():

@@ -1,6 +1,6 @@
 """Debezium's records in Avro and in Protobuf, with their schemas in a schema registry (Confluent's interface).
 
-The client and the serialisers are Confluent's. The schemas are those that Confluent's converters make of Debezium's
+The client and the serialisers are Confluent's. The schemas are those that Confluent's converters make for Debezium's
 records in Kafka Connect, so a registry that Connect has filled knows them already, and consumers need no change.
 """
 

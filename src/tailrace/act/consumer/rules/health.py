@@ -1,4 +1,4 @@
-"""How a listener is doing: what is to be said of it, from facts."""
+"""How a listener is doing: what to say about it, given the facts."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """One process among those that share the lanes of a resource: which lanes it works on, from moment to moment.
 
-There is no coordinator. Everything is decided by what stands in the leases: the plan (the position of the resource's
-own lease), one lease for each process that takes part, one for each lane.
+There is no coordinator. Everything is decided by what the leases say: the plan (the position of the resource's own
+lease), one lease for each process that takes part, one for each lane.
 
-The number of lanes is changed by whoever sees the change wanted and every process at rest: it takes the lease of each
-old lane and *seals* it, so that nobody goes on there, and then writes the next generation's plan. It may stop anywhere;
-somebody else goes on, and comes to the same plan.
+The number of lanes is changed by the first process that sees that the change is wanted and that every process is at
+rest: it takes the lease of each old lane and *seals* it, so that nobody goes on there, and then writes the next
+generation's plan. It may stop anywhere; another process goes on, and comes to the same plan.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Which lane an event belongs to, read from its bytes.
 
 By default the lane is a hash of the ``_id`` in the document key. Other fields of the key are left out: they are the
-shard key, which may be refined, or changed by an update, while the document stays the same one. What is hashed is the
-KeyString of the value, so that keys which compare equal (1, 1.0, NumberLong(1), Decimal128("1")) have one hash in every
+shard key, which may be refined, or changed by an update, while the document stays the same one. The hash is that of the
+value's KeyString, so that keys that compare equal (1, 1.0, NumberLong(1), Decimal128("1")) have one hash in every
 process.
 
-A ``LaneKey`` chooses by something else. Its name stands in the plan of the lanes, since processes that chose by
+A ``LaneKey`` chooses by something else. Its name is kept in the plan of the lanes, since processes that choose by
 different keys would handle changes twice or never.
 
 An event without a document key, or whose operation is not one on a document, is a *barrier*: every lane must be done

@@ -1,9 +1,9 @@
 """Who holds which lane: every process decides for itself, by what the leases say.
 
 Each process that takes part is known by a lease of its own. The lanes are divided evenly; where that leaves a
-remainder, those who hold most already have one more, so that few lanes move. A process gives up what is above its
-share, and takes free lanes up to it. Two may want one lane at a time: its lease decides. What they see may be old:
-the shares are computed again a moment later, and settle.
+remainder, the processes that hold most already get one more, so that few lanes move. A process gives up what exceeds
+its share, and takes free lanes up to it. Two may want one lane at the same time: its lease decides. What they see may
+be out of date: the shares are computed again a moment later, and settle.
 """
 
 from __future__ import annotations

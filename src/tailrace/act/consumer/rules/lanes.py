@@ -1,13 +1,13 @@
 """Lanes: how many there are, what each has done, and how their number changes.
 
-A position is a vector, one place a lane. Places are compared by the hex digits of the resume token: their order is the
-order of the stream. The least of the vector is where one reader can serve all lanes; an event that its lane is past
-already is left out.
+A position is a vector with one place for each lane. Places are compared by the hex digits of the resume token: their
+order is the order of the stream. The smallest is where one reader can serve all lanes; an event that its lane has
+already passed is left out.
 
 The number of lanes changes by a new *generation*. All lanes of the old one are stopped where they are. That vector is a
 *floor* of the new generation: an event is done if the old lane that it belonged to is past it. The new lanes begin at
-the least place of the old ones and leave out what is below a floor. A floor is forgotten once every lane is past all of
-it. So nobody has to wait until lanes stand at one place, and no document is ever handled out of order.
+the smallest place of the old ones and leave out what is below a floor. A floor is forgotten once every lane has passed
+all of it. So nobody has to wait until the lanes are at one place, and no document is ever handled out of order.
 
 A *barrier* is an event for all lanes. Each moves its position to it when it is done with what came before, and goes no
 further. When all have, lane 0 handles it; the others go on once they see lane 0 past it.

@@ -1,7 +1,7 @@
 """Who may hold a lease: decisions on a record and a time, the same for every store.
 
 What may live here: the record, and what acquire, refresh, commit and release make of it. ``MemoryLeaseStore`` and the
-simulation call these; ``MongoLeaseStore`` says the same in the server's language, and one check holds them together
+simulation call these; ``MongoLeaseStore`` expresses the same in the server's language, and one check compares them
 (``tailrace.testing.check_lease_store``).
 """
 

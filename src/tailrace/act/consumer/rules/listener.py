@@ -1,7 +1,7 @@
 """A listener's logic: acquire, read the position back, watch, handle, commit, next.
 
 It is a generator of needs (``rules.need``) that is answered with outcomes, so one logic serves a thread, asyncio and
-the simulation. It holds to this: the commit of a change's position comes after its handling and, where every change is
+the simulation. Its rule: the commit of a change's position comes after its handling and, where every change is
 committed, before the next one is handled; nothing is begun on a lease that is known to be lost.
 """
 

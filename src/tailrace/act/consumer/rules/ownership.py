@@ -1,7 +1,7 @@
-"""What a listener believes of the lease it holds, for everybody in its process who must stop when it is gone.
+"""What a listener believes about the lease it holds, for everything in its process that must stop when it is gone.
 
 The belief can be late: only the store and the targets know for certain, and they are asked by owner, version and fence.
-It is what keeps a process that has woken up from trying.
+The belief keeps a process that has woken up from trying.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a listener does where a change is left out: one that an operator wants to be, or one that the stream cannot
-give. Part of ``rules.listener``."""
+"""What a listener does when a change is left out: because an operator asked for that, or because the stream cannot give
+it. Part of ``rules.listener``."""
 
 from __future__ import annotations
 

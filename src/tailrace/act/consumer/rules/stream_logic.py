@@ -1,5 +1,5 @@
-"""A listener's stream: opened, read and marked, in spite of sources that are away and history that is lost. Part of
-``rules.listener``."""
+"""A listener's stream: opened, read and marked, in spite of sources that do not answer and history that is lost. Part
+of ``rules.listener``."""
 
 from __future__ import annotations
 

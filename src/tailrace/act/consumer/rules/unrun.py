@@ -1,4 +1,4 @@
-"""Work that a callable has handed back instead of doing it. Who takes that for done loses it."""
+"""Work that a callable has returned instead of doing it. If it were taken for done, it would be lost."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class ViewDocuments:
         hello = self._retried(lambda: self._client.admin.command("hello"))
         if hello.get("hidden"):
             raise UsageError(
-                "a view is written, and this is a hidden member, which takes no writes",
+                "a view has to be written, and this is a hidden member, which takes no writes",
                 hint="Connect to the replica set",
             )
         if not self._is_sharded:

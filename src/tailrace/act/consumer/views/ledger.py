@@ -7,8 +7,9 @@ document:
 ``named``  what the changes of that time said: one value, or none; several after a transaction that changed it twice
 ``left``   what was named before, and has not been computed again since
 
-It never knows too little: what is named is added before the totals are computed, and what is left is taken away after
-they were written with a version from then on. A process that stood still finds a later ``at``, and changes nothing.
+It never knows too little: what is named is added before the totals are computed, and what is left is removed only after
+they were written with a version of that time or later. A process that stood still finds a later ``at``, and changes
+nothing.
 """
 
 from __future__ import annotations

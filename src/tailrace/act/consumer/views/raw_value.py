@@ -1,4 +1,4 @@
-"""Values as the bytes that they are stored as: what a view carries is not decoded on its way.
+"""Values as the bytes in which they are stored: what a view carries is not decoded on the way.
 
 A string need not be UTF-8, and several types of BSON have no value of their own in Python (a symbol, undefined, a NaN
 with a payload).

@@ -1,4 +1,4 @@
-"""Keeping totals: an aggregation in the place of a view's source document, and changes of the source by the ledger."""
+"""Keeping totals: an aggregation in place of a view's source document, and changes of the source by the ledger."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """PCRE 8.42 as the server reads it, rewritten for PCRE2.
 
 Almost everything means the same in both and is passed on as it is. What PCRE2 learned later is turned into what the
-server makes of it (an error, or plain letters), what it reads otherwise is written so that it reads it alike, and the
-little that cannot be said in PCRE2 is refused by name.
+server makes of it (an error, or plain letters), what it reads differently is rewritten so that it means the same, and
+the little that cannot be expressed in PCRE2 is refused by name.
 """
 
 from __future__ import annotations

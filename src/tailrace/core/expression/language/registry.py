@@ -1,4 +1,5 @@
-"""What the language holds: every operator and stage by name, with its group, since when, and what is refused and why.
+"""What the language holds: every operator and stage by name, with its group and first version, and what is refused and
+why.
 
 The table is filled by the modules that implement the operators; ``docs/reference/expressions.md`` is made from it.
 """

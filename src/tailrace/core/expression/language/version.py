@@ -1,4 +1,4 @@
-"""Which server's language is spoken: operators, stages and variables have come one version after the other."""
+"""Which server's language is used: operators, stages and variables were added version by version."""
 
 from __future__ import annotations
 

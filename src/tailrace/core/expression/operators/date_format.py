@@ -1,6 +1,6 @@
 """A text read by a format such as "%Y-%m-%d": ``$dateFromString`` with ``format``.
 
-The server reads part after part, each as many digits as it can use; a part that comes twice counts as it came last.
+The server reads part after part, each as many digits as it can use; if a part comes twice, the last one counts.
 """
 
 from __future__ import annotations

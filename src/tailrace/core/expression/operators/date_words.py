@@ -1,10 +1,10 @@
 """A date's text without a format: the many notations that the server's library (timelib) reads.
 
-The library cuts a text into tokens, always the longest that any of its notations fits, and lets each say its part of
-the date. What it says twice is an error, what it does not say must be the time of day or the zone. Words that move the
-date by weekdays ("next monday", "5 weekdays") are refused by name. All of it was measured on mongod 6.0.27; what is
-otherwise on 7.0 stands beside it, measured on 7.0.28. The libraries of 5.0.4 and 4.4.2 read some of the notations in
-another way or not at all: those are refused by name for their servers.
+The library cuts a text into tokens, always the longest that fits any of its notations, and each token gives its part of
+the date. A part that is given twice is an error; only the time of day and the zone may be missing. Words that move the
+date by weekdays ("next monday", "5 weekdays") are refused by name. All of it was measured on mongod 6.0.27; what
+differs on 7.0 is beside it, measured on 7.0.28. The libraries of 5.0.4 and 4.4.2 read some of the notations in another
+way or not at all: those are refused by name for their servers.
 """
 
 from __future__ import annotations

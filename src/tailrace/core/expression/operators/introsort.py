@@ -1,6 +1,6 @@
 """Sorting as the server's C++ library sorts: elements that compare equal are left in an order of its own.
 
-Up to sixteen elements they stay as they stand; longer arrays are parted first, around the median of three, and there
+Up to sixteen elements they keep their order; longer arrays are partitioned first, around the median of three, and there
 equal elements change places. The order is the library's (libstdc++), and so it is the same in every mongod.
 """
 

@@ -1,5 +1,5 @@
-"""What may stand for a time zone inside a date's text: an offset, or an abbreviation (measured on mongod 6.0.27: every
-word of one to four letters, and every name that the IANA database has ever used)."""
+"""What may name a time zone inside a date's text: an offset, or an abbreviation (measured on mongod 6.0.27: every word
+of one to four letters, and every name that the IANA database has ever used)."""
 
 from __future__ import annotations
 

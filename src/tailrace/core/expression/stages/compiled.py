@@ -1,4 +1,4 @@
-"""The stages that a change stream's own pipeline may hold, compiled."""
+"""The stages that a change stream's own pipeline may contain, compiled."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _SERVERS: Final = frozenset({"updateLookup", "whenAvailable", "required"})
 #: The server calls it ``$_generateV2ResumeTokens``; it is an option of aggregate, not of the stage.
 V2_TOKENS: Final = "generateV2ResumeTokens"
 START_OPTIONS: Final = ("resumeAfter", "startAfter", "startAtOperationTime", "startingFrom")
-#: A value of ``startingFrom``: every document that is there, and then every change.
+#: A value of ``startingFrom``: every existing document, and then every change.
 SNAPSHOT: Final = "snapshot"
 COLUMNS: Final = (
     "event",

@@ -274,7 +274,7 @@ class _ChangeWork:
         if profile_for(deployment.server_version) != profile_for(note.version):
             raise UsageError(
                 f"the lake holds events of MongoDB {for_people(note.version)}, and the deployment is of "
-                f"{for_people(deployment.server_version)} by now: since when is not known",
+                f"{for_people(deployment.server_version)} by now: it is not known since when",
                 hint=_OTHERWISE,
             )
         if plan_only:

@@ -227,7 +227,7 @@ class _Entry:
         if found[1] == "kafka" and re.search(r"[@/?#\s]", to[found.end() :]):
             raise self._wrong(
                 "to",
-                "must name Kafka's brokers alone: kafka://HOST:9092,HOST:9092",
+                "must name only Kafka's brokers: kafka://HOST:9092,HOST:9092",
                 "User and password belong in config: sasl.username, sasl.password: ${KAFKA_PASSWORD}",
             )
         return SCHEMES[found[1]], to
@@ -256,7 +256,7 @@ class _Entry:
         if form != "debezium":
             for key in _OF_DEBEZIUM:
                 if key in self._given:
-                    raise self._wrong(key, "is for format: debezium alone")
+                    raise self._wrong(key, "is only for format: debezium")
             return
         if "topic" in self._given:
             raise self._wrong("topic", "is not for format: debezium", "Give topicPrefix, as Debezium's topic.prefix")

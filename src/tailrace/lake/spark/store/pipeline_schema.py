@@ -176,15 +176,15 @@ def _trigger() -> dict[str, JsonSchema]:
         "every": _said(
             "A micro-batch starts this often.", {"anyOf": [{"type": "number", "minimum": 0}, every]}, default="1 second"
         ),
-        "availableNow": _said("Read what is there, then end.", _FLAG, default=False),
+        "availableNow": _said("Read up to the present, then end.", _FLAG, default=False),
     }
 
 
 def _archive() -> dict[str, JsonSchema]:
     return {
         "path": _said("The archive's directory.", _TEXT),
-        "keep": _said("How long entries are kept; all, if it is missing.", _kept_for()),
-        "keepBytes": _said("How much is kept; all, if it is missing.", _bytes()),
+        "keep": _said("How long entries are kept; without it, for ever.", _kept_for()),
+        "keepBytes": _said("How much is kept; without it, everything.", _bytes()),
         "preImages": _said("Whether the server's pre-images are kept too.", _FLAG, default=True),
     }
 
@@ -209,7 +209,9 @@ def _compaction() -> dict[str, JsonSchema]:
 
 def _tables() -> dict[str, JsonSchema]:
     policy = _said("What becomes of a value that does not fit its column.", {"enum": [*POLICIES]})
-    nested = _said("Columns of objects and arrays hold these, not JSON.", {"type": "boolean"}, default=False)
+    nested = _said(
+        "Columns of objects and arrays hold structs and lists, not JSON.", {"type": "boolean"}, default=False
+    )
     rule = {
         "columns": _said(
             "Fields and their types, such as total: decimal(18,2) or tags: array<string>.", {"type": ["object", "null"]}
@@ -299,20 +301,24 @@ def _messages() -> dict[str, JsonSchema]:
             _matching(collection),
             default=message_settings.LEASES,
         ),
-        "leasesUri": _said("The deployment that holds leases and dead letters, if it is another.", _TEXT),
+        "leasesUri": _said(
+            "The deployment that holds leases and dead letters, if it is not the one that is watched.", _TEXT
+        ),
         "resource": _said(
             "The lease's name, which no other stream of messages may have; by default the entry's.", _TEXT
         ),
         "leaseTime": _said("How long after a crash another process takes over.", positive, default="30 seconds"),
         "partitions": _said("Lanes that are published side by side.", _number(1), default=1),
-        "laneKey": _said("With partitions: what has one value at this path of the event stays in order.", _TEXT),
+        "laneKey": _said("With partitions: events with the same value at this path stay in order.", _TEXT),
         "commitEvery": _said("Commit after this many changes.", _number(1), default=100),
-        "retries": _said("Try a change that cannot become a message so often again.", _number(0), default=0),
+        "retries": _said("How often a change that cannot become a message is tried again.", _number(0), default=0),
         "deadLetters": _said(
             "Write changes that cannot become messages to this collection, and go on.", _matching(collection)
         ),
         "afterDeadLetter": _said("After a dead letter: go on, or end.", _one_of(*message_settings.AFTER_LETTER)),
-        "brokerTimeout": _said("Try a broker that is away for so long.", positive, default="10 minutes"),
+        "brokerTimeout": _said(
+            "How long a broker that does not answer is tried again.", positive, default="10 minutes"
+        ),
     }
 
 
@@ -335,7 +341,7 @@ def _masks() -> dict[str, JsonSchema]:
 
 def _spark() -> dict[str, JsonSchema]:
     return {
-        "cores": _said("Processors; all, if it is missing.", _number(1)),
+        "cores": _said("How many processors are used; without it, all.", _number(1)),
         "memory": _said("Memory of the JVM.", _TEXT, default="1g"),
         "config": _said("Further settings of Spark.", {"type": ["object", "null"]}),
     }
