@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pymongo import MongoClient
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.embedded import EmbeddedError, ReplicaSet, ShardedCluster
 from tests.kills.sync_harms import MOVE, STEP_DOWN_TARGET, Harm, Harms
@@ -101,7 +101,11 @@ class KilledToCluster:
     def _write(self, client: MongoClient[Any], stop: threading.Event) -> None:
         while not stop.wait(0.5):
             self._step += 1
-            change(client, self._seed * 1_000_000 + self._step)
+            try:
+                change(client, self._seed * 1_000_000 + self._step)
+            except OperationFailure as error:  # its transaction has met the other writer's index
+                if not error.has_error_label("TransientTransactionError"):
+                    raise
 
     def _define(self, client: MongoClient[Any], stop: threading.Event) -> None:
         number = 0
