@@ -40,6 +40,7 @@ _SECRET_OPTION_TO_THE_END = re.compile(rf"([?&;](?:{'|'.join(_SECRET_NAMES)})=)(
 _SECRET_ARGUMENT = re.compile(rf"\b((?:{'|'.join(_SECRET_NAMES)})=)('[^']*'|\"[^\"]*\"|\{{[^}}]*\}})", re.IGNORECASE)
 _PORT = re.compile(r"\d{0,5}[.:;)]*")
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+_UNREADABLE: Final = re.compile(r"The (tls\w+) file is not readable")
 _FRAGMENT_CHARS_MIN: Final = 3
 _URI_BYTES_MAX: Final = 1 << 16
 
@@ -198,6 +199,7 @@ def parse_complaint(complaint: str, uri: str, options: Mapping[str, Any] | None 
     A parser that stumbles over an unescaped password quotes pieces of it as host, port or database name. Words that are
     not part of a secret stay.
     """
+    complaint = _with_file(complaint, uri)
     secrets = [*_secrets(uri), *ClientOptions(options or {}).secrets]
     hidden = [text.lower() for secret in secrets for text in (secret, unquote_plus(secret))]
     fragments = {word for text in hidden for word in _words(text)} | set(hidden)
@@ -210,6 +212,13 @@ def parse_complaint(complaint: str, uri: str, options: Mapping[str, Any] | None 
         return f"'{REDACTED}'" if is_part else match[0]
 
     return redact_uri(_QUOTED.sub(quoted, complaint))
+
+
+def _with_file(complaint: str, uri: str) -> str:
+    """PyMongo names the option of a file that it cannot read, and from 4.20.1 on no longer the file."""
+    option = _UNREADABLE.search(complaint)
+    found = option and re.search(rf"[?&]{option[1]}=([^&]*)", uri, re.IGNORECASE)
+    return f"{complaint}: '{unquote_plus(found[1])}'" if found else complaint
 
 
 def _secrets(uri: str) -> Iterator[str]:
