@@ -1,8 +1,8 @@
 """A mongod for Windows under Wine: the way to a real 7.0, of which no package index has a build for Linux.
 
 Wine keeps its Windows directory (a *prefix*) in the cache, made once for each release of Wine. Everything that runs in
-a prefix shares one process, Wine's server, which ends by itself when the last one has ended. The prefix is ours alone,
-so no other Wine of the user, or of somebody else, is touched.
+a prefix shares one process, Wine's server, which ends on its own when the last of them has ended. The prefix is ours
+alone, so no other Wine of the user, or of somebody else, is touched.
 """
 
 from __future__ import annotations

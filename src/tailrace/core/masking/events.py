@@ -1,6 +1,6 @@
-"""Change events, masked by the collection that they are of.
+"""Change events, masked by the rules of their collection.
 
-A field of an event that nobody here knows is refused, not passed on: it may hold a user's values.
+A field of an event that this version does not know is refused, not passed on: it may hold a user's values.
 """
 
 from __future__ import annotations

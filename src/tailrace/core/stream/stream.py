@@ -1,8 +1,8 @@
 """A change stream as its driver sees it: batches of oplog in, blocks of finished events and needs out. No I/O.
 
 ``open_stream`` makes one over a single oplog, ``tailrace.core.stream.merge.MergedStream`` one over those of a cluster;
-who drives it need not know which. Feed a participant's batch, take ``next_output`` until it gives nothing more, and
-feed the next one that the stream ``wants``::
+its driver need not know which. Feed a participant's batch, take ``next_output`` until it gives nothing more, and feed
+the next one that the stream ``wants``::
 
     for batch in source.read(...):
         stream.feed(ONE_OPLOG, batch)

@@ -1,4 +1,4 @@
-"""Commands to the members of a sharded cluster, all of them carrying one cluster clock."""
+"""Commands to the members of a sharded cluster, all with one cluster clock."""
 
 from __future__ import annotations
 

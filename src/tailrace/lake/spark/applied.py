@@ -8,9 +8,9 @@ The table ``tailrace_applied`` has a row for each sink::
     token     the last resume token that the sink has
     claim     random, of the transaction that wrote the row: shows that no other came between
 
-What is in the sink and what the row says are committed together. So a batch that Spark gives again is recognised, a
-fresh checkpoint cannot write an event twice, an old one is shut out, and a sink that was restored with its row from a
-backup notices that batches are missing. A sink without the row is taken for a new one.
+The contents of the sink and the row are committed together. So a batch that Spark gives again is recognised, a fresh
+checkpoint cannot write an event twice, an old one is shut out, and a sink that was restored with its row from a backup
+notices that batches are missing. A sink without the row is taken for a new one.
 """
 
 from __future__ import annotations

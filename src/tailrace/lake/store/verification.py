@@ -1,4 +1,4 @@
-"""Read a lake's files, and compare them with what its log says; the log with itself and with what others read."""
+"""Read a lake's files, and compare them with what its log says, and the log with itself and with what others read."""
 
 from __future__ import annotations
 

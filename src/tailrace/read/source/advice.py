@@ -1,5 +1,5 @@
-"""What a reader does whose place in an oplog is gone: the source says where the oplog begins, whoever reads says how to
-begin anew."""
+"""What a reader does whose place in an oplog is gone: the source says where the oplog begins, and the reader says how
+to start again."""
 
 from __future__ import annotations
 

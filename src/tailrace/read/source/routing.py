@@ -1,6 +1,6 @@
 """Current documents of a sharded cluster: read from the shard that owns them now, never from one that keeps an orphan.
 
-A chunk that moved leaves documents behind on its old shard until they are deleted. The server tells them apart by the
+A chunk that moved leaves documents behind on its old shard until they are deleted. The server recognises them by the
 version that its router sends along; here ownership is looked up in the config database (majority) before *and* after
 the document was read: if the chunk is the same both times, the shard owned it all along.
 """

@@ -1,9 +1,9 @@
-"""All oplogs of a deployment, read together up to one cluster time, for whoever follows its collections.
+"""All oplogs of a deployment, read together up to one cluster time, for all that follow its collections.
 
 A window takes every member up to one time T that all of them have promised. An idle shard is asked for the promise
 (``tailrace.read.source.promise``), but only if something of interest happened, since its answer is an oplog entry too.
 
-What a window leaves of the time up to T is read ahead in a thread: all of it is promised already, so it is a closed
+What a window leaves of the time up to T is read ahead in a thread: all of it is already promised, so it is a closed
 range that is the same whenever it is read.
 """
 

@@ -1,4 +1,4 @@
-"""Reads in a thread what is wanted next, while the caller works on what was read before."""
+"""Reads in a thread what is needed next, while the caller works on what was read before."""
 
 from __future__ import annotations
 

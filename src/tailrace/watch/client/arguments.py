@@ -1,4 +1,4 @@
-"""What ``MongoClient(...)`` is called with: taken as PyMongo takes it, and kept so that no secret of it shows."""
+"""The arguments of ``MongoClient(...)``: taken as PyMongo takes them, and kept so that no secret in them shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The face of a change stream, and the stream that is made of the oplog in the calling process."""
+"""The face of a change stream, and the stream that is made from the oplog in the calling process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What command listeners are told of a stream that we make: the commands that the server's own stream would have sent.
+"""What command listeners learn about a stream that we make: the commands that the server's own stream would have sent.
 
 A program that counts a stream's aggregates or logs its getMores goes on doing so. The reading of the oplog itself runs
 on connections that nobody listens to.

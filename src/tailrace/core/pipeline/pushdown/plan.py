@@ -1,4 +1,4 @@
-"""One stream's pushdown: which part of its ``$match`` is asked where."""
+"""One stream's pushdown: which part of its ``$match`` is checked where."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Spark on this machine, set up so that it starts fast and answers fast. On a cluster, use the cluster's own session.
 
 The settings are measured ones (Spark 4.3, two cores): a query's checkpoint costs 60 ms a micro-batch with Spark's
-defaults and 20 ms with a plain file system's, and a session starts in 3.6 s in place of 5.6 s.
+defaults and 20 ms with a plain file system's, and a session starts in 3.6 s instead of 5.6 s.
 """
 
 from __future__ import annotations
