@@ -137,7 +137,7 @@ def _locked(path: Path) -> Iterator[None]:
     """One at a time, of all threads and processes of this user: a prefix is the work of two processors for 15 s, and
     many test processes ask for it at the same moment."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a cache that cannot be written is told of by who fills it
+        with contextlib.suppress(OSError):  # whatever fills the cache reports that it cannot be written
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(path.open("w"))
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 _Bytes = npt.NDArray[np.uint8]
 
-#: Smaller buffers are the allocator's, which keeps them by itself; larger ones are rare.
+#: Smaller buffers are the allocator's, which keeps them on its own; larger ones are rare.
 LENT_MIN: Final = 4 << 20
 LENT_MAX: Final = 96 << 20
 #: Buffers are this much larger from one to the next: each size is a class for ctypes, which only the garbage collector

@@ -154,7 +154,7 @@ class MaskSet:
 
 
 def hidden_reason(code: int | None) -> str:
-    """What is told of an event that could not be given, where its message may quote values that are masked."""
+    """What is said about an event that could not be given, where its message may quote values that are masked."""
     return "its reason may quote a masked value and is not shown" + ("" if code is None else f" (code {code})")
 
 

@@ -55,8 +55,9 @@ class DeploymentIdentity:
 
     @property
     def name_and_id(self) -> str | None:
-        """A text that tells this deployment from others of its kind, such as ``rs0/6565...`` or ``cluster/6565...``;
-        ``None`` where its id is not known, or where it is several replica sets without a cluster's id."""
+        """A text that distinguishes this deployment from others of its kind, such as ``rs0/6565...`` or
+        ``cluster/6565...``; ``None`` where its id is not known, or where it is several replica sets without a cluster's
+        id."""
         if self.cluster:
             return f"cluster/{self.cluster}"
         [*known] = ((name, known) for name, known in self.replica_sets.items() if known)

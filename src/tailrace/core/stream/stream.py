@@ -208,7 +208,7 @@ class Stream(ABC):
     def open_shard(self, name: str, start: ClusterTime) -> None:
         """A further shard takes part from ``start``, inclusive. For a shard that is asked for (``NeedShard``) this was
         done already."""
-        raise InternalError(f"a stream over a single oplog is told of the shard {name}, from {start}")
+        raise InternalError(f"a stream over a single oplog is told about the shard {name}, from {start}")
 
 
 class OneOplogStream(Stream):

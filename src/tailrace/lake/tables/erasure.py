@@ -196,7 +196,7 @@ class _TablePast:
 
 
 class _InQuarantine:
-    """Rows of the quarantine that are of some documents: the others are written anew, and every file that no longer
+    """Rows of the quarantine that are of some documents: the others are written again, and every file that no longer
     counts goes. ``rows``: how many, of the newest version and of older files."""
 
     def __init__(self, root: Path, documents: NamedDocuments) -> None:

@@ -70,7 +70,7 @@ class IcebergMirror:
         self._catalog = catalog
         #: What this process has committed last: the catalogue's table, and the files of its snapshot.
         self._held: dict[str, tuple[Table, HeldFiles]] = {}
-        #: And which version of which object: a table that was set back is opened anew, and comes to a version again.
+        #: And which version of which object: a table that was set back is opened again, and comes to a version again.
         self._shown: dict[str, tuple[CollectionTable, int]] = {}
         self._left: set[str] = set()
 

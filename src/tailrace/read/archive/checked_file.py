@@ -221,7 +221,7 @@ def _sums(path: Path) -> str:
 
 
 def damaged(path: ArchivePlace, error: Exception) -> SourceError:
-    """What a reader is told of a file that is not what was written."""
+    """What a reader learns about a file that is not what was written."""
     words = str(error).splitlines()[0] if str(error) else type(error).__name__
     return SourceError(
         f"the archive's file {path} is damaged or cannot be read: {words}",

@@ -268,7 +268,7 @@ class ImageBucket:
         return None if found is None else int.from_bytes(found, "big")
 
     def remember_all(self, meta: Iterable[tuple[bytes, bytes | None]] = ()) -> None:
-        """After ``forget_until`` of a bucket that is empty now: it begins anew. ``meta`` as in ``commit``."""
+        """After ``forget_until`` of a bucket that is empty now: it starts again. ``meta`` as in ``commit``."""
         self.begin()
         self.commit([(_FORGOTTEN, None), *meta])
 

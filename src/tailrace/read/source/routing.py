@@ -183,7 +183,7 @@ class OwnerLookup:
         """The documents that a shard holds; ``None`` where no shard has the name any more. Raises SourceError, with the
         label of what a resume heals, where it cannot be asked at the moment."""
         self.asking = shard
-        # config.shards is read anew: a chunk may lie on a shard that was added since, and another replica set may have
+        # config.shards is read again: a chunk may lie on a shard that was added since, and another replica set may have
         # come under the name of one that was removed.
         client = self._cluster.current_client(shard, self._config())
         if client is None:

@@ -257,7 +257,7 @@ class FedSource:
 
 class FedReader:
     """Takes what an ``OplogFeed`` of another process gives at ``path``, in the event loop ``loop``, in the place of a
-    ``TailReader``. ``on_read``: told how many bytes each reply had."""
+    ``TailReader``. ``on_read``: called with how many bytes each reply had."""
 
     def __init__(
         self, path: str, loop: asyncio.AbstractEventLoop, receiver: FedReceiver, on_read: Callable[[int], object]

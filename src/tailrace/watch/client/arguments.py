@@ -26,7 +26,7 @@ from tailrace.read.source.uri import (
 
 _SCHEME: Final = re.compile(r"mongodb(\+srv)?://", re.IGNORECASE)
 #: Options that mean nothing to who reads an oplog, or would change what it reads. The listeners are the user's: they
-#: are told of the user's commands alone.
+#: are notified only of the user's commands.
 _NOT_OF_READERS: Final = frozenset(
     {"document_class", "tz_aware", "tzinfo", "type_registry", "datetime_conversion", "unicode_decode_error_handler"}
     | {"event_listeners", "auto_encryption_opts", "connect", "readconcernlevel"}

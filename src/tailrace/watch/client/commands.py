@@ -243,7 +243,7 @@ def telling_refusals(request: WatchRequest) -> Iterator[None]:
 
 
 def commands_of(request: WatchRequest) -> StreamCommands | None:
-    """Who is told of the stream's commands; ``None`` where nobody listens."""
+    """Who is notified of the stream's commands; ``None`` where nobody listens."""
     listeners = getattr(request.client, "_event_listeners", None)  # PyMongo has no public name for telling them
     if listeners is None or not listeners.enabled_for_commands:
         return None

@@ -31,7 +31,7 @@ class OplogResume:
     """Belongs to one stream, and does not hold it.
 
     ``client``    reads the oplog
-    ``commands``  told of the commands that the server's stream would have sent; ``None`` if nobody listens
+    ``commands``  notified of the commands that the server's stream would have sent; ``None`` if nobody listens
     """
 
     def __init__(self, client: MongoClient[Any], request: WatchRequest, commands: StreamCommands | None) -> None:

@@ -30,7 +30,7 @@ class ShardFailures:
     """Belongs to one stream.
 
     ``client``    listeners are told that the commands were sent to it
-    ``commands``  told of the commands that a mongos's stream would have been sent; ``None`` if nobody listens
+    ``commands``  notified of the commands that a mongos's stream would have been sent; ``None`` if nobody listens
     """
 
     def __init__(self, client: MongoClient[Any], request: WatchRequest, commands: StreamCommands | None) -> None:

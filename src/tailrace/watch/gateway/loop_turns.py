@@ -105,6 +105,6 @@ class LoopTurns:
             work()
         if self._queue:
             self._see_to_it()
-        else:  # nobody waits: all begin anew, and what they had meanwhile was nobody else's
+        else:  # nobody waits: all start again, and what they had meanwhile was nobody else's
             self._now = 0.0
             self._had.clear()

@@ -362,7 +362,7 @@ def _backfilled_after(before: LakeBefore) -> ClusterTime:
     if not state.files or before.head.newest is None:
         raise UsageError(
             f"the lake {before.root} has no events yet",
-            hint="Remove it with its checkpoint and begin it anew, or change it from now on (--from-now)",
+            hint="Remove it with its checkpoint and start it again, or change it from now on (--from-now)",
         )
     if state.gaps:
         raise UsageError("the lake has accepted gaps: what would have been missing is not known", hint=_OTHERWISE)
