@@ -29,7 +29,7 @@ def actions(batch: MicroBatch) -> Iterator[bytes]:
     last: dict[str, Any] = {}
     for row in batch.rows():
         if row.operation_type in ("drop", "rename", "dropDatabase"):
-            raise ValueError(f"the collection had a {row.operation_type}: remove the index, and begin anew")
+            raise ValueError(f"the collection had a {row.operation_type}: remove the index, and start again")
         if row.document_key is not None:
             last[row.document_key] = row
     for key, row in last.items():

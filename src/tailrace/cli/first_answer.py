@@ -58,7 +58,7 @@ class FirstAnswer(monitoring.ServerHeartbeatListener, monitoring.TopologyListene
             tell(f"tailrace: no server that answered belongs to a replica set named {in_a_line(str(wanted))}.")
 
     def closed(self, event: Any) -> None:
-        """Nothing more is told of a deployment that has answered, or that nobody looks for."""
+        """Nothing more is reported about a deployment that has answered, or that nobody looks for."""
         self._begun.pop(event.topology_id, None)
         self._seen.pop(event.topology_id, None)
 

@@ -254,7 +254,7 @@ def _seek(args: argparse.Namespace, operations: LeaseOperations, client: Any, re
 
 
 def _reach(client: Any) -> tuple[Any, Any]:
-    """The oldest and the newest time that a stream may begin at; ``None`` where that cannot be told."""
+    """The oldest and the newest time that a stream may begin at; ``None`` where that cannot be known."""
     from tailrace.act.consumer.snapshots import oldest_reachable  # noqa: PLC0415
     from tailrace.watch.client.client import operation_time  # noqa: PLC0415  as in run()
 

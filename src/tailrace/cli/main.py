@@ -143,7 +143,7 @@ def _tell_bug(kind: type[BaseException], error: BaseException, at: TracebackType
 
 @contextmanager
 def _watched_threads() -> Iterator[list[str]]:
-    """Threads that an error has ended are told of in a sentence, and noted in the list that is given. Ours tell their
+    """Threads that an error has ended are reported in a sentence, and noted in the list that is given. Ours tell their
     errors to whoever waits for them; this is for those that somebody has forgotten."""
     ended: list[str] = []
     before = threading.excepthook
@@ -257,7 +257,7 @@ def _carried_out(args: argparse.Namespace) -> int:
 
 
 def _extra_of(package: str, args: argparse.Namespace) -> str | None:
-    """The extra that brings all that the command lacks, so that nobody is told of one after the other."""
+    """The extra that brings all that the command lacks, so that nobody learns of them one by one."""
     in_a_store = any("s3://" in str(value) for value in vars(args).values())
     if in_a_store and package in _IN_A_STORE:
         return "s3"

@@ -58,7 +58,7 @@ class ColourTerminal:
         from rich.highlighter import JSONHighlighter  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
-        # Not rich's JSON, which parses it and writes it anew: escaped characters would be there again.
+        # Not rich's JSON, which parses it and rewrites it: escaped characters would be there again.
         self._console.print(JSONHighlighter()(Text(printable(text))))
         self._console.print()
 

@@ -65,7 +65,7 @@ def run_processes(parts: Sequence[argparse.Namespace]) -> int:
     """Run the command of each of ``parts`` in a process of its own; the exit code is that of the first one to end, or
     of another one that fails when it is then stopped.
 
-    SIGTERM and Ctrl-C stop all of them; a second signal ends them at once. When one of them ends by itself, the others
+    SIGTERM and Ctrl-C stop all of them; a second signal ends them at once. When one of them ends on its own, the others
     are stopped too; and all of them stop when this process dies.
     """
     context = multiprocessing.get_context("spawn")

@@ -77,7 +77,7 @@ def sampled(
     """Compare while the body runs, if ``--compare`` asks for it, and say at the end what came of it.
 
     ``streams``  what the command's stream is asked for, and the options of it that no server has
-    ``told``     what is told of differences and failures, in place of warnings in the log
+    ``told``     called with a text for each difference and failure, in place of warnings in the log
     """
     if args.compare is None:
         yield None

@@ -1,8 +1,9 @@
-"""Text for people: what would steer a terminal, or turn the order of its characters, is written as a number.
+"""Text for people: characters that would control a terminal, or change the order of other characters, are written as
+numbers.
 
-Names of databases, collections and fields, error messages and users' documents may hold anything. A collection that is
-called ``ESC ]0;...`` sets the title of a terminal, a newline in a name makes a second line of a log, and characters
-that set the direction of text show one name as another.
+Names of databases, collections and fields, error messages and users' documents may hold anything. A collection called
+``ESC ]0;...`` sets the title of a terminal, a newline in a name makes a second line of a log, and characters that set
+the direction of text show one name as another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How late events come into a lake: from their writing in MongoDB (wall time) to their commit."""
+"""How late events arrive in a lake: from their write in MongoDB (wall time) to their commit."""
 
 from __future__ import annotations
 

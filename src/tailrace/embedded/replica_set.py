@@ -186,7 +186,7 @@ class ReplicaSet(StartedInBlock):
         if there is another member. Returns its number.
 
         A write that meets the step-down can fail with 189 (PrimarySteppedDown) in ``writeErrors``, which PyMongo does
-        not retry by itself; a write concern can fail with 11602.
+        not retry on its own; a write concern can fail with 11602.
         """
         alone = sum(member.is_running for member in self._members) == 1
         command: dict[str, Any] = {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": seconds - 1}

@@ -1,8 +1,8 @@
 """A mongod for Windows under Wine: the way to a real 7.0, of which no package index has a build for Linux.
 
 Wine keeps its Windows directory (a *prefix*) in the cache, made once for each release of Wine. Everything that runs in
-a prefix shares one process, Wine's server, which ends by itself when the last one has ended. The prefix is ours alone,
-so no other Wine of the user, or of somebody else, is touched.
+a prefix shares one process, Wine's server, which ends on its own when the last of them has ended. The prefix is ours
+alone, so no other Wine of the user, or of somebody else, is touched.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _locked(path: Path) -> Iterator[None]:
     """One at a time, of all threads and processes of this user: a prefix is the work of two processors for 15 s, and
     many test processes ask for it at the same moment."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a cache that cannot be written is told of by who fills it
+        with contextlib.suppress(OSError):  # whatever fills the cache reports that it cannot be written
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(path.open("w"))
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -3,8 +3,8 @@ them.
 
 Here is what users import of the lake, change events as a Delta table of Parquet files, in order, exactly once, readable
 without Tailrace. ``write_stream`` runs a stream into a lake; ``read`` and ``files`` read it at one version; ``compact``
-and ``verify`` work on a lake that is there, without Spark, and ``change_lake`` gives it columns or a wider stream.
-Heavy imports happen when a name is used.
+and ``verify`` work on an existing lake, without Spark, and ``change_lake`` gives it columns or a wider stream. Heavy
+imports happen when a name is used.
 """
 
 from __future__ import annotations

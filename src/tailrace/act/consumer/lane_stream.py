@@ -64,7 +64,7 @@ class LaneWatchable:
         return self._watchable
 
     def take_snapshot(self, _before: StreamPosition | None) -> StreamPosition:
-        """Raises LaneHistoryLost: a lane is not copied by itself."""
+        """Raises LaneHistoryLost: a lane is not copied alone."""
         raise LaneHistoryLost(f"the history of lane {self._lane} is lost, and everything is to be copied again")
 
     def watch(

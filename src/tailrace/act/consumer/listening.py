@@ -75,7 +75,7 @@ _TRANSIENT_TRIES: Final = 100
 
 
 def cancelled(resource: str) -> HandlerCancelled:
-    """The error of a handler that has ended with CancelledError by itself."""
+    """The error of a handler that has ended with CancelledError on its own."""
     return HandlerCancelled(
         f"the handler of {resource!r} ended with CancelledError, and nobody has cancelled the listener",
         hint="Something that it awaited was cancelled: if that is intended, catch the error in the handler",
@@ -387,7 +387,7 @@ class ListenerBase(ABC):
             self._store.commit(*commit)
             return
         # A command without what the server records for retryable writes: it costs 0.6 of the other. The logic tries
-        # again by itself.
+        # again on its own.
         (error,) = self._commits_together.commit_together([commit])
         if error is not None:
             raise error

@@ -63,8 +63,8 @@ class NewerChanges:
                 self._stream.close()
 
     def since(self, letter: DeadLetter) -> str | None:
-        """In words, how its document has changed since, or why that cannot be told; ``None``: it has not, or the change
-        is not one of a single document. Asked again, it looks on from where it was."""
+        """In words, how its document has changed since, or why that cannot be known; ``None``: it has not, or the
+        change is not one of a single document. Asked again, it looks on from where it was."""
         if not letter.raw:
             return f"{_CANNOT_TELL}its event was too large to be kept"
         document = _document_of(letter.raw)

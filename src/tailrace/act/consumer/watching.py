@@ -237,7 +237,7 @@ def _newest_mark(source: MongodSource, after: ClusterTime, until: ClusterTime) -
 
 
 def oplogs_of(deployment: MongoClient[Any] | Cluster) -> dict[str, MongodSource]:
-    """The deployment's oplogs by name. A member that is away is not waited for: the listener tries again by itself."""
+    """The deployment's oplogs by name. A member that is away is not waited for: the listener tries again on its own."""
     if isinstance(deployment, Cluster):
         clients = {shard.name: deployment.client(shard.name) for shard in deployment.shards()}
         return {name: MongodSource(client, retry_seconds=0, waits=False) for name, client in clients.items()}

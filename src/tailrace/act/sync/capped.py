@@ -96,7 +96,7 @@ class CappedCopy:
         return count, at
 
     def _emptied(self, known: SyncedCollection, kept: Mapping[str, Any]) -> SyncedCollection:
-        """The collection without documents: made anew where a process that died has left some."""
+        """The collection without documents: made again where a process that died has left some."""
         database, _, name = known.target.partition(".")
         there = collection_of(self._state.client[database], name)
         if answered(f"read {known.target}", lambda: there.find_one({}, {"_id": 1})) is None:

@@ -115,7 +115,7 @@ class CappedWriter:
         database, _, name = collection.target.partition(".")
         if letter == "d":
             if self._commands.version < _SINCE:
-                return None  # the target makes room by itself
+                return None  # the target makes room on its own
             return {"op": letter, **operation, "o": RawBSONDocument(key)}
         there = collection_of(self._commands.client.get_database(database, codec_options=_RAW), name)
         found = there.find_one(RawBSONDocument(key))

@@ -498,7 +498,7 @@ def options_for(collection: CatalogCollection, version: tuple[int, int]) -> byte
 
 
 def _alike(mine: bytes, theirs: bytes, of: tuple[int, int], to: tuple[int, int]) -> bool:
-    """Whether two definitions of an index say the same, modulo what the servers change by themselves."""
+    """Whether two definitions of an index say the same, modulo what the servers change on their own."""
     if mine == theirs:
         return True
     if of >= (5, 0):
@@ -564,7 +564,7 @@ def entries_between(
 
 def _let_reach(source: MongodSource, until: ClusterTime) -> None:
     """An idle shard has no entry at a time that others have given. It writes a no-op where somebody reads after the
-    time, and would do so by itself once in 10 s. Each shard has heard of the time: ``Places.now`` told it."""
+    time, and would do so on its own once in 10 s. Each shard has heard of the time: ``Places.now`` told it."""
     client = source.client
     read = {
         "find": "oplog.rs",

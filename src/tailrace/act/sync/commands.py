@@ -98,7 +98,7 @@ class TargetCommands:
             raise TargetMismatchError(
                 f"the target cannot {what}: it has another {in_a_line(f'{database}.{name}')} already",
                 hint="Somebody has made it there, or --rename has given its name to another collection of the source. "
-                f"Rename it on the target if it does not belong to this sync; otherwise, to begin anew, {ANEW}",
+                f"Rename it on the target if it does not belong to this sync; otherwise, to start again, {ANEW}",
             )
 
     def _listed_uuid(self, database: str, name: str) -> bytes | None:

@@ -164,7 +164,7 @@ class Copy:
 
     def _prepare(self, document: SyncDocument) -> None:
         """Make the collections and views, all of one time, and note what is to be copied. What a process that died
-        before has made is made anew: nothing is in it yet."""
+        before has made is made again: nothing is in it yet."""
         for namespace in reversed(document.extra.get("making", ())):
             indexes.drop(self._target, namespace, ownership=self._ownership)
         keys = source_keys(self._source) if self._state.cluster is not None else {}

@@ -71,7 +71,7 @@ class FoldedCatalog:
     """``collections``: those on the target, by UUID on the source, as of the entries that were read.
 
     ``gone``  of a cluster, the UUIDs of those that one shard has dropped, which others may still change; new ones are
-              added. ``None``: a replica set, which changes nothing after its drop, and may make it anew with that UUID
+              added. ``None``: a replica set, which changes nothing after its drop, and may make it again with that UUID
     """
 
     def __init__(

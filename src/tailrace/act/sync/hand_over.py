@@ -65,7 +65,7 @@ class HandOver:
                     self._told(f"the target equals the source at {proof.seconds},{proof.increment}")
                     compared = self._equal(sample)
                     self._prove(proof, ends.now())
-                    at = ownership.now()  # before anything expires on the target by itself
+                    at = ownership.now()  # before anything can expire on the target
                     found = {"compared": compared, "restored": len(restore_held(state, ownership))}
                     return self._ended(ownership, proof, at, blocked=blocked, begun=begun, **found)
         finally:

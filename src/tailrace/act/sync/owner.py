@@ -32,7 +32,7 @@ Told = Callable[[SyncProgress], None]
 
 
 class SyncOwner:
-    """``look`` says how far the sync is, and ``told`` is told of it."""
+    """``look`` says how far the sync is, and ``told`` is notified of it."""
 
     def __init__(
         self,

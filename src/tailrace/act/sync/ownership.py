@@ -164,7 +164,7 @@ class SyncOwnership:
         found = self.state.syncs.find_one({"_id": self.state.name}, {"sessions": 1}) or {}
         ids = [{"id": one} for one in found.get("sessions") or ()]
         if ids:
-            with suppress(OperationFailure):  # another user's sessions: their transactions end by themselves
+            with suppress(OperationFailure):  # another user's sessions: their transactions end on their own
                 self.state.client.admin.command("killSessions", ids)
 
     def _session_ids(self) -> list[Any]:

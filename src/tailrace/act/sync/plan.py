@@ -44,7 +44,7 @@ from tailrace.read.source.witness import identity_if_allowed, oplogs_of
 #: What the copy makes on the machine that it was measured on. It is a guess for any other.
 COPY_DOCUMENTS: Final = 60_000
 COPY_BYTES: Final = 30 << 20
-#: An oplog that reaches back less than this many times the estimate is told of.
+#: An oplog that reaches back less than this many times the estimate is mentioned.
 _WINDOW_SHARE: Final = 2
 _RETRY_S: Final = 10.0
 _NAMED_MAX: Final = 10

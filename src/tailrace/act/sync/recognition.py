@@ -31,7 +31,7 @@ _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     document_class=RawBSONDocument, unicode_decode_error_handler="replace"
 )
 _HINT: Final = (
-    "To begin anew, drop the collections on the target, remove the sync's state, and begin it again. `tailrace sync "
+    "To start again, drop the collections on the target, remove the sync's state, and begin it again. `tailrace sync "
     "verify` compares both ends"
 )
 

@@ -99,7 +99,7 @@ class _Held:
     namespace: str
     copied: int
     holder: str = "the target"
-    anew: str = f"Somebody else has written to the target. To begin anew, {ANEW}"
+    anew: str = f"Somebody else has written to the target. To start again, {ANEW}"
 
 
 class _Writes(NamedTuple):
@@ -172,7 +172,7 @@ class ChangesWriter:
                     raise TargetMismatchError(
                         f"a document is already on the target: {error}",
                         hint="Two shards hold documents with the same _id, which a replica set cannot; or somebody "
-                        f"else has written to the target. To begin anew, {ANEW}",
+                        f"else has written to the target. To start again, {ANEW}",
                     ) from None
                 raise
             self.written_bytes += table.written
@@ -338,7 +338,7 @@ class _Table:
                     raise TargetMismatchError(
                         f"{in_a_line(self._held.namespace)} has two documents with the same _id on the target",
                         hint="The source has two of them on two shards: give each another _id, or leave the collection "
-                        f"out. To begin anew, {ANEW}",
+                        f"out. To start again, {ANEW}",
                     )
                 if self._keys_written and key not in self._keys_written:
                     self._equals[element] = None
@@ -414,7 +414,7 @@ _UPSERT: Final = raw_bson.encode_element(raw_bson.BOOL, b"upsert", b"\x01")
 
 
 def _update(document: bytes) -> bytes:
-    """The element of a statement that replaces a document: by itself, or by a pipeline that takes it as it is."""
+    """The element of a statement that replaces a document: as it is, or by a pipeline that takes it as it is."""
     if not needs_literal(document):
         return b"\x03u\0" + document
     literal = raw_bson.encode_document(raw_bson.encode_element(raw_bson.OBJECT, b"$literal", document))

@@ -54,7 +54,7 @@ _log = logging.getLogger("tailrace.console")
 class Activity:
     """Follows the whole deployment of ``client`` from the present on, in the thread that calls ``run``.
 
-    ``came``    told of each event that is shown, as JSON values
+    ``came``    notified of each event that is shown, as JSON values
     ``images``  documents before and after a change are read, where they are kept and this user may read them
     """
 

@@ -53,7 +53,7 @@ def _complaint(error: Exception, client: MongoClient[Any] | None) -> dict[str, A
 class Panels:
     """Looks at each panel in a thread of its own, so that none waits for another, while somebody watches.
 
-    ``changed``  told of what each look has given: the panel's name, and the panel as JSON text
+    ``changed``  notified of what each look has given: the panel's name, and the panel as JSON text
     """
 
     def __init__(self, panels: Sequence[Panel], changed: Callable[[str, str], None] = lambda name, text: None) -> None:

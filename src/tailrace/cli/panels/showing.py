@@ -22,7 +22,7 @@ _STOP_S: Final = 5.0
 
 
 class Showing:
-    """Begin it with ``start``, end it with ``stop``. ``send`` is told of what is new: its kind, and JSON text."""
+    """Begin it with ``start``, end it with ``stop``. ``send`` is notified of what is new: its kind, and JSON text."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Showing:
         self.panels.start()
 
     def stop(self) -> None:
-        """End; a look that waits for a server ends by itself."""
+        """End; a look that waits for a server ends on its own."""
         self._activity.stop()
         self.panels.stop()
         if self._follower.is_alive():

@@ -16,7 +16,7 @@ _SILENCE_S: Final = 10.0
 class Feed:
     """Messages to pages. Belongs to one event loop; ``send`` may be called from any thread.
 
-    ``watched``  told whether somebody looks, when that changes
+    ``watched``  notified of whether somebody looks, when that changes
     """
 
     def __init__(self, watched: Callable[[bool], None]) -> None:

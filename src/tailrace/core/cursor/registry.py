@@ -37,7 +37,7 @@ class CursorRegistry:
     """The cursors of one source.
 
     ``new_ids``  where cursor ids come from: positive int64 that cannot be guessed, endless
-    ``profile``  the server version whose streams are given; may be set anew, for those that are opened from then on
+    ``profile``  the server version whose streams are given; may be set again, for those that are opened from then on
     ``kernel``   whether the kernel works on the batches
 
     Each method that carries out a command gives a generator of actions whose value is the reply; a TailraceError that

@@ -108,7 +108,7 @@ class KernelBatch:
     ``events``                uint8: a buffer that holds the events' BSON
     ``records``               int64[m, K]: a row for each event, in stream order; the columns below
 
-    One entry may give any number of events. A step that takes events away or writes them anew gives another batch; it
+    One entry may give any number of events. A step that takes events away or rewrites them gives another batch; it
     never changes these arrays.
     """
 

@@ -1,4 +1,4 @@
-"""Finds where the changes of documents are in a run of oplog entries, which ``tailrace.lake.tables`` folds by document.
+"""Finds the changes of documents in a run of oplog entries, which ``tailrace.lake.tables`` folds by document.
 
 ``change_rows`` takes a few tenths of a microsecond for an entry, and looks only at its top-level fields. Commands and
 transactions are recognised by their operation, and left to the plain stages.

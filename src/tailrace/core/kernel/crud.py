@@ -1,7 +1,7 @@
 """The change event of one insert, update, replace or delete, in compiled code: what ``Transform`` makes of it.
 
-The operation lies in the job's ``TABLE``; its times and its session are the job's own slots, so that an operation out
-of a transaction is as any other. The rules are those of semantics 2.4.
+The operation lies in the job's ``TABLE``; its times and its session are the job's own slots, so that an operation from
+a transaction is like any other. The rules are those of semantics 2.4.
 """
 
 from __future__ import annotations

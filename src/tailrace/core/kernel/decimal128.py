@@ -1,7 +1,7 @@
 """Decimal128 numbers in compiled code, exactly: as keys that are compared, and cut to integers.
 
 A *key* is four int64 slots: the class (NaN lowest, then -Infinity to Infinity), and for a number other than 0 the value
-``(high * 10**18 + low) * 10**exponent`` with 36 digits. Numbers that no key can say have none, and the reference
+``(high * 10**18 + low) * 10**exponent`` with 36 digits. Numbers that no key can express have none, and the reference
 decides: coefficients of more than 34 digits, and finite doubles that are no 64-bit integers.
 """
 

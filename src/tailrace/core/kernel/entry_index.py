@@ -1,7 +1,7 @@
-"""Which entries of a batch have which namespace, in compiled code: what many streams are given their entries by.
+"""Which entries of a batch have which namespace, in compiled code: the index by which many streams get their entries.
 
-The plain form is ``tailrace.read.tail.entry_index``. Nothing of an entry is looked at but its length, and its fields
-up to the operation and the namespace; of a no-op also whether it announces something, in ``o2``.
+The plain form is ``tailrace.read.tail.entry_index``. Only an entry's length is read, and its fields up to the operation
+and the namespace; of a no-op also whether it announces something, in ``o2``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of a change event that columns are made of, and the places that the kernel notes of them.
+"""The parts of a change event from which columns are made, and the places that the kernel notes for them.
 
 ``columns.locate`` finds the parts of any event, and is the reference. Of an event that the kernel wrote it need not
 look: the event's record has a word for each part, its start in the lower half and its end in the upper one, counted

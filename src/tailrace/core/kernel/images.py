@@ -1,7 +1,7 @@
 """AddPreImage and AddPostImage on blocks of events: asked for in bulk, put into the events in one pass.
 
-What cannot be done in bulk is left to the plain stages: an image that is required and not there, a look-up that fails,
-a delta that does not fit its image. They ask again, and raise at the event that it is about.
+What cannot be done in bulk is left to the plain stages: a required image that is missing, a look-up that fails, a delta
+that does not fit its image. They ask again, and raise at the event concerned.
 """
 
 from __future__ import annotations

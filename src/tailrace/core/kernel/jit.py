@@ -5,7 +5,7 @@ entry point whole, and a process that finds it compiles nothing.
 
 numba takes a cached entry point for current as long as the source file of that entry point has not changed. It does not
 look at the modules of the inner functions. So each entry point contains ``fingerprint`` of its module as a constant: a
-change in any kernel module that it imports changes the constant, and the entry point is compiled anew.
+change in any kernel module that it imports changes the constant, and the entry point is compiled again.
 
 Where the cache lies is numba's choice: in ``NUMBA_CACHE_DIR`` if the process that starts us sets it (this package does
 no I/O of its own), else beside the source, else in the user's cache directory. Where no directory can be written, each

@@ -1,7 +1,7 @@
 """Large buffers whose memory is used again for the next batch.
 
 A page that a process touches for the first time is expensive in a virtual machine, and the system's allocator gives
-large blocks back between two batches (``docs/design/catching-up.md``). What is lent here comes back by itself when
+large blocks back between two batches (``docs/design/catching-up.md``). What is lent here comes back automatically when
 nobody refers to it any more, however it was cut or passed on, and is lent again. A process keeps at most ``KEPT_MAX``
 such buffers; of their memory, only the pages that were ever written to exist.
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 _Bytes = npt.NDArray[np.uint8]
 
-#: Smaller buffers are the allocator's, which keeps them by itself; larger ones are rare.
+#: Smaller buffers are the allocator's, which keeps them on its own; larger ones are rare.
 LENT_MIN: Final = 4 << 20
 LENT_MAX: Final = 96 << 20
 #: Buffers are this much larger from one to the next: each size is a class for ctypes, which only the garbage collector

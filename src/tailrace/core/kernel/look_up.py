@@ -211,7 +211,7 @@ class Keys:
 
     def among(self, run: bytes | npt.NDArray[np.uint8], *, within: bool = False) -> FoundDocuments | None:
         """Each key's document among those of a reply, or with ``within`` its field ``preImage``. ``None`` where that
-        cannot be told by the bytes alone."""
+        cannot be known by the bytes alone."""
         data = np.frombuffer(run if len(run) else b"\0", np.uint8)
         start, end = np.full(self.different, -1, np.int64), np.full(self.different, -1, np.int64)
         place = _address(data)

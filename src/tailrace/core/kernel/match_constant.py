@@ -1,7 +1,7 @@
 """The constants of a compiled ``$match``, with what makes numbers of different types comparable exactly.
 
-The server takes a double beside a decimal for that double rounded to 34 digits. So a double has that decimal with it,
-and a decimal has the doubles next to it: the largest that is taken for less, and the least that is taken for more.
+The server compares a double with a decimal as that double rounded to 34 digits. So a double carries that decimal, and a
+decimal carries the doubles next to it: the largest that counts as less, and the smallest that counts as more.
 """
 
 from __future__ import annotations

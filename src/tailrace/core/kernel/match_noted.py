@@ -1,6 +1,6 @@
-"""Look-ups of a ``$match`` that begin with what is noted of an event (``event_parts``), in compiled code.
+"""Look-ups of a ``$match`` that begin with what is noted about an event (``event_parts``), in compiled code.
 
-Most of what a query asks of an event is inside ``fullDocument``, ``updateDescription`` or ``documentKey``, or is
+Most of what a query asks about an event is inside ``fullDocument``, ``updateDescription`` or ``documentKey``, or is
 ``operationType`` or ``ns``. The kernel has noted where these are, so nobody walks through the fields before them. A
 field that is not noted is looked for as ever: it may still be there.
 """

@@ -226,7 +226,7 @@ def first_value(memory: int, root: int, path: int, chain: int, walk: int, type_:
 
 @inner
 def _look_into(path: int, walk: int, level: int) -> int:
-    """The next element of the innermost open array: ``ENTERED`` where it has nothing by itself."""
+    """The next element of the innermost open array: ``ENTERED`` where it has nothing on its own."""
     pos, limit, index = load64(level), load64(level + LEVEL_LIMIT), load64(level + LEVEL_INDEX)
     type_ = load8(pos)
     nul, end = read_element(pos, limit)

@@ -6,12 +6,12 @@ stages say what becomes of it.
 
 A *node* is one level of a projection: a table of names, those first that are set or descended into, in the order of the
 specification. An *expression* is a row of instructions that write a value: constants, paths, and documents and arrays
-of these. Both lie in a pool that the Python side keeps alive; ``project_program`` writes it. Nothing here calls itself,
-since numba cannot cache what does: what nests has frames in the state.
+of these. Both lie in a pool that the Python side keeps alive; ``project_program`` writes it. No function here calls
+itself, since numba cannot cache those that do: nested values have frames in the state.
 
-Functions write at an address and give the address after it, or ``UNKNOWN`` or ``NO_ROOM``, which are negative. Who
-writes a value leaves its type in the state; ``MISSING`` where there is none and nothing was written. A field that went
-may keep its place inside a pipeline (``GONE``, as in ``tailrace.core.expression.values.value``).
+Functions write at an address and give the address after it, or ``UNKNOWN`` or ``NO_ROOM``, which are negative. The
+function that writes a value leaves its type in the state; ``MISSING`` where there is none and nothing was written. A
+removed field may keep its place inside a pipeline (``GONE``, as in ``tailrace.core.expression.values.value``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the user's stages leave of an event, made ready to be given: places of fields that went are taken out, and an
+"""What the user's stages leave of an event, made ready to be given: the places of removed fields are taken out, and an
 event that may no longer be given (its ``_id`` changed, too large, nested too deep) is found. Also the places that are
 put into an event before stages that may set them. The references are ``stripped`` and ``with_places`` and
 ``check_event`` of ``tailrace.core.expression``, and ``check_id`` of ``tailrace.core.stage.user_stages``."""

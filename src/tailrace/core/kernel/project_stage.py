@@ -1,4 +1,4 @@
-"""One stage of the user's over a block of events: the entry point of ``project`` and ``project_finish``."""
+"""One of the user's stages over a block of events: the entry point of ``project`` and ``project_finish``."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 It is compiled once into a row of block programs: the ``$match`` stages, the projections and the replacements that
 compiled code knows. Where the row ends before the pipeline does, only what has passed goes through the other stages, in
-plain code and event by event; so does an event of which a program does not know. An event on which the plain code fails
-is left to the caller, and so is everything after it: the plain stages then raise the error at its place.
+plain code and event by event; so does an event about which a program cannot decide. An event on which the plain code
+fails is left to the caller, and so is everything after it: the plain stages then raise the error at its place.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Change events, masked by the collection that they are of.
+"""Change events, masked by the rules of their collection.
 
-A field of an event that nobody here knows is refused, not passed on: it may hold a user's values.
+A field of an event that this version does not know is refused, not passed on: it may hold a user's values.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class MaskSet:
 
 
 def hidden_reason(code: int | None) -> str:
-    """What is told of an event that could not be given, where its message may quote values that are masked."""
+    """What is said about an event that could not be given, where its message may quote values that are masked."""
     return "its reason may quote a masked value and is not shown" + ("" if code is None else f" (code {code})")
 
 

@@ -1,8 +1,8 @@
 """The rules of masks: which values of which collections are masked, and how.
 
 A path is matched against the names on the way to a value, each split at its dots. A name of digits only is passed over:
-it may be an index of an array, and in an update's dotted path nobody can tell. So one rule reaches the same values in a
-document, in a delta and in an update description, whatever stands for them there.
+it may be an index of an array, and in an update's dotted path that cannot be known. So one rule reaches the same values
+in a document, in a delta and in an update description, in whatever form they are there.
 """
 
 from __future__ import annotations

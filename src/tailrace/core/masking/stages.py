@@ -1,4 +1,4 @@
-"""Which stages of a user's pipeline go together with masks: those that leave values under their names."""
+"""Which stages of a user's pipeline can be used with masks: those that leave values under their names."""
 
 from __future__ import annotations
 

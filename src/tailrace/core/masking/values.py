@@ -1,4 +1,4 @@
-"""Masked values: a hash, which nobody turns back, or a token, which the holder of the key does.
+"""Masked values: a hash, which cannot be turned back, or a token, which the holder of the key can turn back.
 
 Both depend on the value alone, with its BSON type: equal values are masked equally wherever they are, so that masked
 fields still join and group. 1 and 1.0 are different values here.

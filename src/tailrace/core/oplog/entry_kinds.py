@@ -1,8 +1,9 @@
-"""The kinds of oplog entry that are known: what is of another kind is counted and told, and never guessed at.
+"""The kinds of oplog entry that are known: entries of other kinds are counted and reported, and never guessed at.
 
-Taken from the oplogs of 4.4.2, 5.0.4, 6.0.27 and 7.0.28, sharded ones among them, and from what the server publishes of
-later versions. A kind is called after what tells it from others: the letter of ``op``; ``command NAME`` after the first
-field of a command's ``o``; ``no-op NAME`` after the first field of a no-op's ``o2``, or after its ``type``.
+Taken from the oplogs of 4.4.2, 5.0.4, 6.0.27 and 7.0.28, sharded ones among them, and from what the server publishes
+about later versions. A kind is named after what distinguishes it from others: the letter of ``op``; ``command NAME``
+after the first field of a command's ``o``; ``no-op NAME`` after the first field of a no-op's ``o2``, or after its
+``type``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether an oplog still reaches back to where somebody wants to begin: one rule, whoever asks.
+"""Whether an oplog still reaches back to where somebody wants to begin: one rule for everyone who asks.
 
 A reader that has everything up to a time needs the entry after it. If the oldest entry is more than one tick later,
 entries may be missing in between, unless nothing was ever written before it.

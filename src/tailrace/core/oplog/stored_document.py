@@ -30,7 +30,7 @@ _DEPTH_MAX: Final = DEPTH_MAX + 50
 _ID: Final = b"_id"
 _RENAME: Final = (
     "The server may have changed the first or both, and the entry does not say which. Give one of the two fields "
-    "another name, or leave the collection out, and begin anew"
+    "another name, or leave the collection out, and start again"
 )
 
 

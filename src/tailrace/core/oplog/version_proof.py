@@ -1,7 +1,7 @@
-"""Oplog entries that tell which server version has written them (measured on 4.4.2, 5.0.4, 6.0.27 and 7.0.28).
+"""Oplog entries that show which server version has written them (measured on 4.4.2, 5.0.4, 6.0.27 and 7.0.28).
 
 Up to 6.0 an ``applyOps`` without a session is a command that somebody sent, logged with the command's other fields,
-``$db`` among them; one that holds the operations alone is a write that 7.0 or later put together, such as a batched
+``$db`` among them; one that holds only the operations is a write that 7.0 or later put together, such as a batched
 delete. ``multiOpType: 1`` is written from 8.0 on.
 """
 

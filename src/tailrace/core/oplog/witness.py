@@ -1,9 +1,9 @@
 """A witness: whose history a store belongs to, and one entry of each oplog at the store's position.
 
-A position alone (a cluster time) says nothing of the deployment that it was read from: another deployment has a clock
-too, and one that was restored from an older backup goes over the same times again with other writes. So a store keeps
-the identity of its deployment and marks of entries beside its position, and whoever continues it compares them with
-what the deployment holds now, before anything is written (``source/witness.py``).
+A position alone (a cluster time) says nothing about the deployment that it was read from: another deployment has a
+clock too, and one that was restored from an older backup goes through the same times again with other writes. So a
+store keeps the identity of its deployment and marks of entries beside its position, and code that continues it compares
+them with what the deployment holds now, before anything is written (``source/witness.py``).
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class DeploymentIdentity:
 
     @property
     def name_and_id(self) -> str | None:
-        """A text that tells this deployment from others of its kind, such as ``rs0/6565...`` or ``cluster/6565...``;
-        ``None`` where its id is not known, or where it is several replica sets without a cluster's id."""
+        """A text that distinguishes this deployment from others of its kind, such as ``rs0/6565...`` or
+        ``cluster/6565...``; ``None`` where its id is not known, or where it is several replica sets without a cluster's
+        id."""
         if self.cluster:
             return f"cluster/{self.cluster}"
         [*known] = ((name, known) for name, known in self.replica_sets.items() if known)

@@ -1,4 +1,5 @@
-"""The plan of a change stream in words: which stages run, and what of the scope and the ``$match`` is asked where."""
+"""The plan of a change stream in words: which stages run, and which parts of the scope and the ``$match`` are checked
+where."""
 
 from __future__ import annotations
 

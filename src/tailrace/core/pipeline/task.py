@@ -1,4 +1,4 @@
-"""Work that is under way inside a stream, and the needs by which it asks for what it has not got."""
+"""Work that is under way inside a stream, and the needs by which it asks for what it lacks."""
 
 from __future__ import annotations
 

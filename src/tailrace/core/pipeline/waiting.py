@@ -1,8 +1,8 @@
 """Finished events that wait for the merge: one participant's, in their order, and how those of several become one run.
 
-They wait as blocks, and as lists where the router's stages have to see the events themselves. What orders them is the
-resume token, whose text begins with the cluster time: arrays of times say most, and tokens are compared only where two
-events have the same time.
+They wait as blocks, and as lists where the router's stages have to see the events themselves. They are ordered by the
+resume token, whose text begins with the cluster time: arrays of times decide most cases, and tokens are compared only
+where two events have the same time.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 on.
 
 The server moves a ``$match`` towards the oplog past every stage that leaves alone what the match looks at, in parts
-where only parts can go (measured on 6.0.27: an expression that would fail on an event that the match after it
-excludes does not fail; nor does the look-up of an image that is required and missing). Only ``$replaceRoot``,
-``$replaceWith`` and ``$redact`` stop it here. A ``$jsonSchema`` is moved in parts too. The server leaves some tests
-where they are: which ones, ``_stays`` says.
+where only parts can go (measured on 6.0.27: an expression that would fail on an event that the match after it excludes
+does not fail; nor does the look-up of an image that is required and missing). Only ``$replaceRoot``, ``$replaceWith``
+and ``$redact`` stop it here. A ``$jsonSchema`` is moved in parts too. The server leaves some tests where they are;
+``_stays`` says which ones.
 """
 
 from __future__ import annotations

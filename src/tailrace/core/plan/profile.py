@@ -1,11 +1,10 @@
 """Server profiles: what differs between server versions, in one table.
 
 6.0 is measured against a running mongod 6.0.27, 7.0 against 7.0.25 and 7.0.28, 5.0 and 4.4 against recordings of 5.0.4
-and 4.4.2. 8.0 and later are not measured: each rule says what it is taken from there, and how sure that is (semantics
-1.1, 2.5, 4.3). A profile's version may have three parts, where a patch release changed something. A server whose
-feature compatibility version is lower than its own has another profile, where that makes a difference; the version's
-text says it: "6.0.27-fcv5.0".
-``tailrace.core.plan.reference`` makes docs/reference/server-versions.md from the table.
+and 4.4.2. 8.0 and later are not measured: each rule says where it is taken from, and how certain it is (semantics 1.1,
+2.5, 4.3). A profile's version may have three parts, where a patch release changed something. A server whose feature
+compatibility version is lower than its own version has another profile where that makes a difference; the version's
+text says so: "6.0.27-fcv5.0". ``tailrace.core.plan.reference`` makes docs/reference/server-versions.md from the table.
 """
 
 from __future__ import annotations

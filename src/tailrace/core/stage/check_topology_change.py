@@ -1,7 +1,7 @@
 """CheckTopologyChange: what a shard says about the cluster reaches the merge whatever the user's pipeline is.
 
-In a shard's part of a merged stream only. The server passes such an event around the rest of the shard's stages; here
-it is marked, and the user's stages let it pass.
+This happens only in a shard's part of a merged stream. The server passes such an event around the rest of the shard's
+stages; here it is marked, and the user's stages let it pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HandleTopologyChange: after the merge, follows the cluster's shards and swallows what told of them.
+"""HandleTopologyChange: after the merge, follows the cluster's shards and swallows the events that announced them.
 
 A shard is added by an insert into ``config.shards``, which comes to the merge from the config server's oplog. Every
 cursor that the server opens then starts one tick after that insert: before that it was not a shard. A shard is removed

@@ -1,6 +1,6 @@
 """OplogMatch: which oplog entries a stream can be interested in (semantics 2.2 and 2.3).
 
-An inclusion list: what is of no known kind (``tailrace.core.oplog.entry_kinds``) is skipped and counted, never guessed
+An inclusion list: entries of no known kind (``tailrace.core.oplog.entry_kinds``) are skipped and counted, never guessed
 at.
 """
 

@@ -1,4 +1,5 @@
-"""What the stages of one stream are built from, and what each of them says of itself: whether the stream needs it."""
+"""What the stages of one stream are built from, and what each of them says about itself: whether the stream needs
+it."""
 
 from __future__ import annotations
 

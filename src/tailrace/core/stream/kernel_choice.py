@@ -1,4 +1,4 @@
-"""Who works on a batch, and merges: the kernel where it is there and it is worth it, else plain Python."""
+"""What works on a batch, and merges: the kernel where it is available and worth it, otherwise plain Python."""
 
 from __future__ import annotations
 

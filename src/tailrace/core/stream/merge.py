@@ -1,8 +1,8 @@
 """The merge: many shards' events in one order, each as soon as no shard can give an earlier one.
 
-docs/design/sharded-merge.md says why it is as it is. The merged order is the byte order of the resume tokens. Each
-participant has a bound, up to where nothing of it is missing: its promise, or the last of its events that wait. What
-stands at or before the smallest bound leaves, in one run. Equal tokens of two shards (a sharded collection dropped
+docs/design/sharded-merge.md gives the reasons. The merged order is the byte order of the resume tokens. Each
+participant has a bound, up to where nothing of it is missing: its promise, or the last of its events that wait.
+Everything at or before the smallest bound leaves, in one run. Equal tokens of two shards (a sharded collection dropped
 everywhere at the same time) both leave, one after the other.
 """
 

@@ -1,8 +1,8 @@
 """A change stream as its driver sees it: batches of oplog in, blocks of finished events and needs out. No I/O.
 
 ``open_stream`` makes one over a single oplog, ``tailrace.core.stream.merge.MergedStream`` one over those of a cluster;
-who drives it need not know which. Feed a participant's batch, take ``next_output`` until it gives nothing more, and
-feed the next one that the stream ``wants``::
+its driver need not know which. Feed a participant's batch, take ``next_output`` until it gives nothing more, and feed
+the next one that the stream ``wants``::
 
     for batch in source.read(...):
         stream.feed(ONE_OPLOG, batch)
@@ -208,7 +208,7 @@ class Stream(ABC):
     def open_shard(self, name: str, start: ClusterTime) -> None:
         """A further shard takes part from ``start``, inclusive. For a shard that is asked for (``NeedShard``) this was
         done already."""
-        raise InternalError(f"a stream over a single oplog is told of the shard {name}, from {start}")
+        raise InternalError(f"a stream over a single oplog is told about the shard {name}, from {start}")
 
 
 class OneOplogStream(Stream):

@@ -1,4 +1,4 @@
-"""Commands to the members of a sharded cluster, all of them carrying one cluster clock."""
+"""Commands to the members of a sharded cluster, all with one cluster clock."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Connections:
         self._lock = threading.Lock()
 
     def client(self, member: str) -> pymongo.MongoClient[dict[str, Any]]:
-        """The client for a shard or for ``config``; it finds the primary by itself."""
+        """The client for a shard or for ``config``; it finds the primary on its own."""
         with self._lock:
             if member not in self._clients:
                 replica_set = self._replica_sets().get(member)

@@ -8,9 +8,9 @@ The table ``tailrace_applied`` has a row for each sink::
     token     the last resume token that the sink has
     claim     random, of the transaction that wrote the row: shows that no other came between
 
-What is in the sink and what the row says are committed together. So a batch that Spark gives again is recognised, a
-fresh checkpoint cannot write an event twice, an old one is shut out, and a sink that was restored with its row from a
-backup notices that batches are missing. A sink without the row is taken for a new one.
+The contents of the sink and the row are committed together. So a batch that Spark gives again is recognised, a fresh
+checkpoint cannot write an event twice, an old one is shut out, and a sink that was restored with its row from a backup
+notices that batches are missing. A sink without the row is taken for a new one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AppliedBatches:
         sink: letters, digits and ``_.:-``; two sinks of one database have two names
         table: the table that holds the rows; it is created if it is missing
 
-    Raises UsageError for names that cannot be used and a connection that commits each statement by itself.
+    Raises UsageError for names that cannot be used and a connection that commits each statement on its own.
     """
 
     def __init__(self, connection: Any, sink: str, *, table: str = TABLE) -> None:
@@ -57,7 +57,7 @@ class AppliedBatches:
             raise UsageError(f"{table!r} cannot be the name of a table", hint="Take letters, digits and _")
         if getattr(connection, "autocommit", False) is True:
             raise UsageError(
-                "the connection commits each statement by itself (autocommit), but a batch needs one transaction",
+                "the connection commits each statement on its own (autocommit), but a batch needs one transaction",
                 hint="Turn autocommit off",
             )
         self._connection = connection
@@ -175,7 +175,7 @@ class AppliedBatches:
         return True
 
     def _open(self) -> None:
-        """Begin a transaction where the driver does not do it by itself with the first statement."""
+        """Begin a transaction where the driver does not do it on its own with the first statement."""
         if hasattr(self._connection, "begin"):
             self._connection.begin()
         elif getattr(self._connection, "in_transaction", None) is False:  # sqlite3 begins with the first change only

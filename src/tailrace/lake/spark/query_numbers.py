@@ -1,4 +1,4 @@
-"""What is known of one streaming query."""
+"""What is known about one streaming query."""
 
 from __future__ import annotations
 

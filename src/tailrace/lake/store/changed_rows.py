@@ -1,4 +1,5 @@
-"""The rows of a lake that is changed: made anew in other columns, or compared with those that a wider stream gives.
+"""The rows of a lake that is being changed: rebuilt with other columns, or compared with those that a wider stream
+gives.
 
 A change adds events and columns; it takes no event away, and changes none. So every row of the lake must be among the
 new ones, in its place and with the same bytes. That also shows that the history that the new rows were read from is the

@@ -1,9 +1,10 @@
 """Change what a lake holds: its stream or its columns, in one commit that adds files and no longer names others.
 
-``lake.json`` and the log must change together. So ``lake.json`` first notes what is to become of the lake, then the
-commit is made, and then the note takes the place of what was there. Whoever reads ``lake.json`` with a note asks the
-log whether the change has happened. It has a new claim, which no checkpoint holds: an older checkpoint, whose stream is
-another one, is refused from the commit on, and a fresh one goes on where the stream stood.
+``lake.json`` and the log must change together. So a note of what the lake is to become is first written into
+``lake.json``, then the commit is made, and then the note replaces the old contents. A reader that finds a note in
+``lake.json`` asks the log whether the change has happened. It has a new claim, which no checkpoint holds: an older
+checkpoint, which belongs to another stream, is refused from the commit on, and a fresh one goes on where the stream
+was.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Checkpoints of the lake's log: its state at one commit as a Parquet file, in Delta's form, so that nobody has to read
-all commits. They are on the device before any older commit goes (``published_checkpoint.py``).
+all commits. They are on the device before any older commit is removed (``published_checkpoint.py``).
 
 ``deltalake`` keeps the names of replaced files for ``delta.deletedFileRetentionDuration``, which is the longest time
-that a lake may keep such files: 30 days, so 2.6 million names at a commit a second. What is needed are the names of
-files that are still there, for readers: these must not be taken for leftovers. The others are taken out.
+that a lake may keep such files: 30 days, so 2.6 million names at a commit a second. Only the names of files that still
+exist, for readers, are needed: these must not be taken for leftovers. The others are taken out.
 """
 
 from __future__ import annotations

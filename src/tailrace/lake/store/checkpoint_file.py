@@ -6,8 +6,8 @@
 
 A lake and its checkpoint are two records of one truth, and each may be set back without the other, from a backup or by
 hand. A checkpoint that is older is known by the lake's log. A lake that is older is known by ``newest``: the checkpoint
-has seen a commit that the lake does not have, or has otherwise. Whoever opens the lake, and each commit, compares the
-two before anything is written; otherwise the stream would go on after what only the lost commits held.
+has seen a commit that the lake does not have, or has in another form. Opening the lake, and each commit, compare the
+two before anything is written; otherwise the stream would go on after events that only the lost commits held.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Spark replays a micro-batch under the same number when it died between our commit and its own; it calls ``abort`` when
 ``commit`` raised, also when the commit had already happened (both measured with PySpark 4.3). So a batch is recognised
-by its claim, its number and the range that it was planned for, and what the log holds is never deleted. Its rows are no
-proof: those of a replay may differ where the pipeline looks at documents that are looked up.
+by its claim, its number and the range that it was planned for, and what the log holds is never deleted. Its rows prove
+nothing: those of a replay may differ where the pipeline uses looked-up documents.
 
-Lake and checkpoint are compared each time, both ways (``checkpoint_file.py``), and the range must begin where the lake
-has been read to, or before: between the two would be a hole.
+Lake and checkpoint are compared each time, both ways (``checkpoint_file.py``), and the range must begin where the
+reading of the lake has ended, or earlier: otherwise there would be a hole.
 """
 
 from __future__ import annotations

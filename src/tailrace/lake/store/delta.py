@@ -1,11 +1,12 @@
 """Delta Lake's transaction log as a format, written and read in one place for lakes and tables: the names of its files,
 its actions, and a commit as lines and back.
 
-One file a commit, one JSON object a line (the protocol is public, https://github.com/delta-io/delta/blob/master/
-PROTOCOL.md): ``add`` and ``remove`` name files, ``cdc`` those of a change feed, ``txn`` says which micro-batch it was,
-``metaData`` the columns. Reader version 1 and writer version 2 are the oldest, which every reader knows; a change feed
-needs writer version 4. What Delta has no word for is in ``commitInfo``, which other readers ignore: ``delta_log.py``
-says what a lake puts there, ``tables/delta_commit.py`` what tables do.
+One file for each commit, one JSON object on each line (the protocol is public,
+https://github.com/delta-io/delta/blob/master/ PROTOCOL.md): ``add`` and ``remove`` name files, ``cdc`` those of a
+change feed, ``txn`` says which micro-batch it was, ``metaData`` the columns. Reader version 1 and writer version 2 are
+the oldest, which every reader knows; a change feed needs writer version 4. What Delta has no word for is in
+``commitInfo``, which other readers ignore: ``delta_log.py`` says what a lake puts there, ``tables/delta_commit.py``
+what tables do.
 """
 
 from __future__ import annotations

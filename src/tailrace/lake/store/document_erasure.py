@@ -1,5 +1,5 @@
-"""Take all events of some documents out of a lake: ``erase`` with the ``$match`` that names them, and a look at what it
-cannot know of."""
+"""Take all events of some documents out of a lake: ``erase`` with the ``$match`` that names them, and a check of what
+that cannot reach."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Whose lake it is: the stream that a lake holds, and the one checkpoint that may continue to write it.
+"""The identity of a lake: the stream that it holds, and the one checkpoint that may continue to write it.
 
 ``lake.json`` names the stream (source, scope, options, columns; never an address or a password) and the *claim*: a
 random id that the current checkpoint holds in its ``tailrace-lake.json``. A commit under any other claim is refused, so
 an old checkpoint, a copied one, or a process that was believed dead cannot add to the lake. A new checkpoint takes a
 new claim, and its stream continues right after the lake's last event.
 
-While a lake is changed (``changing.py``), the file also holds what is to become of it, under ``changing``. The change's
-commit decides whether that is in force: a crash leaves the lake as it was before, or changed as a whole.
+While a lake is being changed (``changing.py``), the file also holds what it is to become, under ``changing``. The
+change's commit decides whether that is in force: a crash leaves the lake as it was before, or changed as a whole.
 """
 
 from __future__ import annotations

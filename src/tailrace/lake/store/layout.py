@@ -1,4 +1,4 @@
-"""Where things lie in a lake, and how its files are named.
+"""The layout of a lake, and the names of its files.
 
 ::
 
@@ -13,8 +13,8 @@
       _staging/                                    files being written; nothing here counts
 
 A file's name begins with the cluster time of its first event, so that names sort in the stream's order; the random part
-makes it unique for ever. Which files belong to the lake is said by the log alone, and so is a file's collection: the
-name of its directory is shortened where the collection's cannot be a part of a path.
+makes it unique for ever. Only the log says which files belong to the lake, and which collection a file is of: the name
+of its directory is shortened where the collection's cannot be part of a path.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Where a lake and its checkpoint lie: on a file system that this machine has mounted, never in an object store.
 
-Python takes ``s3a://bucket/lake`` for the name of a local folder, and whoever gave it would believe that the data are
-safe.
+Python takes ``s3a://bucket/lake`` for the name of a local folder, and its user would believe that the data are safe.
 """
 
 from __future__ import annotations

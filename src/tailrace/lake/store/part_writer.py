@@ -5,10 +5,10 @@ on the device. Nothing refers to it until a commit does. Row groups are bounded 
 carry checksums; a file's footer says which tokens it holds (``tailrace.firstToken`` and ``tailrace.lastToken``), and
 Spark's own schema in it lets Spark read VARIANT columns back as such.
 
-Tokens ascend strictly, but for one case: two shards of a cluster that log, say, a collection's drop at one cluster time
-give two events with one token, and the server gives both. Such events are never divided among files, so that files
-still follow each other strictly, and the footer says how many rows repeat the token before them
-(``tailrace.equalTokens``): that many are right, and one more is an event that is there twice.
+Tokens ascend strictly, with one exception: two shards of a cluster that log, say, a collection's drop at the same
+cluster time give two events with the same token, and the server gives both. Such events are never divided among files,
+so that files still follow each other strictly, and the footer says how many rows repeat the token before them
+(``tailrace.equalTokens``): that many are right, and one more means an event that occurs twice.
 """
 
 from __future__ import annotations

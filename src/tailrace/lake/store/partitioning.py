@@ -1,4 +1,4 @@
-"""What a lake's files are divided by: always the day, and the hour or the collection as the user says.
+"""What a lake's files are divided by: always by day, and also by hour or collection if the user asks for it.
 
 Values only: every process that plans or writes loads this.
 """

@@ -1,4 +1,4 @@
-"""How a lake grows, read from its log: events, rate and lag. Works beside any process that writes the lake."""
+"""How a lake grows, read from its log: events, rate and lag. It works while another process writes the lake."""
 
 from __future__ import annotations
 

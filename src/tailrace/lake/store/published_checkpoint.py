@@ -1,8 +1,8 @@
 """A checkpoint of a Delta log, made beside the log and published whole: for lakes and for tables in directories.
 
-``deltalake`` writes checkpoints and syncs nothing. One that is written in its place may have its name on the device
-after a power cut, and not its bytes: readers then fail at a table whose commits are all there, and a log that had
-already let go of those commits would be lost. So it is made of a copy of the log (hard links), synced, and renamed.
+``deltalake`` writes checkpoints and syncs nothing. If one is written directly into its place, a power cut may leave its
+name on the device, but not its bytes: readers then fail at a table whose commits are all there, and a log that had
+already dropped those commits would be lost. So it is made from a copy of the log (hard links), synced, and renamed.
 """
 
 from __future__ import annotations

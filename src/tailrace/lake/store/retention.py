@@ -1,4 +1,4 @@
-"""When files leave the lake's directory: replaced ones after a time that readers need, leftovers of interrupted
+"""When files leave the lake's directory: replaced ones after the time that readers need, leftovers of interrupted
 processes at once.
 
 A reader that has opened the lake at one version names its files, and they stay until the retention has passed. No

@@ -1,4 +1,4 @@
-"""Read a lake's files, and compare them with what its log says; the log with itself and with what others read."""
+"""Read a lake's files, and compare them with what its log says, and the log with itself and with what others read."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def verify(path: Path | str, *, full: bool = False, checkpoint: Path | None = No
 
 
 def _compare_with_checkpoint(log: CommitLog, head: Head, checkpoint: Path, lake_id: str, report: LakeReport) -> None:
-    """A lake that was set back is a sound lake by itself: only its checkpoint knows that there was more."""
+    """A lake that was set back is a sound lake on its own: only its checkpoint knows that there was more."""
     try:
         held = read_held(checkpoint)
         if held is not None and held.get("lake") == lake_id:

@@ -3,7 +3,7 @@
 A version of the table equals the collection at the time that its commit states, and at every time from there up to the
 start of the next micro-batch that changed it. Between the start and the end of a micro-batch no version is exact. For a
 time in between, the oplog's entries up to it, from an archive or the deployment, are applied to the version before. If
-another collection has got the name in between, its documents are those of the table that it had before.
+another collection got the name in between, its documents are those of the table that it had before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Delta's change feed of a table: for each commit the rows that it changed, before and after.
 
 A commit's feed is the difference of two versions. A document that changed several times between them is one update
-here, from the row of the version before to that of the commit, and one that came and went is not there at all. The feed
-is written for each commit that changes rows, also where readers could take it from the data files: compaction replaces
+here, from the row of the version before to that of the commit, and one that came and went does not appear. The feed is
+written for each commit that changes rows, even where readers could take it from the data files: compaction replaces
 these, and the feed is kept for longer.
 """
 

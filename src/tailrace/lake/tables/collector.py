@@ -1,4 +1,4 @@
-"""Python's garbage collector held while very many objects are made that refer to each other in no circle."""
+"""Python's garbage collector, switched off while very many objects are made that are part of no reference cycle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The types of typed columns that hold no others: what a value of each of them is, and which values fit."""
+"""The types of typed columns that hold no other types: what a value of each of them is, and which values fit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Small files of a table merged into larger ones, in the order of their keys or along a Z-order curve.
 
-Nothing changes in the table but the files that hold its rows. One merged file is in memory at a time.
+Nothing changes in the table except the files that hold its rows. One merged file is in memory at a time.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from tailrace.read.window.sortable_key import sortable_key
 #: Progress is noted after so many bytes or seconds, since the user's own limit may make a copy slow.
 _NOTED_BYTES: Final = 32 << 20
 _NOTED_S: Final = 5.0
-#: The copy's witness is taken anew this often at most.
+#: The copy's witness is taken again this often at most.
 _MARK_S: Final = 1.0
 
 _log = logging.getLogger("tailrace.tables")

@@ -5,9 +5,9 @@ and which keys the file holds. Files that other programs wrote have neither, and
 
 Where a table is divided by columns, each file holds the rows of one value of these, in a folder named after a hash of
 the values: any value has a folder, however long it is and whatever characters it holds. The columns are in the files
-like all others, and their bounds are in the log, so every reader gives the same values and passes over files by them.
-Delta's own partitions were given up, because their values are in paths: readers that take them from there (Polars)
-cannot read long ones, and an empty text is NULL.
+like all others, and their bounds are in the log, so every reader gives the same values and skips files by them. Delta's
+own partitions were given up, because their values are in paths: readers that take them from there (Polars) cannot read
+long ones, and an empty text is NULL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a table shows of its documents: which field is in which column, and what is in none."""
+"""What a table shows of its documents: which field is in which column, and which is in none."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Take documents that are gone out of what tables keep of the past: older versions, the change feed, the quarantine and
 the state's file.
 
-A table equals its collection, so a document that is still in it is refused: it goes at the source, and the table
-follows. What is kept besides is not needed for the newest version, and goes file by file: a data file or a file of the
-feed that holds one of the documents. A version that lacks a file is one that ``as of`` passes over, and a feed that
-lacks one is an error to whoever reads it, as for versions that have grown old. Everything here can be repeated: what a
+A table equals its collection, so a document that is still in it is refused: delete it at the source, and the table
+follows. Everything else that is kept is not needed for the newest version, and is removed file by file: each data file
+and each file of the feed that holds one of the documents. ``as of`` passes over a version that lacks a file, and a feed
+that lacks one is an error to its readers, as with versions that have grown old. Everything here can be repeated: what a
 crash has left is found by the next run.
 """
 
@@ -196,7 +196,7 @@ class _TablePast:
 
 
 class _InQuarantine:
-    """Rows of the quarantine that are of some documents: the others are written anew, and every file that no longer
+    """Rows of the quarantine that are of some documents: the others are written again, and every file that no longer
     counts goes. ``rows``: how many, of the newest version and of older files."""
 
     def __init__(self, root: Path, documents: NamedDocuments) -> None:

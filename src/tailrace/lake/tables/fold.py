@@ -5,9 +5,9 @@ matter. Names are assigned to the collections' UUIDs, so the order in which the 
 rename makes no difference.
 
 Entries of a migration (``fromMigrate``) copy documents that other entries have given already, with one exception: when
-a database gets another primary shard, that shard makes its unsharded collections anew, with other UUIDs, and fills them
-by migration entries alone. The donor then drops its own. So a collection is filled by such entries of the shard that
-created it first, until another shard creates it too: then it is sharded, and its chunks move.
+a database gets another primary shard, that shard creates its unsharded collections again, with other UUIDs, and fills
+them only by migration entries. The donor then drops its own. So a collection is filled by such entries of the shard
+that created it first, until another shard creates it too: then it is sharded, and its chunks move.
 """
 
 from __future__ import annotations

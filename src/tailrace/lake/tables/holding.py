@@ -1,4 +1,4 @@
-"""Who holds a directory of tables, and what is done to one while no writer runs."""
+"""The lock on a directory of tables, and what is done to one while no writer runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The catalogue that shows tables as Iceberg's: asked again for a while if it does not answer, and without its secrets
-in what is told about it. Needs the extra ``iceberg``."""
+"""The catalogue that shows tables as Iceberg tables: asked again for a while if it does not answer, and without its
+secrets in any message about it. Needs the extra ``iceberg``."""
 
 from __future__ import annotations
 

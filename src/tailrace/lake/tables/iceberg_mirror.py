@@ -1,10 +1,10 @@
-"""Tables as Iceberg's: after each commit of a Delta table, its files are the next snapshot of an Iceberg table.
+"""Tables as Iceberg tables: after each commit of a Delta table, its files are the next snapshot of an Iceberg table.
 
 No row is written twice: both formats name the same data files. What a snapshot has to hold is taken from the Delta
 table's newest version and compared with what the catalogue's table holds, so a commit that a crash has kept from the
-catalogue, or an answer that was lost, is made good by doing the same again. A snapshot states its version of the Delta
-table, and the cluster time and token that this version states. A catalogue that was set back is brought up; a table of
-another place, or one that somebody else has changed, is refused.
+catalogue, or an answer that was lost, is repaired by doing the same again. A snapshot states its version of the Delta
+table, and the cluster time and token that this version states. A catalogue that was set back is brought up to date; a
+table of another place, or one that somebody else has changed, is refused.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class IcebergMirror:
         self._catalog = catalog
         #: What this process has committed last: the catalogue's table, and the files of its snapshot.
         self._held: dict[str, tuple[Table, HeldFiles]] = {}
-        #: And which version of which object: a table that was set back is opened anew, and comes to a version again.
+        #: And which version of which object: a table that was set back is opened again, and comes to a version again.
         self._shown: dict[str, tuple[CollectionTable, int]] = {}
         self._left: set[str] = set()
 

@@ -1,10 +1,10 @@
-"""Whether a table's log is what was written, from its last checkpoint of ours to a version.
+"""Whether a table's log is what was written, from our last checkpoint to a version.
 
-Delta's log has no checksums, and each version is the sum of the commits before it: one changed character in a commit
-long ago, and a file that was replaced is read once more. So each commit of ours has a seal of its own, and the digests
-of the files before it, back to our last one, whoever wrote those between. The state knows the digests of the newest
-commit and of the checkpoints. Commits from before there were seals, and those of other programs on top of ours, are
-taken as they are until the next commit names their digests.
+Delta's log has no checksums, and each version is the sum of the commits before it: with one changed character in a
+commit long ago, a file that was replaced would be read again. So each commit of ours has a seal of its own, and the
+digests of the files before it, back to our last one, whoever wrote those between. The state knows the digests of the
+newest commit and of the checkpoints. Commits from before there were seals, and those of other programs on top of ours,
+are taken as they are until the next commit names their digests.
 """
 
 from __future__ import annotations

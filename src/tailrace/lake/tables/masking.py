@@ -1,4 +1,5 @@
-"""Masks in tables: changes are masked before they are applied, and a directory keeps the masks of its beginning."""
+"""Masks in tables: changes are masked before they are applied, and a directory keeps the masks that it was begun
+with."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Columns that hold others, of many documents at once: numpy finds where the values lie, and each type's code makes
-them. What is rare is left to ``nested.nested_maker``, the reference."""
+them. Rare values are left to ``nested.nested_maker``, the reference."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""Whose tables an object store has. No lock there lets go when a process dies, so nothing is locked: the state that may
-write is named in an object, and each writer that begins puts its own random session there, if the object is still the
-one that it has read (``If-Match``).
+"""The ownership of tables in an object store. A lock there is not released when a process dies, so nothing is locked:
+the state that may write is named in an object, and each writer that begins puts its own random session there, if the
+object is still the one that it has read (``If-Match``).
 
 A state remembers its sessions. So a writer that begins knows
 
-* another state's tables: refused, unless it is told to take over;
+* another state's tables: refused, unless it is asked to take over;
 * another deployment's: refused always;
-* a session of its own state that the state does not know: a copy of the state has written since. As another state's;
+* a session of its own state that the state does not know: a copy of the state has written since. Refused like another
+  state's;
 * an earlier session of its state: the store was set back. Tables are compared anyway, and rewritten where they differ.
 
-A writer whose session is no longer there has been replaced, and stops. That comes a moment late if another one begins
-just now; what decides then is the table's log, whose next number only one of them gets (``delta_commit.publish``).
+A writer whose session is no longer there has been replaced, and stops. It may notice this a moment late if another one
+is just starting; then the table's log decides, since only one of them gets its next number (``delta_commit.publish``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the tables of a directory stand: what ``tailrace tables status`` prints. Nothing is written."""
+"""The state of the tables in a directory: what ``tailrace tables status`` prints. Nothing is written."""
 
 from __future__ import annotations
 

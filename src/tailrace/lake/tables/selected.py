@@ -29,7 +29,7 @@ class SelectedCollections:
     def copy_all(self) -> None:
         """Copy every selected collection into the state. The position is set at the end; until then, a copy
         that a crash interrupted is continued."""
-        # Where the state was lost the tables are still there: they begin anew too, and those of what has gone end.
+        # Where the state was lost the tables are still there: they start again too, and those of what has gone end.
         held = tables_in(self._root)
         for namespace in filter(self._selection.has, held):
             self._tables.check_deployment(self._tables.table(namespace))

@@ -1,10 +1,10 @@
-"""Whether a table is the one that its state knows: compared by whoever writes, before anything is written.
+"""Whether a table is the one that its state knows: compared by each writer, before anything is written.
 
 State and tables are two records of one truth, and each can be set back alone: a folder restored from a backup, a state
 restored from one, the newest file of a log lost, a data file lost. So the state notes of each table which version its
 last commit made, and the digest of that version's file; the log is compared from there back to its last checkpoint
-(``log_chain.py``). What differs is rewritten from the state, which has every document. A table that is another one
-altogether is refused, since nobody but its owner knows what is to become of it.
+(``log_chain.py``). What differs is rewritten from the state, which has every document. A different table is refused,
+since only its owner knows what is to become of it.
 """
 
 from __future__ import annotations

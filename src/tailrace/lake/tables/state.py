@@ -189,7 +189,7 @@ class TableState:
 
     @property
     def name(self) -> str:
-        """What tells this state from others: chosen at random when it began."""
+        """What distinguishes this state from others: chosen at random when it began."""
         with self._reading():
             found = self._read(_NAME)
             return "" if found is None else str(found["name"])
@@ -304,7 +304,7 @@ class TableState:
                 raise self._damaged(number) from None
 
     def _damaged(self, number: int) -> SinkError:
-        """The error for a document that is not what was written. A collection can be copied again by itself."""
+        """The error for a document that is not what was written. A single collection can be copied again."""
         found = next((one.namespace for one in self.collections() if one.number == number), None)
         anew = MADE_ANEW.format(path=self._path)
         if found is None:

@@ -1,4 +1,4 @@
-"""The LMDB file of the tables' state: documents, rows that wait, and what is known of both, as sealed records.
+"""The LMDB file of the tables' state: documents, pending rows, and what is known about both, as sealed records.
 
 Each record begins with a checksum of its key and its value, which is compared whenever it is read.
 """

@@ -1,5 +1,5 @@
-"""The typed columns of many documents, in compiled code. ``schema.convert`` is the reference: what is rare is left to
-its code, be it one value, one document or all of them."""
+"""The typed columns of many documents, in compiled code. ``schema.convert`` is the reference: rare cases are left to
+its code, whether one value, one document or all of them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Tables compared with their collections at one time, document by document, while both go on.
 
-A version of a table equals its collection at the time that the state tells. The collection is read later, piece by
-piece, while applications write. So a document that differs is looked at again: the changes since the version's time,
-from the oplog, are applied to the table's document, and the result is compared with the document as it is then. It
-differs only if it does so several times over while nobody changes it.
+A version of a table equals its collection at the time that it states. The collection is read later, piece by piece,
+while applications write. So a document that differs is checked again: the changes since the version's time, from the
+oplog, are applied to the table's document, and the result is compared with the document as it is then. It differs only
+if it does so several times over while nobody changes it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every version is kept for the *grace*: a reader that has begun with one can finish. Of older ones, up to the
 *retention*, the last one of each of a few equal spans of time is kept for ``as of``, with the commit after it, which
-says until when the version is exact. All other files go, also those of the log.
+says until when the version is exact. All other files are removed, including those of the log.
 """
 
 from __future__ import annotations

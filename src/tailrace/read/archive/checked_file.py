@@ -1,11 +1,11 @@
-"""A file of the archive of which nothing reaches a reader that was not written so.
+"""A file of the archive from which a reader gets nothing that differs from what was written.
 
     data     Parquet's own; a CRC-32 of every 64 kB of it stands in the footer
     footer   Parquet's own, to the file's end; its SHA-256 begins with the file's digest
 
-The digest stands in the file's name, or in another file that is checked like this one. So a reader hashes the footer,
-a few kilobytes, and then what it reads, as it reads it: a slice of a segment does not cost the whole of it. Arrow gets
-bytes that were checked and no others, for some damage ends the process inside of it.
+The digest is in the file's name, or in another file that is checked like this one. So a reader hashes the footer, a few
+kilobytes, and then what it reads, as it reads it: reading a slice of a segment does not mean reading all of it. Arrow
+gets only bytes that were checked, because some kinds of damage make it end the process.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _sums(path: Path) -> str:
 
 
 def damaged(path: ArchivePlace, error: Exception) -> SourceError:
-    """What a reader is told of a file that is not what was written."""
+    """What a reader learns about a file that is not what was written."""
     words = str(error).splitlines()[0] if str(error) else type(error).__name__
     return SourceError(
         f"the archive's file {path} is damaged or cannot be read: {words}",

@@ -1,12 +1,12 @@
-"""Whose archive in an object store is to write. No lock there lets go when a process dies, so the archive belongs to a
-state: a local folder with a random name, which ``archive.json`` names, beside the writer's session.
+"""Who may write an archive in an object store. A lock there is not released when a process dies, so the archive belongs
+to a state: a local folder with a random name, which ``archive.json`` names, beside the writer's session.
 
 Each recorder that begins puts a session of its own there, and then each of its oplogs' writers puts it into
-``head.json`` (``keeping``). Both are written only over what was read (``If-Match``). So whoever was replaced cannot
-write either again, whenever it wakes up, and nothing counts that no head names.
+``head.json`` (``keeping``). Both are written only over what was read (``If-Match``). So a recorder that was replaced
+can write neither of them again, whenever it wakes up, and what no head names does not count.
 
 A state remembers its sessions. One that finds a session of its own that it does not know has been copied, and the copy
-has written since: refused, as another state is. Who has lost the state takes over.
+has written since: refused, as another state is. If the state is lost, a new one takes over.
 """
 
 from __future__ import annotations

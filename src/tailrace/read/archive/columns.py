@@ -1,4 +1,5 @@
-"""Raw oplog entries as Arrow columns, and back: the entry as it is, and beside it what it is sorted and found by."""
+"""Raw oplog entries as Arrow columns, and back: the entry as it is, and beside it the columns by which it is sorted and
+found."""
 
 from __future__ import annotations
 

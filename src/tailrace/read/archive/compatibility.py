@@ -1,4 +1,5 @@
-"""From when on an archive has the entries of another feature compatibility version: those that set it say so."""
+"""The time from which an archive has the entries of another feature compatibility version: the entries that set it say
+so."""
 
 from __future__ import annotations
 

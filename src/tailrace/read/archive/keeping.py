@@ -1,6 +1,6 @@
-"""Where the files of one oplog go: what its one writer needs of a directory or of an object store.
+"""Where the files of one oplog go: what its one writer needs from a directory or from an object store.
 
-Of a directory a lock says who writes, and a rename publishes. In a store a segment is uploaded under a name that has
+In a directory, a lock says who writes, and a rename publishes. In a store a segment is uploaded under a name that has
 its digest, and counts when ``head.json`` names it, which is written only over the head that this writer has written
 before (``If-Match``). So a writer that was replaced publishes nothing. What it may delete is what can never count
 again: what ends before the head's start, and what begins before the head's end and is not in its chain.

@@ -1,4 +1,4 @@
-"""What lies where in an archive, and whether it is whole.
+"""The layout of an archive, and whether it is whole.
 
     archive.json                              what the directory is, and of which deployment
     <oplog>/head.json                         from where and up to where this oplog is archived

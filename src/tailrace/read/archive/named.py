@@ -1,5 +1,5 @@
-"""What an archive holds of some documents. It is not rewritten: its segments are the oplog, chained by their digests,
-and go when they are old."""
+"""What an archive holds about some documents. It is not rewritten: its segments are the oplog, chained by their
+digests, and are removed when they are old."""
 
 from __future__ import annotations
 

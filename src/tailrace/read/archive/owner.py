@@ -1,5 +1,5 @@
-"""Whether an archive is that of the deployment that is read now: asked before it is written, and before a stream takes
-its older part from it."""
+"""Whether an archive belongs to the deployment that is read now: checked before it is written, and before a stream
+takes its older part from it."""
 
 from __future__ import annotations
 

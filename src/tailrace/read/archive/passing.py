@@ -1,5 +1,5 @@
-"""Whether an entry of an operation and a namespace could pass a query of the oplog: what lets a reader of the archive
-leave row groups out. Where it cannot be told from these two, it could."""
+"""Whether an entry with an operation and a namespace could pass a query of the oplog, so that a reader of the archive
+can leave row groups out. Where these two do not decide it, it could."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an archive lies: in a directory, or below a prefix of an object store. What readers need of either is here.
+"""Where an archive lies: in a directory, or below a prefix of an object store. What readers need from either is here.
 
 ``read/archive/keeping.py`` has what writers need.
 """

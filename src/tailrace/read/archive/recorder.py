@@ -267,7 +267,7 @@ class Recorder:
         self, description: Description, version: str, newest: ClusterTime, settings: _Settings
     ) -> ClusterTime | None:
         """From when on the servers have ``version``, which they have now, and not that of the last note; ``None`` where
-        it cannot be told yet. ``settings``: those that ``description`` has notes of."""
+        it cannot be known yet. ``settings``: those that ``description`` has notes of."""
         before, profile = description.versions[-1], profile_for(version)
         if profile == profile_for(before.version):
             return newest

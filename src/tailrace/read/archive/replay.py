@@ -1,9 +1,9 @@
-"""An archive's events, each as a stream gave it that ran when its entry was written.
+"""An archive's events, each as given by a stream that ran when its entry was written.
 
 A server that was upgraded gives the older entries of its oplog as events of its new version. An archive outlives many
-versions, and its readers want the events that there were: so what was written under one version is replayed as its
-events, and what was written after an upgrade as those of the next. Where the version changes, the stream is opened
-again after the last entry of the older one, as a running stream is. Whoever wants one version for all names it.
+versions, and its readers want the events as they were: so what was written under one version is replayed as its events,
+and what was written after an upgrade as those of the next. Where the version changes, the stream is opened again after
+the last entry of the older one, as a running stream is. To get one version for all of them, name it.
 """
 
 from __future__ import annotations

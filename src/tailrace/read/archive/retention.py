@@ -1,4 +1,4 @@
-"""How long an archive is kept: old segments go, from the oldest on, and the head says so first."""
+"""How long an archive is kept: old segments are removed, from the oldest on, and the head says so first."""
 
 from __future__ import annotations
 

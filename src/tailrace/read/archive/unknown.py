@@ -1,4 +1,4 @@
-"""How many of the entries that are archived are of kinds that nobody here knows. They are kept like all others: a later
+"""How many of the archived entries are of kinds that this version does not know. They are kept like all others: a later
 version of Tailrace may make their events."""
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def status(folder: ArchivePlace) -> list[OplogReport]:
 
 def verify(folder: ArchivePlace, on_segment: Callable[[ArchivePlace], None] | None = None) -> list[OplogReport]:
     """As ``status``, with everything read: sums, order, the columns beside the entries, and that each pre-image belongs
-    to an entry. ``on_segment`` is told of each file. Nothing is written."""
+    to an entry. ``on_segment`` is notified of each file. Nothing is written."""
     return _reports(folder, on_segment or (lambda path: None))
 
 

@@ -4,7 +4,7 @@ Batches are written in transactions, one or several at a time. The previous valu
 with it, under its number, so that a batch that is given again can be undone first. Documents stay in the file.
 
 Each record begins with a checksum of its key and its bytes, which is compared whenever the record is read, and a bucket
-says which one of which state it is.
+says its number and its state.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class ImageBucket:
         return None if found is None else int.from_bytes(found, "big")
 
     def remember_all(self, meta: Iterable[tuple[bytes, bytes | None]] = ()) -> None:
-        """After ``forget_until`` of a bucket that is empty now: it begins anew. ``meta`` as in ``commit``."""
+        """After ``forget_until`` of a bucket that is empty now: it starts again. ``meta`` as in ``commit``."""
         self.begin()
         self.commit([(_FORGOTTEN, None), *meta])
 

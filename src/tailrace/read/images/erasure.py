@@ -1,4 +1,4 @@
-"""Take documents that are gone out of what exact images keep of the past."""
+"""Remove deleted documents from what exact images keep of the past."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An image state whose past can be looked at, and written anew without some documents."""
+"""An image state whose past can be read, and rewritten without some documents."""
 
 from __future__ import annotations
 

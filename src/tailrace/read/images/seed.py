@@ -1,8 +1,8 @@
 """Seeds a new image state: copies the documents as they were at one cluster time, before the first change.
 
-Servers have no snapshot reads of capped collections (6.0.27, 5.0.4), and before 5.0 of none. These are copied as each
-piece is when it is read, and what the oplog holds from that one time on is then applied to the copy: a piece may have
-some of it already, and has it once in the end, since oplog entries can be applied again.
+Servers have no snapshot reads of capped collections (6.0.27, 5.0.4), and before 5.0 none at all. Such collections are
+copied piece by piece, each as it is when it is read, and what the oplog holds from that one time on is then applied to
+the copy: a piece may have some of it already, and has it once in the end, since oplog entries can be applied again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The documents that were there before the first change: copied in chunks, beside writers, and after crashes."""
+"""The documents that existed before the first change: copied in chunks, while others write, and across crashes."""
 
 from tailrace.read.snapshot.event import OPERATION_TYPE, snapshot_event
 from tailrace.read.snapshot.reader import SnapshotChunk, SnapshotProgress, SnapshotReader, begin

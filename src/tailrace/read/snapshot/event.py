@@ -1,4 +1,4 @@
-"""The events of a snapshot: what was there, in the shape of a change event."""
+"""The events of a snapshot: existing documents in the shape of change events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Copying what is there, in chunks that a crash may come between: the one reader for listeners, Spark and the lake."""
+"""Copying the existing documents, in chunks that a crash may come between: the one reader for listeners, Spark and the
+lake."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class CollectionCopy:
     ``estimate``   documents that it held when the copy began; ``documents`` how many were copied
     ``outcome``    ``None`` while it is under way; "dropped": it was gone before all of it was copied, which the stream
                    shows too
-    ``restarts``   how often it was begun anew, because another collection had taken its name (also: it was resharded)
+    ``restarts``   how often it was started again, because another collection took its name (or it was resharded)
     """
 
     namespace: str

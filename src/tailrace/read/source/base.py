@@ -1,8 +1,8 @@
 """The contract of a source: what a stream's driver may ask of an oplog, and what it may rely on.
 
 ``MongodSource`` reads a running replica set or shard, ``DumpSource`` a file, ``ArchiveSource`` an archive;
-``tests/conformance`` holds all to this page. Whoever writes another source starts from here. What can also be asked of
-a source that reads a running deployment is in ``tailrace.read.source.live``.
+``tests/conformance`` holds all to this page. To write another source, start here. What can also be asked of a source
+that reads a running deployment is in ``tailrace.read.source.live``.
 
 **Threads.** A source serves one thread at a time. Methods that only look something up (``entries``, ``pre_images``,
 ``documents``) may be called while an iterator of ``read`` or ``tail`` is open and suspended in the same thread.

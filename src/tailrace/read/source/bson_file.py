@@ -1,6 +1,6 @@
 """A file of BSON documents one after the other, plain or gzipped, read in bounded memory and checked as it is read.
 
-Damage is always told with the byte position (of the unpacked data), after everything before it has been given.
+Damage is always reported with the byte position (of the unpacked data), after everything before it has been given.
 """
 
 from __future__ import annotations

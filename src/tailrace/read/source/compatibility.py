@@ -2,7 +2,7 @@
 what older entries give, too, and an open stream follows it.
 
 It is asked for, and not read from the oplog: the oplog says when it was set, which may be years ago, and the query of a
-stream of one collection does not pass that entry. To look for it in each reply would cost a tenth of what the kernel
+stream of one collection does not pass that entry. Looking for it in each reply would cost a tenth of what the kernel
 needs for one.
 """
 

@@ -56,9 +56,9 @@ class _MajorityAfter(ReadConcern):
 
 @contextmanager
 def clock_session(client: MongoClient[Any], clock: Mapping[str, Any] | None = None) -> Iterator[ClientSession]:
-    """A session by which a member is told of a ``clock`` (a ``$clusterTime`` as another has sent it) and tells its own.
+    """A session by which a member learns of a ``clock`` (a ``$clusterTime`` as another has sent it) and tells its own.
 
-    PyMongo refuses an explicit session where ``_MajorityAfter`` says. One that it has made by itself, it leaves out of
+    PyMongo refuses an explicit session where ``_MajorityAfter`` says. One that it has made on its own, it leaves out of
     the command there, and sends the clock all the same: so this one counts as such. PyMongo has no public way.
     """
     with client.start_session(causal_consistency=False) as session:
@@ -216,7 +216,7 @@ class Connection:
             open_client(client, **options) if isinstance(client, (str, ConnectionString)) else client
         )
         self._retry_seconds = retry_seconds
-        #: Whether a member that cannot be reached is waited for, beyond what the client waits and tries by itself.
+        #: Whether a member that cannot be reached is waited for, beyond what the client waits and tries on its own.
         self._waits = waits
         self._hello: Mapping[str, Any] | None = None
         #: The members and how each is, while none of them can be read.

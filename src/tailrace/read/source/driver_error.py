@@ -2,8 +2,8 @@
 
 The core may not import a driver, so its errors become PyMongo's where they leave a client: an error keeps its identity,
 its traceback and its cause, and gets a class that derives from both its own and the one that PyMongo raises in that
-place. ``except tailrace.ServerError`` and ``except pymongo.errors.OperationFailure`` both catch it, and it says the
-same text as before.
+place. ``except tailrace.ServerError`` and ``except pymongo.errors.OperationFailure`` both catch it, and its text is the
+same as before.
 """
 
 from __future__ import annotations

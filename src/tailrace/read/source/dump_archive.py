@@ -1,9 +1,9 @@
 """What ``mongodump --archive`` writes: a dump in one file, of which the parts that a replay needs are unpacked.
 
 The format is published with the Database Tools. After a magic number comes a block about the whole, and then blocks of
-the collections, in any order and mixed, since several are dumped at a time. A block is a document that says what it is
-of, further documents, and four bytes FF. A block that says ``EOF`` ends its collection, with the CRC-64 of all of its
-documents.
+the collections, in any order and mixed, since several are dumped at a time. A block is a document that says what the
+block belongs to, further documents, and four bytes FF. A block that says ``EOF`` ends its collection, with the CRC-64
+of all of its documents.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What went wrong between us and a deployment: wait and try again, or tell the operator in one sentence."""
+"""What went wrong between us and a deployment: wait and try again, or report it to the operator in one sentence."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Which databases and collections there are: all of them that a driver can read, or a refusal.
 
-A server shows a user of few rights the databases that this user may see, and does not say that there are others. What
-is copied of them would be a part that looks like the whole, while the stream after the copy shows changes of the rest.
-So a list that may be cut is not taken (measured on 6.0.27, 5.0.4 and 4.4.2).
+A server shows a user with few rights the databases that this user may see, and does not say that there are others. A
+copy of them would be a part that looks like the whole, while the stream after the copy shows changes of the rest. So a
+list that may be cut is not taken (measured on 6.0.27, 5.0.4 and 4.4.2).
 
-A server takes names that are not UTF-8. They are text here all the same: each byte that is none is a surrogate, as
-Python has it (``surrogateescape``). No driver can send such a name, so its collection cannot be read. The server's own
-streams show nothing of it, so a copy of many leaves it out and says so (``readable``); what names it is refused
-(``check_name``).
+A server accepts names that are not UTF-8. They are text here nevertheless: each byte that is not UTF-8 is a surrogate,
+as Python has it (``surrogateescape``). No driver can send such a name, so its collection cannot be read. The server's
+own streams show nothing of it, so a copy of many collections leaves it out and says so (``readable``); a request that
+names it is refused (``check_name``).
 """
 
 from __future__ import annotations

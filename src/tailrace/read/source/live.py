@@ -1,7 +1,7 @@
 """The contract of a live source: what a stream may ask of one that reads a running deployment.
 
-``MongodSource`` keeps it by itself. A ``RelayedSource`` passes every question on to another live source; what changes
-some of the answers (an archive before the oplog, images computed from it) derives from that and overrides those.
+``MongodSource`` fulfils it directly. A ``RelayedSource`` passes every question on to another live source; classes that
+change some of the answers (an archive before the oplog, images computed from it) derive from it and override those.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Masks as a user declares them: rules, and where their key is. The key is read where something is masked, and is in no
-file, option, offset or message of ours."""
+"""Masks as a user declares them: rules, and where their key is. The key is read where something is masked, and never
+appears in a file, option, offset or message of ours."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which server version a member runs, as far as it decides the events. Its series is told by its hello, which PyMongo
+"""Which server version a member runs, as far as it decides the events. Its series follows from its hello, which PyMongo
 keeps. Where a patch release has changed something, the member is asked for the whole version: once for each of its
-processes, which its hello tells apart. Its feature compatibility version is a part of it."""
+processes, which its hello distinguishes. Its feature compatibility version is a part of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which replica sets were shards when, as the config server's oplog tells: for streams that begin in the past.
+"""Which replica sets were shards at which time, according to the config server's oplog: for streams that begin in the
+past.
 
 ``config.shards`` says who is a shard now. A stream that begins before a shard was removed needs that shard's oplog up
 to the removal, or events are missing from it. The name alone does not help: another replica set may bear it by now.

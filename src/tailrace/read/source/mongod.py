@@ -283,7 +283,7 @@ class MongodSource:
         in place of waiting when a command has failed: where it returns, an empty batch is given, and the read is opened
         again when the next one is asked for; what it raises ends the iterator.
         """
-        # Whose errors somebody decides on is told of this first read's too.
+        # A reader whose errors somebody decides on reports this first read's too.
         position = None if on_error is not None else _Position(after, None, reached=after <= self.newest())
         backoff = self._connection.new_backoff(for_ever=True)
         extra = {"batch_size": batch_size or 0, "comment": comment}
@@ -490,7 +490,7 @@ class MongodSource:
         if not reaches_back(position.after, oldest, complete):
             raise history_lost(
                 f"The oldest entry in the oplog of {self.name} is of {oldest}, and the reader has come to "
-                f"{position.after}: what lies between is lost, and it has to begin anew. Keep a longer oplog "
+                f"{position.after}: what lies between is lost, and it has to start again. Keep a longer oplog "
                 "(replSetResizeOplog, minRetentionHours), or read more often"
             )
         if position.entry is not None:

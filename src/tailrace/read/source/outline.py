@@ -3,7 +3,7 @@
 Planning a micro-batch must not cost what reading it costs. Measured on mongod 6.0.27, 200 thousand entries, CPU of
 server and client for each entry: reading 4.4 µs, sizes by projection 1.5 µs, sums by ``$group`` 0.65 µs, a query with
 one condition beside the cluster time 0.5 µs, skipping 0.2 µs. So the server sums up buckets of at most 1024 cluster
-times, and only the one bucket in which a limit falls is listed entry by entry. Where an estimate does, entries are
+times, and only the one bucket in which a limit falls is listed entry by entry. Where an estimate is enough, entries are
 skipped (``even_buckets``).
 """
 

@@ -1,9 +1,9 @@
 """Promises on demand: makes an idle shard say that it has nothing (docs/design/sharded-merge.md).
 
 An event of one shard leaves the merge when every other shard is known to be past its cluster time. An idle shard writes
-a no-op every ten seconds. If it is asked to, it writes one at once: it is told the largest cluster time (gossip), and
-then has a reason to write at a later one. The reader gives the promise itself, when the no-op comes out of its tail:
-what was written before the no-op has come out by then, whatever the asking knew.
+a no-op every ten seconds. If it is asked to, it writes one at once: it is given the largest cluster time (gossip), and
+then has a reason to write at a later one. The reader gives the promise itself, when the no-op arrives from its tail:
+what was written before the no-op has arrived by then, whatever the answer to the request said.
 
 Two ways, both without any right to write, measured on shards of 6.0.27:
 

@@ -3,7 +3,8 @@
 PyMongo's raw batches are meant for this, yet they build a ``RawBSONDocument`` for every document of a reply before they
 join the bytes again: 2.5 of the 6 µs of client CPU that an oplog entry costs from the server to a finished file
 (measured with PyMongo 4.20 on 200,000 entries; this is 0.4 µs). Only the unpacking of a reply is replaced; sessions,
-retries, pinning and the closing of cursors stay PyMongo's, and so does the unpacking where its inside looks different.
+retries, pinning and the closing of cursors stay PyMongo's, and so does the unpacking where PyMongo's internals look
+different.
 """
 
 from __future__ import annotations

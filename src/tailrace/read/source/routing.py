@@ -1,6 +1,6 @@
 """Current documents of a sharded cluster: read from the shard that owns them now, never from one that keeps an orphan.
 
-A chunk that moved leaves documents behind on its old shard until they are deleted. The server tells them apart by the
+A chunk that moved leaves documents behind on its old shard until they are deleted. The server recognises them by the
 version that its router sends along; here ownership is looked up in the config database (majority) before *and* after
 the document was read: if the chunk is the same both times, the shard owned it all along.
 """
@@ -183,7 +183,7 @@ class OwnerLookup:
         """The documents that a shard holds; ``None`` where no shard has the name any more. Raises SourceError, with the
         label of what a resume heals, where it cannot be asked at the moment."""
         self.asking = shard
-        # config.shards is read anew: a chunk may lie on a shard that was added since, and another replica set may have
+        # config.shards is read again: a chunk may lie on a shard that was added since, and another replica set may have
         # come under the name of one that was removed.
         client = self._cluster.current_client(shard, self._config())
         if client is None:

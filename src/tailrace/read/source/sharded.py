@@ -26,11 +26,11 @@ from tailrace.read.source.worker import Worker
 
 #: A shard is asked for a promise this often at most.
 PROMISE_INTERVAL_S: Final = 0.02
-#: A shard that gave an entry so lately is likely to give the next by itself.
+#: A shard that gave an entry so lately is likely to give the next on its own.
 _BUSY_S: Final = 0.01
 #: How long one wait of the server for new entries lasts, and so how long closing takes.
 _AWAIT_MS: Final = 250
-#: How long closing waits for threads; one that hangs on a dead server ends by itself later.
+#: How long closing waits for threads; one that hangs on a dead server ends on its own later.
 _CLOSE_S: Final = 3.0
 
 _log = logging.getLogger("tailrace.source")
@@ -73,7 +73,7 @@ class SharedReads(Protocol):
 class ShardedSource:
     """Reads the shards that it is told to, ahead of whoever asks for batches.
 
-    ``shared``   what other streams of the client read of the shards too; ``None``: this stream reads by itself
+    ``shared``   what other streams of the client read of the shards too; ``None``: this stream reads on its own
     ``changed``  notified when a batch, a failure or an answer of a ``Worker`` has come
     """
 
@@ -111,7 +111,7 @@ class ShardedSource:
         return self._parts[name].reader.next_batch()
 
     def request_promise(self, name: str, until: ClusterTime) -> float | None:
-        """Ask a shard to write past ``until``, unless it was asked just now or is about to do so by itself.
+        """Ask a shard to write past ``until``, unless it was asked just now or is about to do so on its own.
 
         The answer comes as a batch, when the shard's reader has seen it. Gives the seconds after which it is worth
         asking again; ``None`` where a request is under way, or a batch that was read waits to be taken.

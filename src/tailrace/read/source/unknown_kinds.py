@@ -1,4 +1,4 @@
-"""What the streams of this process have passed over because nobody here knows it, in the log: each kind once."""
+"""What the streams of this process have skipped because this version does not know it, in the log: each kind once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How much of an oplog one query with a filter may cover.
 
 The server answers a query only when it has something to give or is at the end, and a filter may leave it nothing to
-give for hours of oplog. So such a range is read in windows of cluster time, each as long as the replies before it took
-little time: the reader can promise something after each, and no reply outlasts the socket's time limit.
+give for hours of oplog. So such a range is read in windows of cluster time, which grow while replies are quick: the
+reader can promise something after each, and no reply outlasts the socket's time limit.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What the drivers' protocol tells of a server's version: the number that each member says in its hello, which PyMongo
-keeps for every member that it knows (the drivers' server discovery specification; measured on 4.4.2 to 7.0.28)."""
+"""What the drivers' protocol says about a server's version: the number that each member gives in its hello, which
+PyMongo keeps for every member that it knows (the drivers' server discovery specification; measured on 4.4.2 to
+7.0.28)."""
 
 from __future__ import annotations
 

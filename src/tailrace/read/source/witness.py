@@ -1,4 +1,4 @@
-"""Who a deployment is, and whether its history is still the one that a store was read from."""
+"""Which deployment it is, and whether its history is still the one that a store was read from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions that are on their way: what the entries of each that were read so far are about."""
+"""Transactions that are on their way: what the entries of each that have been read so far are about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which entries of a batch are about which keys: made once, asked for each stream.
+"""Which entries of a batch are about which keys: made once, and queried for each stream.
 
 Most entries are writes, whose namespace says it all; they are found in compiled code where that is loaded
 (``tailrace.core.kernel.entry_index``), else here. Commands are read one by one, and no-ops with an ``o2``.

@@ -1,7 +1,7 @@
 """One read of an oplog for several processes: one of them reads it, and passes what was read on to the others.
 
-A process that is fed has a shared tail of its own, whose reader is a ``FedReader``. To its streams that is a reader as
-any other: where it ends, they read for themselves, and come back when there is another one.
+A process that is fed has a shared tail of its own, whose reader is a ``FedReader``. To its streams that is a reader
+like any other: where it ends, they read for themselves, and come back when there is another one.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class FedSource:
 
 class FedReader:
     """Takes what an ``OplogFeed`` of another process gives at ``path``, in the event loop ``loop``, in the place of a
-    ``TailReader``. ``on_read``: told how many bytes each reply had."""
+    ``TailReader``. ``on_read``: called with how many bytes each reply had."""
 
     def __init__(
         self, path: str, loop: asyncio.AbstractEventLoop, receiver: FedReceiver, on_read: Callable[[int], object]

@@ -1,8 +1,8 @@
 """What streams wait for, and what entries are about, in one vocabulary: keys.
 
 A stream waits for one key: its namespace, its database, or ``CLUSTER``. An entry is about a set of keys, which is never
-smaller than what ``OplogMatch`` takes: whose key is not among them would leave the entry out. ``EVERYONE`` is about all
-keys there are.
+smaller than what ``OplogMatch`` takes: a stream whose key is not among them would leave the entry out. ``EVERYONE``
+means all keys.
 """
 
 from __future__ import annotations

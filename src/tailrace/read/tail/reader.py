@@ -72,12 +72,12 @@ class Receiver(Protocol):
 class TailReader:
     """Reads an oplog from its newest majority-committed entry on, until its receiver wants no more.
 
-    ``on_read``    told how many bytes each reply had
+    ``on_read``    called with how many bytes each reply had
     ``attendant``  takes replies in place of the thread, while the server pushes them and all is well. The thread sees
                    to everything for which somebody has to wait
 
-    It survives elections and cut connections, as every reader of a ``MongodSource`` does. The receiver is told of each
-    failure, and then of the next reply or the next failure. An error that ends the reading is not passed on: the
+    It survives elections and cut connections, as every reader of a ``MongodSource`` does. The receiver is notified of
+    each failure, and then of the next reply or the next failure. An error that ends the reading is not passed on: the
     streams then read for themselves, and each meets its own error, if any.
     """
 

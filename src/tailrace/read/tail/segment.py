@@ -99,7 +99,7 @@ class TailPlace:
     ``pending``   segments that hold something for it, in order
     ``awaits``    a cluster time: when everything up to it was read, the stream wants to know
     ``unheard``   a failure of the reader that concerns the stream, and that it was not told of yet
-    ``reopens``   it was told of a failure, and has taken nothing since
+    ``reopens``   it was notified of a failure, and has taken nothing since
     ``on_ready``  called, without the lock, when something has come for a stream that had nothing
     ``version``   of the servers whose entries it wants; ``None``: of any
     """

@@ -34,7 +34,7 @@ _TAKE_BYTES: Final = 1 << 20
 _END_BYTES: Final = 256 << 10
 _RETRY_S: Final = 1.0
 
-#: Makes a reader for what receives its entries; the function is told of each reply's size.
+#: Makes a reader for what receives its entries; the function is notified of each reply's size.
 ReaderMaker = Callable[[Any, Callable[[int], object]], FedReader]
 
 
@@ -87,7 +87,7 @@ class SharedTail:
     """Reads the oplog of ``client``'s replica set once for all streams that ``enter``.
 
     ``window_bytes``  how much of the oplog's end is kept for streams that have not taken theirs yet
-    ``on_read``       told of each reply's size
+    ``on_read``       notified of each reply's size
 
     ``streams_min``   the reader is started when so many streams are there: one that is alone reads as cheaply itself
     ``attendant``     an event loop that takes the server's replies in place of the reader's thread (``TailReader``)

@@ -1,5 +1,5 @@
 """The end of an oplog in memory, bounded, and the places of the streams that read from it. No I/O and no threads: its
-owner sees to it that one thread at a time is in here."""
+owner makes sure that only one thread at a time is in here."""
 
 from __future__ import annotations
 

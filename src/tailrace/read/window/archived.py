@@ -1,8 +1,8 @@
 """A live oplog, and an archive that goes on where it no longer reaches back.
 
-As long as the oplog reaches, the archive is not looked at. Whoever records it publishes what was read now and then, so
-an archive that ends before the oplog begins is waited for, as long as it grows. One that begins too late, because its
-oldest files were removed, is not: what is gone does not come back.
+As long as the oplog reaches back, the archive is not read. Its recorder publishes what was read at intervals, so if the
+archive ends before the oplog begins, this waits for it as long as it grows. If the archive begins too late, because its
+oldest files were removed, waiting would not help.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""All oplogs of a deployment, read together up to one cluster time, for whoever follows its collections.
+"""All oplogs of a deployment, read together up to one cluster time, for all that follow its collections.
 
 A window takes every member up to one time T that all of them have promised. An idle shard is asked for the promise
 (``tailrace.read.source.promise``), but only if something of interest happened, since its answer is an oplog entry too.
 
-What a window leaves of the time up to T is read ahead in a thread: all of it is promised already, so it is a closed
+What a window leaves of the time up to T is read ahead in a thread: all of it is already promised, so it is a closed
 range that is the same whenever it is read.
 """
 
@@ -272,7 +272,7 @@ class Oplogs:
     ``members``  name -> host of the shards that were read before this process
     ``witness``  of what was read before: raises OtherHistoryError if this is another history
     ``what``     who reads them, in the plural: "the tables in DIR"
-    ``anew``     what lets these begin anew, at the end of a sentence: "remove the directory"
+    ``anew``     what lets these start again, at the end of a sentence: "remove the directory"
     ``stopped``  when it is set, a read that is under way is no longer waited for
     ``archive``  the directory of an archive that goes on where the oplogs no longer reach back
     """
@@ -345,7 +345,7 @@ class Oplogs:
 
     @property
     def deployment_id(self) -> str:
-        """What tells the deployment from others; ``""`` where it does not tell."""
+        """What distinguishes the deployment from others; ``""`` where it does not say."""
         ids = [one for one in self.identity.replica_sets.values() if one]
         return self.identity.cluster or "+".join(sorted(ids))
 

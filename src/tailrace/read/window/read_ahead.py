@@ -1,4 +1,4 @@
-"""Reads in a thread what is wanted next, while the caller works on what was read before."""
+"""Reads in a thread what is needed next, while the caller works on what was read before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-#: Seconds for which ``give_up`` waits for a read to end. One that hangs in the network ends later, and by itself.
+#: Seconds for which ``give_up`` waits for a read to end. One that hangs in the network ends later, and on its own.
 _PATIENCE_S: Final = 1.0
 _LOOK_S: Final = 0.1
 

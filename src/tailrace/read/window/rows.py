@@ -1,4 +1,4 @@
-"""Entries of a run that may matter to who follows collections, as columns."""
+"""Entries of a run that may matter to followers of collections, as columns."""
 
 from __future__ import annotations
 

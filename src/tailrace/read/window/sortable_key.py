@@ -1,4 +1,4 @@
-"""The key that a document is known by, whatever the type of a number in it."""
+"""The key by which a document is known, whatever the type of a number in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``MongoClient(...)`` is called with: taken as PyMongo takes it, and kept so that no secret of it shows."""
+"""The arguments of ``MongoClient(...)``: taken as PyMongo takes them, and kept so that no secret in them shows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tailrace.read.source.uri import (
 
 _SCHEME: Final = re.compile(r"mongodb(\+srv)?://", re.IGNORECASE)
 #: Options that mean nothing to who reads an oplog, or would change what it reads. The listeners are the user's: they
-#: are told of the user's commands alone.
+#: are notified only of the user's commands.
 _NOT_OF_READERS: Final = frozenset(
     {"document_class", "tz_aware", "tzinfo", "type_registry", "datetime_conversion", "unicode_decode_error_handler"}
     | {"event_listeners", "auto_encryption_opts", "connect", "readconcernlevel"}

@@ -1,8 +1,8 @@
 """The events of a block as the documents that a stream gives: raw ones as slices, others decoded one at a time.
 
-``next()`` on a stream must cost well under a microsecond where an event is at hand, so what it takes from is a plain
-iterator of Python's own: a list of raw documents that were made together, or a ``map`` that calls PyMongo's decoder.
-How far it has come is asked of the iterator, not counted.
+``next()`` on a stream must cost well under a microsecond where an event has already arrived, so it takes from one of
+Python's own plain iterators: a list of raw documents that were made together, or a ``map`` that calls PyMongo's
+decoder. How far it has come is asked of the iterator, not counted.
 """
 
 from __future__ import annotations

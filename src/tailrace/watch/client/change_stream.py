@@ -1,4 +1,4 @@
-"""The face of a change stream, and the stream that is made of the oplog in the calling process."""
+"""The face of a change stream, and the stream that is made from the oplog in the calling process."""
 
 from __future__ import annotations
 
@@ -539,7 +539,7 @@ class OplogChangeStream(BlockChangeStream):
 
     def _read(self, *, is_first: bool = False) -> OplogBatch:
         """The next batch. An open read that has met the end of the caller's time, or whose filter is no longer the one
-        to read by, is opened anew after the last one. The beginning of a large first reply is a batch of its own."""
+        to read by, is opened again after the last one. The beginning of a large first reply is a batch of its own."""
         compiled = not kernel_loader.is_missing()
         self._filter_choice.saw(self._batch.raw, self._given, self._given_bytes, compiled=compiled)
         self._batch, self._given, self._given_bytes = OplogBatch(b"", self._read_up_to), 0, 0

@@ -1,4 +1,4 @@
-"""What command listeners are told of a stream that we make: the commands that the server's own stream would have sent.
+"""What command listeners learn about a stream that we make: the commands that the server's own stream would have sent.
 
 A program that counts a stream's aggregates or logs its getMores goes on doing so. The reading of the oplog itself runs
 on connections that nobody listens to.
@@ -243,7 +243,7 @@ def telling_refusals(request: WatchRequest) -> Iterator[None]:
 
 
 def commands_of(request: WatchRequest) -> StreamCommands | None:
-    """Who is told of the stream's commands; ``None`` where nobody listens."""
+    """Who is notified of the stream's commands; ``None`` where nobody listens."""
     listeners = getattr(request.client, "_event_listeners", None)  # PyMongo has no public name for telling them
     if listeners is None or not listeners.enabled_for_commands:
         return None

@@ -1,4 +1,5 @@
-"""What follows a failure of one stream's read of the oplog: the rules of the drivers, kept by who plays the server too.
+"""What follows a failure of one stream's read of the oplog: the rules of the drivers, kept by code that also plays the
+server's part.
 
 A read of the oplog stands for the server's cursor: opening it is the aggregate, every later reply is a getMore's. The
 tail goes on from the last entry that it gave, so a resume misses and repeats nothing.
@@ -30,7 +31,7 @@ class OplogResume:
     """Belongs to one stream, and does not hold it.
 
     ``client``    reads the oplog
-    ``commands``  told of the commands that the server's stream would have sent; ``None`` if nobody listens
+    ``commands``  notified of the commands that the server's stream would have sent; ``None`` if nobody listens
     """
 
     def __init__(self, client: MongoClient[Any], request: WatchRequest, commands: StreamCommands | None) -> None:

@@ -1,4 +1,5 @@
-"""Reading a stream for as long as it takes: for who goes on by itself, and can tell nobody of a failure that passes."""
+"""Reading a stream for as long as it takes: for programs that go on unattended, and have nobody to report a passing
+failure to."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """What follows failures of a cluster's reads: the drivers' rules, kept by a stream that reads many members at a time.
 
-The shards' readers try again by themselves, so that nothing is missed and the other shards are still read. This module
+The shards' readers try again on their own, so that nothing is missed and the other shards are still read. This module
 decides what a failure means for the caller. The first one in a row counts as that of a getMore, after which the stream
 is resumed silently. As with a mongos, that attempt lasts until no member of the shard could be selected for as long as
-the client waits for one (``serverSelectionTimeoutMS``). The caller is told of that, and of each later one (rules 24 to
-26).
+the client waits for one (``serverSelectionTimeoutMS``). That failure, and each later one, is reported to the caller
+(rules 24 to 26).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ShardFailures:
     """Belongs to one stream.
 
     ``client``    listeners are told that the commands were sent to it
-    ``commands``  told of the commands that a mongos's stream would have been sent; ``None`` if nobody listens
+    ``commands``  notified of the commands that a mongos's stream would have been sent; ``None`` if nobody listens
     """
 
     def __init__(self, client: MongoClient[Any], request: WatchRequest, commands: StreamCommands | None) -> None:

@@ -45,7 +45,7 @@ BYTES_PER_SECOND: Final = 8 << 20
 _HELD_BACK: Final = 0.25
 _PROGRESS_S: Final = 10.0
 _LOOK_S: Final = 0.25
-#: Both sides begin anew so often without an event between, and so long apart.
+#: Both sides start again so often without an event between, and so long apart.
 _FRUITLESS_MAX: Final = 10
 _FRUITLESS_S: Final = 1.0
 #: Of a look-up, by what the collection is at that moment: its name is a view's (166), it is dropped or renamed while
@@ -473,7 +473,7 @@ class _Leg:
         return self._patience_ends is not None and time.monotonic() >= self._patience_ends
 
     def _anew(self, reason: str) -> Mapping[str, Any] | None:
-        """Both begin anew, at this moment."""
+        """Both start again, at this moment."""
         self._whole.compared.gaps[reason] += 1
         self._whole.forget()
         return None if self._whole.ends else {"start_at_operation_time": self._whole.now().to_timestamp()}
@@ -482,7 +482,7 @@ class _Leg:
         self._look()
         if self._readers[SERVER].error is not None and self._pairing.waiting(OURS) and self._may_get_further():
             # A reply of the server's that fails holds no events, although the stream had some to give before the one
-            # that it fails at: they come where each is asked for by itself.
+            # that it fails at: they come where each is asked for separately.
             return {**self._whole.last_place(self._start), "batch_size": 1}
         waiting = self._pairing.waiting(SERVER) or self._pairing.waiting(OURS)
         if self._has_failed_to_look_up() or (waiting and self._has_met_an_outage()):

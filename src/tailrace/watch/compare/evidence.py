@@ -1,5 +1,5 @@
-"""What the oplog has to a difference: the entry at its time, on each shard that has one, with a transaction's earlier
-entries, and stored pre-images of that time."""
+"""What the oplog holds about a difference: the entry at its time, on each shard that has one, with a transaction's
+earlier entries, and stored pre-images of that time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users' values, field names and namespaces out of oplog entries and events, and everything else left as it is.
+"""Oplog entries and events with users' values, field names and namespaces masked, and everything else left as it is.
 
 Equal values become equal ones, and each keeps its type and its length; equal names become equal names (``f1``, ``f2``).
 So what a stream makes of a masked entry is the masked form of what it makes of the entry, its resume token included:

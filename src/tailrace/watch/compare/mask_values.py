@@ -1,4 +1,4 @@
-"""Values for values: of the same type and length, equal for equal ones, drawn at random."""
+"""Replacements for values: of the same type and length, equal for equal ones, drawn at random."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Events of two streams side by side: which belong together, and what differs.
 
-Pure: events go in for each side, and what is known of them comes out. A side *promises* a cluster time: every event
+Pure: events go in for each side, and what is known about them comes out. A side *promises* a cluster time: every event
 before it was given. So an event that one side lacks is called missing only when that side has passed its time, however
 far the two are apart.
 """

@@ -1,4 +1,4 @@
-"""The event loop takes what the server pushes to the shared read, in place of the reader's thread.
+"""The event loop receives what the server pushes to the shared read, instead of the reader's thread.
 
 A thread that wakes for each reply and then wakes the loop costs more than the work itself: two system calls to wake the
 loop, and contention for the interpreter's lock.

@@ -1,4 +1,4 @@
-"""What asyncio tells of a client's connection, and where its bytes go."""
+"""What asyncio reports about a client's connection, and where its bytes go."""
 
 from __future__ import annotations
 

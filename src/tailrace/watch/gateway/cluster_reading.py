@@ -63,7 +63,7 @@ class _Part:
 class ClusterReading(Reading):
     """The reads over a sharded cluster. Commands name the participants; each is opened when it is first named.
 
-    ``keep``  is told of each tail that is read; it keeps that tail going while there are streams
+    ``keep``  is notified of each tail that is read; it keeps that tail going while there are streams
     """
 
     def __init__(

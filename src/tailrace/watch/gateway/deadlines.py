@@ -1,5 +1,5 @@
-"""Until when those wait who wait without a task. Of those that wait equally long the first to come is the first to go:
-one timer does for all of them."""
+"""Deadlines of requests that wait without a task. Of those that wait equally long, the first to come is the first to
+go, so one timer is enough for all of them."""
 
 from __future__ import annotations
 

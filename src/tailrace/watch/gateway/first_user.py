@@ -1,7 +1,7 @@
-"""Whether the server takes the gateway's clients for programs of its own machine.
+"""Whether the server takes the gateway's clients for programs on its own machine.
 
-A server that asks for users and has none lets whoever connects over the loopback address create the first one. Behind a
-gateway on the same machine every client connects so, from wherever it comes.
+A server that requires users and has none lets anybody who connects over the loopback address create the first one.
+Through a gateway on the same machine, every client connects in that way, wherever it comes from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What the server says of itself in a reply to hello, told as if the gateway were the one member, or a mongos. No I/O.
+"""What the server says about itself in a reply to hello, rewritten as if the gateway were the only member, or a mongos.
+No I/O.
 
 Drivers believe these replies and connect to the names in them. Left as they are they would lead every client past the
-gateway, and nobody would notice. As the one member of a replica set each gateway is a set of its own, and a driver that
-is given two of them leaves one. Of several mongos it uses whichever answers.
+gateway, and nobody would notice. As the only member of a replica set, each gateway is a set of its own, and a driver
+that is given two of them drops one. Of several mongos it uses whichever answers.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tailrace.watch.gateway.reading import INLINE_BYTES, in_thread
 
 class LocalActing:
     """``weight``: by how much more each byte costs than without stages. Large batches are worked on in a thread.
-    ``charge``: told how long a step in the event loop has taken."""
+    ``charge``: called with how long a step in the event loop has taken."""
 
     def __init__(
         self, acting: Acting, pool: Executor, weight: int, charge: Callable[[float], None] = lambda seconds: None

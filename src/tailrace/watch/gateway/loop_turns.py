@@ -2,7 +2,7 @@
 
 Each step of a plain stream is short, but a user with thousands of streams has thousands of steps waiting, and a loop
 does what is ready in the order in which it came: everybody else would wait for all of them. So a pass of the loop has a
-bounded number of steps, and those who wait for one come in the order of what each tenant has had.
+bounded number of steps, and waiting steps are taken in the order of how much each tenant has had.
 """
 
 from __future__ import annotations
@@ -105,6 +105,6 @@ class LoopTurns:
             work()
         if self._queue:
             self._see_to_it()
-        else:  # nobody waits: all begin anew, and what they had meanwhile was nobody else's
+        else:  # nobody waits: all start again, and what they had meanwhile was nobody else's
             self._now = 0.0
             self._had.clear()

@@ -1,7 +1,7 @@
 """How many bytes of messages may be in memory at a time, and for how long a client may keep others from having it.
 
-A message is counted as it comes: what it only announces takes nothing from others. So several may each be there in part
-when there is no more room. One of them is then let go on, so that it ends and makes room.
+A message is counted as it arrives: the length that it announces takes nothing from others. So when there is no more
+room, several messages may each have arrived in part. One of them may then go on, so that it ends and makes room.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stream that is being opened: it can be seen and killed as one that is open."""
+"""A stream that is being opened: it can be seen and killed like one that is open."""
 
 from __future__ import annotations
 

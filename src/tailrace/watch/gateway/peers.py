@@ -1,8 +1,8 @@
 """The other processes of a gateway, as one of them sees them.
 
 A cursor is in the process that opened it, and its next getMore may come on a connection that another process has. That
-one then has the cursor's process carry the command out, as if the connection were there. What the cursor's process has
-to ask the server on the client's own connection, it asks back.
+process then has the cursor's process carry out the command, as if the connection were there. What has to be asked on
+the client's own connection to the server, the cursor's process asks through the first process.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _AGAIN_S_MAX: Final = 10.0
 _WELL_S: Final = 60.0
 #: Clients that are accepted in one go.
 _AT_ONCE: Final = 64
-#: Beyond what a process takes to stop by itself.
+#: Beyond what a process takes to stop on its own.
 _STOP_S: Final = 5.0
 #: While no process can take a client, or no file can be opened.
 _PAUSE_S: Final = 0.2
@@ -128,7 +128,7 @@ class GatewayProcesses:
     def _listen(self) -> None:
         host, port = self.options.host, self.options.port
         try:
-            # As ``create_server`` of asyncio, which would accept by itself.
+            # As ``create_server`` of asyncio, which would accept on its own.
             family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
             self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError as error:
@@ -374,7 +374,7 @@ class _Process:
     async def _ended(self) -> int:
         self.is_ready = False
         assert self._process is not None
-        with suppress(subprocess.TimeoutExpired):  # it may be about to end by itself: then the status is its own
+        with suppress(subprocess.TimeoutExpired):  # it may be about to end on its own: then the status is its own
             await asyncio.to_thread(self._process.wait, _PAUSE_S)
         self._process.kill()
         status = await asyncio.to_thread(self._process.wait)

@@ -1,10 +1,10 @@
 """GetMores that are carried out without a task: those that repeat the last one of their connection, of plain streams
 that read from the shared window.
 
-Such a getMore is the rule, and a task, a timer and a row of coroutines for each cost more than its event. It is taken
-as it comes (``ClientReader.take``), waits as an entry in a list, and is answered in the call by which the reader tells
-that something has come. What makes it more than that (something has to be looked up or asked, the client does not take
-its replies, a batch is large) is left to a task, which goes on where it stands.
+Such a getMore is the rule, and a task, a timer and a row of coroutines for each would cost more than its event. It is
+taken as it arrives (``ClientReader.take``), waits as an entry in a list, and is answered in the call by which the
+reader reports that something has come. Anything more (something has to be looked up or asked, the client does not take
+its replies, a batch is large) is left to a task, which continues from that point.
 
 Its cursor learns of it only when there is something to do. Until then another stream may do it (``shared_steps``).
 """

@@ -391,7 +391,7 @@ class OplogReading(Reading):
         return bool(read.batch.raw) or not read.at_end
 
     async def _own_batches(self, action: ReadOplog) -> Generator[OplogBatch, None, None]:
-        """What the stream reads for itself. It is opened anew if the filter is no longer the one to read with."""
+        """What the stream reads for itself. It is opened again if the filter is no longer the one to read with."""
         if self._ending_read is not None:
             await _ended(self._ending_read)
             self._ending_read = None

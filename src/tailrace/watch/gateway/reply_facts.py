@@ -1,4 +1,4 @@
-"""What the replies of change streams say of their cursors, read from their bytes. No I/O."""
+"""What the replies of change streams say about their cursors, read from their bytes. No I/O."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which changes of users and roles the shared read of the oplog has seen.
 
-The server keeps users and roles in two collections of ``admin``. An entry about one of them tells that the rights of
-somebody may have changed. It stands in the oplog before all that was written later. So no event is given because of an
-answer about rights that is older than the event.
+The server keeps users and roles in two collections of ``admin``. An entry about one of them means that somebody's
+rights may have changed. It comes in the oplog before everything that was written later. So no event is given because of
+an answer about rights that is older than the event.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stream that was given a step by another one does it itself, when it needs its own cursor."""
+"""A stream that was given a step by another one performs that step itself when it needs its own cursor."""
 
 from __future__ import annotations
 

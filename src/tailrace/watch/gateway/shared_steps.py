@@ -1,13 +1,13 @@
-"""What a batch of entries has become for one stream is given to all that ask the same. No I/O.
+"""What a batch of entries has become for one stream is given to all streams that ask for the same. No I/O.
 
-Streams that ask the same, and stand between two replies, make the same reply of the same entries: it depends on what
-they ask and on the entries alone. So the first of them makes it, and the others are given its bytes; in each only the
-cursor's id differs. A stream that was given one has still to do that step itself: its own cursor is where it was. It
-does so when it needs its cursor next (``Engine.settled``), of the last such batch alone, since nothing of the earlier
-ones is left in a cursor that has read on. Its reply then has to be the one that was given.
+Streams that ask for the same, and are between two replies, make the same reply from the same entries: it depends only
+on what they ask for and on the entries. So the first of them makes it, and the others are given its bytes; in each only
+the cursor's id differs. A stream that was given a reply still has to perform that step itself: its own cursor is where
+it was. It does so when it next needs its cursor (``Engine.settled``), only for the last such batch, since the earlier
+ones leave no trace in a cursor that has read on. Its reply must then be the one that was given.
 
-Only what is known to leave nothing else behind is shared: batches of writes, without commands, whose events went into
-one reply and needed nothing to be looked up.
+Only steps that are known to leave no other trace are shared: batches of writes, without commands, whose events went
+into one reply and needed nothing to be looked up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The processes in which users' stages are computed, as the gateway sees them: who has which, their limits, their end.
 
 Nothing that a stage computes takes the gateway's own interpreter. The system shares the CPU among the processes, and a
-user has one of them: whoever computes without end takes one core at most, at a lower priority than the gateway, and
-keeps waiting nobody but streams of the same process.
+user has one of them: one who computes without end takes one core at most, at a lower priority than the gateway, and
+keeps only streams of the same process waiting.
 """
 
 from __future__ import annotations

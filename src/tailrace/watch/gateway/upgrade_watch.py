@@ -1,4 +1,4 @@
-"""When a gateway asks its deployment for the version again."""
+"""When a gateway asks its deployment for its version again."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _AT_ONCE: Final = 64
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """``uri``      of the deployment, with its secrets: it never stands on a command line
-    ``options``    without TLS, which is made anew from the files of ``certificate`` and ``authority``
+    ``options``    without TLS, which is made again from the files of ``certificate`` and ``authority``
     ``directory``  where the processes' sockets are
     ``log``        as of ``log_to_standard_error``; ``None``: warnings
     """

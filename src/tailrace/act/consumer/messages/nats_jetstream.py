@@ -68,7 +68,7 @@ class NatsPublisher:
                 if isinstance(result, BaseException):
                     error = self._judged(result, messages[count])
                     if not isinstance(error, MessageRefused):
-                        # What waits in a connection that comes back by itself would overtake what is sent again.
+                        # What waits in a connection that comes back on its own would overtake what is sent again.
                         self._run(self._disconnect())
                     if count:
                         return count

@@ -100,7 +100,7 @@ class Publisher(Protocol):
 def runs(messages: Sequence[Message], size_max: int, *, keeps_order: bool) -> Iterator[Sequence[Message]]:
     """``messages`` cut, in order, into what may be published in one call.
 
-    Where the publisher does not keep order by itself, no call has two messages of one key.
+    Where the publisher does not keep order on its own, no call has two messages of one key.
     """
     start = 0
     keys: set[str | bytes | None] = set()

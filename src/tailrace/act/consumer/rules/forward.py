@@ -23,7 +23,7 @@ class Progress(NamedTuple):
     ``place``       in the stream, by the hex digits of a token; ``None`` where that is not known
     ``time``        the cluster time of the place
     ``at``          whether it stands before all events of ``time``
-    ``copied``      of a snapshot that begins at ``time``: how often a collection was begun anew, and the number of
+    ``copied``      of a snapshot that begins at ``time``: how often a collection was started again, and the number of
                     documents; ``None`` where no snapshot is under way
     ``generation``  of lanes; 0 where there are none
     """

@@ -120,7 +120,7 @@ class Pulled:
     ``position``    of a snapshot: where it stands after this event, or without one when all is copied
     ``size``        bytes of the event
     ``error``       the stream cannot give the event, and says why; ``event`` is what is known of it
-    ``alone``       the event is handled by itself, even by a handler that takes several
+    ``alone``       the event is handled on its own, even by a handler that takes several
     """
 
     event: Any

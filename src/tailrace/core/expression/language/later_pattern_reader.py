@@ -66,7 +66,7 @@ def rewritten_later(pattern: bytes, *, extended: bool, caseless: bool) -> bytes:
     """The pattern for PCRE2, limits included.
 
     Raises 51091 for what the server's library does not compile, as far as this one would not say so itself, and
-    ``registry.NOT_SUPPORTED`` for what cannot be told here.
+    ``registry.NOT_SUPPORTED`` for what cannot be expressed here.
     """
     try:
         text = pattern.decode("utf-8")

@@ -1,10 +1,10 @@
 """The filter of the oplog query: which entries a stream has to read (semantics 2.2), less those whose events its
 ``$match`` would exclude.
 
-It never passes less than ``OplogMatch`` and the ``$match`` together: what it cannot say exactly it says more widely.
-The commands that invalidate a stream, the entries that commit transactions, the no-ops of the sharding code and the
-definitions of views pass whatever the ``$match`` says of their operation. So does what ``OplogMatch`` counts because
-its kind is not known.
+It never passes less than ``OplogMatch`` and the ``$match`` together: what it cannot express exactly it expresses more
+widely. The commands that invalidate a stream, the entries that commit transactions, the no-ops of the sharding code and
+the definitions of views pass whatever the ``$match`` says about their operation. So do the entries that ``OplogMatch``
+counts because their kind is not known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One stream's pushdown: which part of its ``$match`` is asked where."""
+"""One stream's pushdown: which part of its ``$match`` is checked where."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _queried(plan: Plan, one: Conjunct) -> tree.Node | None:
 
 
 def _rewritten(one: Conjunct) -> bool:
-    """Whether the server asks it in the oplog query although it depends on an image: ``fullDocument`` by itself, where
+    """Whether the server asks it in the oplog query although it depends on an image: ``fullDocument`` on its own, where
     that must be there to pass."""
     leaf = not isinstance(one.node, tree.And | tree.Or | tree.Nor | tree.Not)
     return leaf and one.fields == _FULL_DOCUMENT and not document_test(one.node)(EMPTY_DOCUMENT)

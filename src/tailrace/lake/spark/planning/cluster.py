@@ -1,10 +1,10 @@
 """A sharded cluster as the driver's side sees it: one common cluster time for all shards, and who takes part.
 
 A micro-batch takes every shard up to one time T: the newest that any of them has reached. For the others that is a time
-before which nothing more may come from them, so each whose oplog ends before T is told of T and asked for a no-op
-(``tailrace.read.source.promise``); when that is majority-committed, everything at or before T can be read. So is the
-config server, since a shard that nobody has heard of may have been added before T. Nobody is asked for anything while
-nothing happens that could give an event.
+before which nothing more may come from them, so each shard whose oplog ends before T is told about T and asked for a
+no-op (``tailrace.read.source.promise``); when that is majority-committed, everything at or before T can be read. So is
+the config server, since a shard that nobody has heard of may have been added before T. Nobody is asked for anything
+while nothing happens that could give an event.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Everything here happens between micro-batches: the driver begins a state, and from then on the task of each micro-batch
 opens it, brings it to the micro-batch's start and reads on from there (``reading.exact_slice``). A directory has an id,
-which stands in the offsets. So neither a task on another machine nor a query whose directory was lost takes a new state
-for its own, in which no document is known.
+which is in the offsets. So neither a task on another machine nor a query whose directory was lost mistakes a new state,
+in which no document is known, for its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One slice of a micro-batch: all that a worker is told. What it gives is a pure function of it."""
+"""One slice of a micro-batch: everything that a worker is given. Its output is a pure function of the slice."""
 
 from __future__ import annotations
 

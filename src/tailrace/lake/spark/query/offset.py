@@ -5,14 +5,14 @@
 
 ``clusterTime`` is the time T that the stream has reached on every shard: events up to and with T have been given.
 ``shards`` says how far each shard's oplog was read. ``entries`` marks an entry of each oplog at or before T, by which a
-deployment that was restored from an older backup is told from the one that was read (``tailrace.core.oplog.witness``).
-``token`` is the high-water token just after T: any driver can resume after it and gets what comes next. ``stream`` is
-the stream's identity, so that a checkpoint is never read by another stream. ``serverVersion`` is the one whose events
-the micro-batch that ends here holds: they are the same when Spark runs it again after an upgrade. ``resume`` stands
-only where a stream starts by a token that has not been passed yet, ``opened`` only where a shard was added to the
-cluster in the micro-batch that ends here: it is read after that time. ``snapshot`` says how far the copy before the
-stream has come (``snapshot_position``), and ``images`` which directory holds the states of its exact images. There are
-no secrets: no URI, and of the user's pipeline a digest only.
+deployment that was restored from an older backup is distinguished from the one that was read
+(``tailrace.core.oplog.witness``). ``token`` is the high-water token just after T: any driver can resume after it and
+gets what comes next. ``stream`` is the stream's identity, so that a checkpoint is never read by another stream.
+``serverVersion`` is the one whose events the micro-batch that ends here holds: they are the same when Spark runs it
+again after an upgrade. ``resume`` stands only where a stream starts by a token that has not been passed yet, ``opened``
+only where a shard was added to the cluster in the micro-batch that ends here: it is read after that time. ``snapshot``
+says how far the copy before the stream has come (``snapshot_position``), and ``images`` which directory holds the
+states of its exact images. There are no secrets: no URI, and of the user's pipeline a digest only.
 
 Spark compares offsets as texts (a source that changed the order of keys made 64 micro-batches of one), so every key is
 written in sorted order and nothing optional wavers between two spellings.

@@ -4,7 +4,7 @@
 
 ``state`` is the snapshot's (``tailrace.read.snapshot.state``): its time, and what is left of each collection.
 ``chunks`` are those of the micro-batch that ends here, in their order, so that it can be read again as it was planned;
-``planned`` is how many there were before them. A chunk's number among all of them stands in its rows' tokens, which
+``planned`` is how many there were before them. A chunk's number among all of them is in its rows' tokens, which
 therefore ascend.
 """
 

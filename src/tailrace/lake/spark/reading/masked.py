@@ -1,4 +1,4 @@
-"""The events of a slice, masked before a column is made of them."""
+"""The events of a slice, masked before columns are made from them."""
 
 from __future__ import annotations
 

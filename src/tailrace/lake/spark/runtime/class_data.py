@@ -1,10 +1,10 @@
 """Java's class-data sharing for Spark: the classes of a session, parsed and checked once, are mapped by the next ones.
 
 A JVM that runs Spark loads 15,000 classes out of 300 jars: half of the CPU of a session's start and of its first query.
-The first session on a machine writes them to an archive when it ends (3 s of CPU after the program's end, 100 MB in
-the cache directory), and later ones map it. Java passes over an archive that does not fit its jars, but half of one
-ends it, so the size is part of the name and what has another is dropped. After an upgrade of Java or Spark there is a
-new archive; one that nobody has used for a month is removed.
+The first session on a machine writes them to an archive when it ends (3 s of CPU after the program's end, 100 MB in the
+cache directory), and later ones map it. Java passes over an archive that does not fit its jars, but half an archive
+makes it crash, so the size is part of the name, and an archive of another size is dropped. After an upgrade of Java or
+Spark there is a new archive; one that nobody has used for a month is removed.
 """
 
 from __future__ import annotations

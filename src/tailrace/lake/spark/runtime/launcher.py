@@ -1,7 +1,8 @@
 """What Spark starts as ``python``: asks the fork server for a process, or becomes Python itself where there is none.
 
-Run as a file, with nothing but the standard library on its path: ``python -I -S launcher.py -m module arguments``.
-It stands for the process that it was given: it ends with its exit status, and when it is ended, so is that process.
+Run as a file, with nothing but the standard library on its path: ``python -I -S launcher.py -m module arguments``. It
+stands in for the process that it was given: it ends with that process's exit status, and when it is ended, so is that
+process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Spark on this machine, set up so that it starts fast and answers fast. On a cluster, use the cluster's own session.
 
 The settings are measured ones (Spark 4.3, two cores): a query's checkpoint costs 60 ms a micro-batch with Spark's
-defaults and 20 ms with a plain file system's, and a session starts in 3.6 s in place of 5.6 s.
+defaults and 20 ms with a plain file system's, and a session starts in 3.6 s instead of 5.6 s.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOCAL_CHECKPOINT: Final = {
 #: lake, whose events do not go through it.
 _FAST_START: Final = "-XX:TieredStopAtLevel=1"
 _SMALL_COLLECTOR: Final = "-XX:+UseSerialGC"
-#: A JVM that is told of two collectors does not start.
+#: A JVM that is given two collectors does not start.
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _log = logging.getLogger("tailrace.spark")
@@ -122,10 +122,10 @@ def java_options(java: Java, given: str, *, fast_start: bool, class_data: bool) 
 
 
 def register(spark: SparkSession, source: type[DataSource] = TailraceDataSource) -> SparkSession:
-    """Make ``source``, by default ``format("tailrace")``, known to a session that did not find it by itself
+    """Make ``source``, by default ``format("tailrace")``, known to a session that did not find it on its own
     (``pyspark_tailrace`` is found wherever the wheel is installed); gives the session back.
 
-    A source that Spark finds by itself runs with the Python of Spark's own environment, on the workers too, not with
+    A source that Spark finds on its own runs with the Python of Spark's own environment, on the workers too, not with
     that of the setting ``spark.pyspark.python``. If the two differ, a line in the log says so, and the source is
     registered for the workers' Python.
     """

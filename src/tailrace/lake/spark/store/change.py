@@ -1,10 +1,10 @@
 """Change what a lake holds: a wider stream, other columns; backfilled from the archive and the oplog. No Spark session
 is needed: a slice is read and written here as a task does it.
 
-The lake is then the one that would have been written had it been begun so. Columns are made anew of the column
-``event``. Events of a wider stream are read once more, from where the lake begins up to where its stream stands, by the
-same plan and with the same server version; and every row that the lake has must come out again. What cannot be known
-later (a looked-up document, an erased event) is refused.
+The lake is then the one that would have been written with the new definition from the beginning. Columns are rebuilt
+from the column ``event``. Events of a wider stream are read once more, from where the lake begins up to where its
+stream stands, by the same plan and with the same server version; and every row that the lake has must come out again.
+What cannot be known later (a looked-up document, an erased event) is refused.
 """
 
 from __future__ import annotations
@@ -362,7 +362,7 @@ def _backfilled_after(before: LakeBefore) -> ClusterTime:
     if not state.files or before.head.newest is None:
         raise UsageError(
             f"the lake {before.root} has no events yet",
-            hint="Remove it with its checkpoint and begin it anew, or change it from now on (--from-now)",
+            hint="Remove it with its checkpoint and start it again, or change it from now on (--from-now)",
         )
     if state.gaps:
         raise UsageError("the lake has accepted gaps: what would have been missing is not known", hint=_OTHERWISE)

@@ -1,7 +1,8 @@
 """When the oplog has lost events before the lake got them: finding the gap, and continuing after it.
 
 No checkpoint and no start option helps then, since a lake continues after its last event. The owner may accept the gap
-(``acceptGap``): what is missing is recorded in the lake's log, and the stream continues with the oldest entry there is.
+(``acceptGap``): what is missing is recorded in the lake's log, and the stream continues with the oldest entry of the
+oplog.
 """
 
 from __future__ import annotations

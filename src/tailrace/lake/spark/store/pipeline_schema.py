@@ -1,8 +1,8 @@
 """The JSON Schema of the pipeline file: what editors complete and check, and what ``tailrace run --schema`` prints.
 
-It says what one key may hold. What two keys say together (``trigger.every`` beside ``trigger.availableNow``), and what
-only the deployment knows, ``pipeline_file.load`` and the run itself check. ``${NAME}`` may stand wherever the file has
-a text.
+It says what one key may hold. Combinations of keys (``trigger.every`` beside ``trigger.availableNow``), and what only
+the deployment knows, are checked by ``pipeline_file.load`` and by the run itself. ``${NAME}`` may stand wherever the
+file has a text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read a lake: its files at one version, as the log names them. What is named stays, so a reader misses nothing."""
+"""Read a lake: its files at one version, as the log names them. Named files stay, so a reader misses nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A change stream for asyncio. One that is made of the oplog works in a thread of its own; events that are at hand are
-given without going there."""
+"""A change stream for asyncio. One that is made from the oplog works in a thread of its own; events that have already
+arrived are given without going there."""
 
 from __future__ import annotations
 
