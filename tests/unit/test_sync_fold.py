@@ -230,6 +230,23 @@ def test_what_was_in_the_making_before_the_sync_is_refused_once_it_has_its_name(
     assert "no collection is being made into another one" in str(refused.value.hint)
 
 
+RESHARDING = "system.resharding.5cc5a1a7-7d0f-4c35-9d4c-0e2b7e8f3a10"
+
+
+@pytest.mark.parametrize(
+    ("gone", "name", "pending"),
+    [(None, RESHARDING, 0), (set[bytes](), f"{RESHARDING}.x", 0), (set[bytes](), RESHARDING, 1)],
+)
+def test_only_what_a_resharding_makes_waits_for_its_name(gone: set[bytes] | None, name: str, pending: int) -> None:
+    """Of one made by hand, a collection with a name of the sync's own stayed on the target. A replica set has no
+    resharding."""
+    found, fold = steps(
+        command(3, {"create": name}, NEW) + entry(4, "i", {"_id": 1}, ui=NEW, ns=f"shop.{name}"), gone=gone
+    )
+    assert len([one for one in found if isinstance(one, Definition)]) == pending
+    assert len([one for one in fold.collections.values() if one.target.startswith("shop.tailrace.pending.")]) == pending
+
+
 def test_a_collection_that_comes_back_from_outside_is_refused() -> None:
     """Both in one window: it was no longer on the target, and nothing was said."""
     away = command(3, {"renameCollection": "shop.orders", "to": "away.orders"})

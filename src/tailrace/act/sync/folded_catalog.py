@@ -31,6 +31,8 @@ _PARTS: Final = re.compile(
 )
 _BUCKETS: Final = ".system.buckets."
 _RESHARDING: Final = ".system.resharding."
+#: What resharding calls the collection that it fills: after the UUID of the one that is resharded.
+_RESHARDED: Final = re.compile(r"[^.]+\.system\.resharding\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 VIEWS: Final = b".system.views"
 CHANGES: Final = frozenset("iud")
 #: Builds that have begun or were given up change nothing yet; of a database, its collections are dropped one by one.
@@ -107,6 +109,8 @@ class FoldedCatalog:
         database, _, name = namespace.partition(".")
         if _BUCKETS in namespace:
             return self._settings.has(f"{database}.{name.removeprefix(_BUCKETS[1:])}")
+        if _RESHARDING in namespace and (self._gone is None or _RESHARDED.fullmatch(namespace) is None):
+            return False  # made by hand: no resharding gives it another name, or drops it
         if _PARTS.match(namespace) is not None:
             return self._settings.selection.may_cover(database)
         return self._settings.has(namespace)
