@@ -41,7 +41,8 @@ class WrittenSet:
         self.uri, self.version = deployment.uri, deployment.version
         self._deployment, self._apart = deployment, apart
         old = self.version.startswith("4.")
-        kinds = Kinds(capped=capped and not old, large=False, columns=columns)
+        alone = len(deployment.members) == 1
+        kinds = Kinds(capped=capped and not old, large=False, columns=columns, forged_deletes=alone)
         self._writes = Writes(deployment.uri, seed, self.version, kinds=kinds)
         if old:
             self.can_be_read_at = False

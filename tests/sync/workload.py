@@ -44,27 +44,31 @@ _LOST: Final = -1
 #: What a server of 6.0 answers to a column that is none.
 _NO_COLUMN: Final = 378
 _PATIENCE_S: Final = 120
+_FORGED_DELETE: Final = re.compile(rb"(?s)....\x04applyOps\x00.*\x02op\x00\x02\x00\x00\x00d\x00")
 _COLUMN: Final = re.compile(rb"(?s)\x05[^\x00]*\x00.{4}\x07")
 
 
 @dataclass(frozen=True)
 class Kinds:
     """What is written besides the rest. ``series``: time series; ``capped``: capped collections; ``columns``: binary
-    values of subtype 7, which servers take from 6.0 on if they are valid columns alone."""
+    values of subtype 7, which servers take from 6.0 on if they are valid columns alone; ``forged_deletes``: deletes by
+    ``applyOps``. One that finds nothing, in a collection with pre-images, ends every secondary (an invariant of 6.0.27
+    fails), so that a set of three has no primary any more."""
 
     series: bool = False
     capped: bool = True
     large: bool = True
     system: bool = True
     columns: bool = True
+    forged_deletes: bool = True
 
 
 class Sender:
-    """Commands as they are to the primary, whoever that is. Not for several threads. Without ``columns``, none with a
-    binary value of subtype 7 is sent: it counts as refused."""
+    """Commands as they are to the primary, whoever that is. Not for several threads. What ``kinds`` leaves out of
+    columns and forged deletes is not sent: it counts as refused."""
 
-    def __init__(self, uri: str, *, columns: bool = True) -> None:
-        self._uri, self._columns = uri, columns
+    def __init__(self, uri: str, kinds: Kinds | None = None) -> None:
+        self._uri, self._kinds = uri, kinds or Kinds()
         self._wire: Wire | None = None
         self.sent = self.refused = 0
 
@@ -92,8 +96,10 @@ class Sender:
     def exchange(self, command: bytes) -> bytes:
         """The reply as bytes."""
         self.sent += 1
-        if not self._columns and _COLUMN.search(command):
+        if not self._kinds.columns and _COLUMN.search(command):
             raise CommandError({"code": _NO_COLUMN, "errmsg": "left out: a binary value of subtype 7"})
+        if not self._kinds.forged_deletes and _FORGED_DELETE.match(command):
+            raise CommandError({"code": _LOST, "errmsg": "left out: a delete by applyOps"})
         try:
             if self._wire is None:
                 self._wire = self._connected()
@@ -355,7 +361,7 @@ class Writes:
 
     def __init__(self, uri: str, seed: int, version: str, *, kinds: Kinds | None = None, count: int = 10**9) -> None:
         kinds = kinds or Kinds(capped=not version.startswith("4."))
-        self._senders = [Sender(uri, columns=kinds.columns) for _ in range(5)]
+        self._senders = [Sender(uri, kinds) for _ in range(5)]
         first, second, third, fourth, fifth = self._senders
         # An ``applyOps`` waits for the whole server, so also for a prepared transaction, whose writer would wait for it
         # before it commits: until a connection gave up, five minutes later, and no primary could step down meanwhile.
