@@ -148,9 +148,10 @@ def elements_of(data: Bytes, part: Part) -> ArrayElements:
 
 
 def _after_key(data: Bytes, at: _Numbers) -> _Numbers:
-    """Where the values begin whose keys begin at ``at``; 0 for a key that is longer than numbers are."""
+    """Where the values begin whose keys begin at ``at``; 0 for a key that is longer than numbers are. A server takes
+    any key, an empty one too."""
     found = np.zeros(len(at), np.int64)
-    for size in range(1, _KEY_BYTES):
+    for size in range(_KEY_BYTES):
         place = np.minimum(at + size, len(data) - 1)
         found = np.where((found == 0) & (data[place] == 0), place + 1, found)
     return found
