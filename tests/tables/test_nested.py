@@ -164,6 +164,13 @@ def test_a_table_has_no_more_scalars_than_its_readers_take() -> None:
     assert (later["n"], later["l"]) == ("long", "json")
 
 
+def test_names_that_are_as_long_as_data_are_json() -> None:
+    schema = rows(GROWING, {"o": {"n" * 500: 1}}).schema
+    assert schema.columns[0].leaves == 1
+    assert types(rows(schema, {"o": {"m" * nested.TEXT_MAX: 1}}))["o"] == "json"
+    assert types(rows(GROWING, {"o": {"m" * nested.TEXT_MAX: 1}}))["o"] == "json"
+
+
 def test_what_is_deep_is_json() -> None:
     deep: Any = 1
     for _ in range(nested.DEPTH_MAX + 3):

@@ -37,6 +37,8 @@ DEPTH_MAX: Final = 16
 FIELDS_MAX: Final = 100
 #: The columns of a table that hold others have no more scalars in them than this, all together.
 LEAVES_MAX: Final = 1000
+#: So many characters may describe an inferred type: each commit with other columns holds those of all of them.
+TEXT_MAX: Final = 100_000
 #: The documents that are made into columns together, and each of them alone, have no more scalars than this in a column
 #: that holds others: an empty object in an array takes as much room as its type has fields.
 VALUES_MAX: Final = 4_000_000
@@ -213,6 +215,11 @@ def leaves_of(type_: NestedType) -> int:
     if isinstance(type_, ListType):
         return leaves_of(type_.element)
     return sum(leaves_of(one) for _, one in type_.fields) or 1 if isinstance(type_, ObjectType) else 1
+
+
+def is_too_large(type_: NestedType, room: int) -> bool:
+    """Whether an inferred type has more than ``room`` scalars, or names as long as only data are."""
+    return leaves_of(type_) > room or len(text_of(type_)) > TEXT_MAX
 
 
 def depth_of(type_: NestedType) -> int:

@@ -207,7 +207,7 @@ def _inferred(value: Any, schema: TableSchema, columns: Sequence[Column]) -> str
     found = nested.inferred_type(value)
     new = nested.text_of(found if schema.widens else nested.settled(found))
     room = nested.LEAVES_MAX - sum(one.leaves for one in columns)
-    return "json" if nested.is_nested(new) and nested.leaves_of(found) > room else new
+    return "json" if nested.is_nested(new) and nested.is_too_large(found, room) else new
 
 
 def _widened(column: Column, rows: Sequence[dict[str, Any] | None], room: int, *, grows: bool) -> Column:
@@ -236,7 +236,7 @@ def _widened_nested(column: Column, values: Sequence[Any], room: int, *, grows: 
         make = nested.nested_maker(nested.text_of(type_), far_is_null=True, grows=grows)
         if type_ == last or not any(value is not None and _misfits(make, value) for value in values):
             break
-    if nested.leaves_of(type_) > room:
+    if nested.is_too_large(type_, room):
         type_ = nested.JSON_LEAF
     was = column.was if nested.extends(type_, before) else column.was or column.type
     return replace(column, type=nested.text_of(type_), was=was)
