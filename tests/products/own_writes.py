@@ -12,7 +12,7 @@ from bson.binary import Binary
 from bson.raw_bson import RawBSONDocument
 
 from tests.differential import documents as docs
-from tests.products import typed
+from tests.products import nested, typed
 from tests.products.odd_names import DOTTED, OddNames
 
 SIZES: Final = "sizes"
@@ -27,6 +27,8 @@ _RING, _RING_MAX = "ring", 7
 _ATOMIC: Final = "atomic"
 #: What aggregations write: `$out` renames another collection onto the first, `$merge` writes documents.
 _OUT, _MERGED = "out", "merged"
+#: What programs that read tables are compared with.
+_IN_COLUMNS: Final = (typed.DECLARED, typed.INFERRED, nested.NESTED)
 #: How probable it is that a round has names that nobody can copy, where the one before had none.
 UNREADABLE: Final = 0.15
 _LONG_AGO: Final = datetime(2001, 1, 1, tzinfo=UTC)
@@ -41,6 +43,7 @@ class OwnWrites:
         # The names of a document's fields may be there twice where nobody computes images.
         self._documents = (docs.UniqueNames if unique_names else random.Random)(f"tailrace corpus {seed}")
         self._rng = random.Random(f"tailrace own {seed}")
+        self._nested = random.Random(f"tailrace nested {seed}")
         self._names = OddNames(database, seed)
         self._unreadable = unreadable
         self._sizes: list[int] = []
@@ -58,7 +61,7 @@ class OwnWrites:
     @property
     def namespaces(self) -> tuple[str, ...]:
         """What may be there and can be copied."""
-        names = (SIZES, CORPUS, EXPIRING, _RING, _ATOMIC, _OUT, _MERGED, typed.DECLARED, typed.INFERRED, *DOTTED)
+        names = (SIZES, CORPUS, EXPIRING, _RING, _ATOMIC, _OUT, _MERGED, *_IN_COLUMNS, *DOTTED)
         return tuple(f"{self.database}.{name}" for name in names)
 
     def begin_round(self, send: Sent, exchange: Callable[[bytes], object]) -> None:
@@ -92,6 +95,8 @@ class OwnWrites:
             if rng.random() < chance:
                 for command in commands():
                     send(command)
+        while self._nested.random() < 0.4:
+            send(nested.write(self._nested))
 
     def expiring(self) -> list[dict[str, Any]]:
         """The commands that let documents expire as soon as the server looks for them."""

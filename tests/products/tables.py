@@ -22,7 +22,7 @@ from tailrace.lake.tables.delta_commit import stated
 from tailrace.lake.tables.names import folder_of
 from tailrace.lake.tables.schema import Policy
 from tailrace.lake.tables.settings import TableRule, TableSettings
-from tests.products import typed
+from tests.products import nested, typed
 from tests.products.archive import REPLACED, came_or_went, record
 from tests.products.product import Job, Product
 from tests.products.truth import Truth, difference_of, renamed, time_of
@@ -62,7 +62,7 @@ class TablesProduct(Product):
         others = job.options.get("patterns", [f"{one}.*" for one in job.databases])
         return TableSettings(
             self._root(job),
-            (*rules, *map(TableRule, others)),
+            (*rules, *nested.rules(job.options["played"], job.databases), *map(TableRule, others)),
             every_s=0.0,
             compact_every=rng.choice((1, 3)),
             grace_h=rng.choice((0.0, _SECOND_H, 1 / 6)),
@@ -95,7 +95,11 @@ class TablesProduct(Product):
         rng = random.Random(job.seed)
         made = [one for one in sorted(tabled) if one.endswith((f".{typed.DECLARED}", f".{typed.INFERRED}"))]
         chosen = [*rng.sample(made, min(len(made), _READ)), *rng.sample(sorted(tabled), min(1, len(list(tabled))))]
-        return [text for one in chosen for text in typed.unlike_its_documents(self._root(job), one, rng)]
+        told = [text for one in chosen for text in typed.unlike_its_documents(self._root(job), one, rng)]
+        for rule in nested.rules(job.options["played"], job.databases):
+            if rule.pattern in tabled:
+                told += nested.unlike_its_documents(self._root(job), rule, rng)
+        return told
 
 
 def _rows(root: Path, namespace: str) -> dict[bytes, bytes] | None:

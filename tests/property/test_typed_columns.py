@@ -75,7 +75,8 @@ def array(rng: random.Random, depth: int) -> bytes:
         type_, value = (raw_bson.OBJECT, document(rng, depth + 1)) if rng.random() < 0.8 else (raw_bson.NULL, b"")
         if rng.random() < 0.05:
             type_, value = random_values.value(rng)
-        elements.append(raw_bson.encode_element(type_, b"%d" % place, value))
+        key = b"%d" % place if rng.random() < 0.95 else rng.choice((b"", b"x", b"0", b"a key of many bytes"))
+        elements.append(raw_bson.encode_element(type_, key, value))
     return raw_bson.encode_document(*elements)
 
 
@@ -195,6 +196,18 @@ def test_long_arrays_have_the_columns_of_the_reference(count: int) -> None:
     assert outcome(compiled, schema, documents) == outcome(convert, schema, documents)
     known = convert(schema, documents).schema
     assert outcome(compiled, known, documents) == outcome(convert, known, documents)
+
+
+@pytest.mark.parametrize("key", [b"", b"x", b"1234567", b"12345678"])
+def test_the_key_of_an_element_says_nothing(key: bytes) -> None:
+    """The server takes arrays with any keys, and keeps them."""
+    element = raw_bson.encode_element(raw_bson.INT32, key, (5).to_bytes(4, "little"))
+    odd = raw_bson.encode_document(
+        raw_bson.encode_element(raw_bson.ARRAY, b"l", raw_bson.encode_document(element, element))
+    )
+    known = convert(TableSchema(nested=True), [odd]).schema
+    made = compiled(known, [odd, bson.encode({"l": [7]}), odd])
+    assert made.arrays[0].to_pylist() == [[5, 5], [7], [5, 5]]
 
 
 def test_a_table_has_no_more_columns_than_its_readers_take() -> None:

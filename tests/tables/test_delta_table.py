@@ -18,7 +18,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import UsageError
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.rows import make_rows
-from tailrace.lake.tables.schema import TableSchema
+from tailrace.lake.tables.schema import Policy, TableSchema
 from tailrace.lake.tables.settings import TableRule
 from tailrace.lake.tables.state import StoredDocument
 from tests.tables import features
@@ -84,6 +84,21 @@ def test_types_that_are_no_partitions_are_refused(type_: str) -> None:
     # The page names the types; nothing had held the code to it, and bytes were written as b'...'.
     with pytest.raises(UsageError, match="'c' cannot divide shop"):
         TableRule("shop.*", TableSchema.declared({"c": type_}), partition_by=("c",))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "anew"),
+    [
+        ("quarantine", "fail", True), ("quarantine", "quarantine", False), ("widen", "evolve", True),
+        ("evolve", "widen", False), ("evolve", "quarantine", False), (None, "evolve", False),
+    ],
+)  # fmt: skip
+def test_a_table_is_written_anew_under_a_policy_that_leaves_less_out(
+    tmp_path: Path, before: Policy | None, now: Policy, *, anew: bool
+) -> None:
+    table = CollectionTable(tmp_path / "t", "shop.orders", declared="", policy=before)
+    table.write_whole(batch(0), TableSchema(), [rows(TableSchema(), [{"_id": 1}])], "whole")
+    assert CollectionTable(tmp_path / "t", "shop.orders", declared="", policy=now).redeclared is anew
 
 
 def test_a_table_is_written_anew_under_another_declaration(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from pymongo import MongoClient
 
 from tailrace.core import raw_bson
+from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.tables import nested
@@ -27,8 +28,10 @@ from tailrace.lake.tables.delta_commit import stated
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.description import described
 from tailrace.lake.tables.nested import declared_type, parsed, text_of
+from tailrace.lake.tables.rows import rows_of
 from tailrace.lake.tables.schema import Policy, TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.state import StoredDocument
 from tailrace.lake.tables.writer import TablesWriter
 from tests.differential.execute import note
 from tests.differential.wire import Wire
@@ -161,6 +164,13 @@ def test_a_table_has_no_more_scalars_than_its_readers_take() -> None:
     assert (later["n"], later["l"]) == ("long", "json")
 
 
+def test_names_that_are_as_long_as_data_are_json() -> None:
+    schema = rows(GROWING, {"o": {"n" * 500: 1}}).schema
+    assert schema.columns[0].leaves == 1
+    assert types(rows(schema, {"o": {"m" * nested.TEXT_MAX: 1}}))["o"] == "json"
+    assert types(rows(GROWING, {"o": {"m" * nested.TEXT_MAX: 1}}))["o"] == "json"
+
+
 def test_what_is_deep_is_json() -> None:
     deep: Any = 1
     for _ in range(nested.DEPTH_MAX + 3):
@@ -245,6 +255,49 @@ def test_without_evolution_no_field_is_added(policy: Policy) -> None:
     assert shown(found, "o") == [{"a": 2}, {"a": None}]
     assert shown(found, "l") == [[1] if policy == "widen" else ["1"], None]
     assert not found.misfits
+
+
+# --- many values -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column holds no more than a thousand."""
+    monkeypatch.setattr(nested, "VALUES_MAX", 1000)
+
+
+def stored(*documents: dict[str, Any]) -> list[StoredDocument]:
+    return [StoredDocument(b"%d" % at, ClusterTime.of(1, 1), bson.encode(one)) for at, one in enumerate(documents)]
+
+
+WIDE = {f"f{number}": {"a": 1, "b": [1]} for number in range(10)}
+
+
+@pytest.mark.usefixtures("few_values")
+def test_documents_whose_columns_take_much_room_are_made_a_few_at_a_time() -> None:
+    """An empty object takes seven bytes of an array, and in a column as many values as its type has fields."""
+    documents = stored(*({"_id": number, "l": [WIDE, {}, None, {"late": number}]} for number in range(60)))
+    for schema in (GROWING, next(rows_of(GROWING, documents)).schema):
+        found = list(rows_of(schema, documents))
+        assert len(found) > 3
+        assert not any(one.retyped for one in found)
+        shown = [row for one in found for row in one.batch.select(["_id", "l"]).to_pylist()]
+        assert [row["_id"] for row in shown] == list(range(60))
+        assert all(row["l"][2:] == [None, {**dict.fromkeys(row["l"][0]), "late": row["_id"]}] for row in shown)
+
+
+@pytest.mark.usefixtures("few_values")
+def test_a_document_that_takes_too_much_room_does_not_fit() -> None:
+    schema = rows(GROWING, {"l": [WIDE]}).schema
+    large = {"l": [WIDE] + [{}] * 60}
+    for found in (list(rows_of(schema, stored({"l": [{}]}, large)))[-1], rows(GROWING, large)):
+        assert types(found)["l"] == "json"
+        assert shown(found, "l")[-1].endswith(", {}]")
+    declared = TableSchema.declared({"l": schema.columns[0].type})
+    _, found = rows_of(declared, stored({"l": [{}]}, large))
+    assert found.batch.num_rows == 0
+    (misfit,) = found.misfits
+    assert misfit.reason == "'l' has 1,220 values, counting those that are NULL; at most 1,000 of a document fit"
 
 
 def test_rows_cannot_be_arranged_by_others() -> None:
@@ -377,3 +430,27 @@ def test_a_table_whose_columns_become_nested_is_rewritten(
         seen.append((str(table.to_pyarrow_table().column("l").to_pylist()), len(table.to_pyarrow_table())))
     text, struct = "['[{\"a\": 1}]']", "[[{'a': 1}]]"
     assert seen == [(text, 1), (struct, 1), (struct, 1), (text, 1)]
+
+
+@pytest.mark.mongod
+def test_a_table_that_left_something_out_is_rewritten_when_its_policy_does_not(
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path
+) -> None:
+    """What came under the policy before it has no column, or no row: later files alone would have it."""
+
+    def follow(schema: TableSchema) -> list[Any]:
+        settings = TableSettings(tmp_path, (TableRule(collection.full_name, schema),), every_s=0.0)
+        with TablesWriter(replica_set.uri, settings) as writer:
+            writer.run_to_present()
+        table = DeltaTable(tmp_path / collection.full_name).to_pyarrow_table().sort_by("_key")
+        return [{name: value for name, value in row.items() if name in "om"} for row in table.to_pylist()]
+
+    collection.insert_one({"_id": 1, "o": {"a": 1}})
+    assert follow(TableSchema(policy="quarantine", nested=True)) == [{"o": {"a": 1}}]
+    collection.insert_many([{"_id": 2, "o": {"a": 2, "b": 2}, "m": 2}, {"_id": 3, "o": 3}])
+    assert follow(TableSchema(policy="quarantine", nested=True)) == [{"o": {"a": 1}}, {"o": {"a": 2}}]
+    collection.insert_one({"_id": 4, "o": {"a": 4, "b": 4}, "m": 4})
+    found = follow(TableSchema(policy="widen", nested=True))
+    assert [row["o"] for row in found] == ['{"a": 1}', '{"a": 2, "b": 2}', "3", '{"a": 4, "b": 4}']
+    collection.update_one({"_id": 3}, {"$set": {"o": {"b": 3}}})
+    assert [row["m"] for row in follow(GROWING)] == [None, 2, None, 4]

@@ -32,7 +32,7 @@ from tailrace.lake.tables.fold import Fold, FoldOfOne, StateMismatchError
 from tailrace.lake.tables.holding import state_folder
 from tailrace.lake.tables.masking import check_masks
 from tailrace.lake.tables.names import BEGIN_ANEW, BSON, CHANGED, KEY, place_of
-from tailrace.lake.tables.rows import chunks, make_rows
+from tailrace.lake.tables.rows import rows_of
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.standing import check_log, harm_of
 from tailrace.lake.tables.state import UNKNOWN, StoredDocument, TabledCollection, TableMark, TableState
@@ -375,8 +375,7 @@ class _Replay:
 def _together(kept: pa.Table, changed: Sequence[StoredDocument], schema: TableSchema) -> pa.Table:
     """Rows of a version and documents that were changed since; a column becomes wider where one of them asks for it."""
     rows = [kept]
-    for piece in chunks(changed):
-        made = make_rows(schema, piece)
+    for made in rows_of(schema, changed):
         if made.retyped:
             return _anew(kept, changed, made.schema)
         rows.append(pa.Table.from_batches([made.batch]))
@@ -387,8 +386,7 @@ def _anew(kept: pa.Table, changed: Sequence[StoredDocument], schema: TableSchema
     documents = [*_stored(kept), *changed]
     while True:
         rows = []
-        for piece in chunks(documents):
-            made = make_rows(schema, piece)
+        for made in rows_of(schema, documents):
             schema = made.schema
             rows.append(pa.Table.from_batches([made.batch]))
         if all(one.schema.equals(rows[-1].schema) for one in rows):

@@ -44,6 +44,7 @@ _FEED: Final = "delta.enableChangeDataFeed"
 _DECLARED: Final = "tailrace.declared"
 _DEPLOYMENT: Final = "tailrace.deployment"
 _DIVIDED, _CUT = "tailrace.partitionBy", "tailrace.cut"
+_POLICY: Final = "tailrace.onMismatch"
 
 
 class HasColumns(Protocol):
@@ -62,6 +63,7 @@ class CollectionTable:
     ``partition_by``  names of typed columns: a file holds the rows of one value of them
     ``bounds``        names of typed columns whose minimum and maximum are kept for each file
     ``declared``      the declaration of the columns (``TableSchema.declaration``), which the table keeps
+    ``policy``        what becomes of values that do not fit (``TableSchema.policy``), which the table keeps
     ``deployment``    whose collection it is, which the table keeps
     ``feed``          whether it has a change feed; ``None``: as it has now
     """
@@ -74,6 +76,7 @@ class CollectionTable:
         partition_by: Sequence[str] = (),
         bounds: Sequence[str] = (),
         declared: str | None = None,
+        policy: str | None = None,
         deployment: str = "",
         feed: bool | None = None,
     ) -> None:
@@ -82,6 +85,7 @@ class CollectionTable:
         self._divide_by = tuple(partition_by)
         self._bounds = tuple(dict.fromkeys((*partition_by, *bounds)))
         self._declared = declared
+        self._policy = policy
         self._deployment = deployment
         self._feed = feed
         #: The bytes of the files that commits of this object have replaced.
@@ -173,13 +177,17 @@ class CollectionTable:
 
     @property
     def redeclared(self) -> bool:
-        """Whether the table was made from another declaration or divided by other columns than are given now."""
+        """Whether the table was made from another declaration, divided by other columns than are given now, or by a
+        policy that has left out what it has to hold now: documents in quarantine, or fields that came later."""
         if self._delta is None or self._declared is None:
             return False
         divided = json.loads(self._setting(_DIVIDED) or "[]")
         if tuple(divided) != self._divide_by:
             return True
-        return self._setting(_DECLARED) not in {None, self._declared}
+        if self._setting(_DECLARED) not in {None, self._declared}:
+            return True
+        before, now = self._setting(_POLICY), self._policy
+        return None not in (before, now) and before != now and (before == "quarantine" or now == "evolve")
 
     def refresh(self, state: str = "", known: int = -1) -> None:
         """Read new versions of the log. Raises SinkError if another program has changed rows, or another process of
@@ -317,6 +325,7 @@ class CollectionTable:
             _NAMESPACE: self.namespace,
             **({_DIVIDED: json.dumps(self._divide_by)} if self._divide_by else {}),
             **({} if self._declared is None else {_DECLARED: self._declared}),
+            **({} if self._policy is None else {_POLICY: self._policy}),
             **({_DEPLOYMENT: self._deployment} if self._deployment else {}),
             **({_CUT: json.dumps(schema.cut)} if schema.cut else {}),
             "delta.enableExpiredLogCleanup": "false",

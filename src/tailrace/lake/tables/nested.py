@@ -37,6 +37,11 @@ DEPTH_MAX: Final = 16
 FIELDS_MAX: Final = 100
 #: The columns of a table that hold others have no more scalars in them than this, all together.
 LEAVES_MAX: Final = 1000
+#: So many characters may describe an inferred type: each commit with other columns holds those of all of them.
+TEXT_MAX: Final = 100_000
+#: The documents that are made into columns together, and each of them alone, have no more scalars than this in a column
+#: that holds others: an empty object in an array takes as much room as its type has fields.
+VALUES_MAX: Final = 4_000_000
 #: The types that a type becomes when a value does not fit, before it becomes text in Extended JSON.
 WIDER: Final = {"int": ("long", "double"), "long": ("double",), "date": ("timestamp",)}
 _TOKEN: Final = re.compile(r"\s*(?:`((?:[^`]|``)*)`|(decimal\s*\([^)]*\))|([^\s<>:,`()]+)|([<>:,]))")
@@ -80,6 +85,10 @@ class InnerMisfitError(MisfitError):
         self.value = value
         self.type = type_
         self.steps: list[str] = []
+
+
+class TooManyValuesError(Exception):
+    """Documents have too many values to be made into columns together."""
 
 
 # --- types -----------------------------------------------------------------------------------------------------------
@@ -206,6 +215,11 @@ def leaves_of(type_: NestedType) -> int:
     if isinstance(type_, ListType):
         return leaves_of(type_.element)
     return sum(leaves_of(one) for _, one in type_.fields) or 1 if isinstance(type_, ObjectType) else 1
+
+
+def is_too_large(type_: NestedType, room: int) -> bool:
+    """Whether an inferred type has more than ``room`` scalars, or names as long as only data are."""
+    return leaves_of(type_) > room or len(text_of(type_)) > TEXT_MAX
 
 
 def depth_of(type_: NestedType) -> int:
@@ -408,6 +422,36 @@ def _is_empty(type_: NestedType, value: Any, *, grows: bool) -> bool:
     if isinstance(type_, ListType):
         return isinstance(value, list) and all(_is_empty(type_.element, one, grows=grows) for one in value)
     return isinstance(type_, ObjectType) and isinstance(value, dict) and not (grows and _has_others(value, set()))
+
+
+@lru_cache(maxsize=1024)
+def values_counter(text: str) -> Callable[[Any], int]:
+    """What counts the scalars that a column of that type has for a value, those that are NULL as well."""
+    return _counter(parsed(text))
+
+
+def _counter(type_: NestedType) -> Callable[[Any], int]:
+    alike = leaves_of(type_)
+    if isinstance(type_, ListType):
+        if not _has_list(type_.element):
+            return lambda value: alike * len(value) if isinstance(value, list) else 1
+        count = _counter(type_.element)
+        return lambda value: sum(map(count, value)) if isinstance(value, list) else 1
+    if not isinstance(type_, ObjectType) or not _has_list(type_):
+        return lambda _: alike
+    parts = [(name, _counter(one)) for name, one in type_.fields]
+
+    def count_fields(value: Any) -> int:
+        value = _plain(value)
+        return sum(count(value.get(name)) for name, count in parts) if isinstance(value, dict) else alike
+
+    return count_fields
+
+
+def _has_list(type_: NestedType) -> bool:
+    if isinstance(type_, ListType):
+        return True
+    return isinstance(type_, ObjectType) and any(_has_list(one) for _, one in type_.fields)
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,16 @@ from tailrace.core import raw_bson
 from tailrace.core.event.event_block import Bytes
 from tailrace.core.kernel import Part
 from tailrace.core.kernel.document_fields import FieldScan, words
-from tailrace.lake.tables.nested import LeafType, ListType, NestedType, ObjectType, has_leaf, nested_arrow
+from tailrace.lake.tables import nested
+from tailrace.lake.tables.nested import (
+    LeafType,
+    ListType,
+    NestedType,
+    ObjectType,
+    TooManyValuesError,
+    has_leaf,
+    nested_arrow,
+)
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -58,9 +67,22 @@ class NestedArrays:
         self._data = data
         self._scalars = scalars
         self._grows = grows
+        self._count = 0
 
-    def make(self, type_: NestedType, part: Part) -> tuple[pa.Array, _Mask]:
-        """The values at a place, and which of them are as they have to be: the others are for the reference."""
+    def column(self, type_: NestedType, part: Part) -> tuple[pa.Array, _Mask]:
+        """The values of a column, and which of them are as they have to be: the others are for the reference. Raises
+        TooManyValuesError."""
+        self._count = 0
+        self._add(type_, len(part.type))
+        return self._make(type_, part)
+
+    def _add(self, type_: NestedType, count: int) -> None:
+        """Count the values of a type, but for what is inside of arrays in them."""
+        self._count += count * _width(type_)
+        if self._count > nested.VALUES_MAX:
+            raise TooManyValuesError
+
+    def _make(self, type_: NestedType, part: Part) -> tuple[pa.Array, _Mask]:
         nothing = (part.type == 0) | (part.type == raw_bson.NULL)
         if not has_leaf(type_):
             return pa.nulls(len(nothing), pa.string()), nothing
@@ -93,7 +115,7 @@ class NestedArrays:
         made = self._scanned(scan, len(part.type))
         arrays = []
         for number, (_, inner) in enumerate(type_.fields):
-            array, good = self.make(inner, scan.part(number))
+            array, good = self._make(inner, scan.part(number))
             arrays.append(array)
             made &= good
         return pa.StructArray.from_arrays(arrays, fields=list(nested_arrow(type_))), made
@@ -112,11 +134,17 @@ class NestedArrays:
 
     def _list(self, type_: ListType, part: Part) -> tuple[pa.Array, _Mask]:
         elements = elements_of(self._data, part)
-        array, good = self.make(type_.element, elements.parts)
+        self._add(type_.element, len(elements.parts.type))
+        array, good = self._make(type_.element, elements.parts)
         bad = np.concatenate((np.zeros(1, np.int64), np.cumsum(~good)))
         made = elements.made & (bad[elements.offsets[1:]] == bad[elements.offsets[:-1]])
         offsets = pa.array(elements.offsets.astype(np.int32))
         return pa.ListArray.from_arrays(offsets, array, type=nested_arrow(type_)), made
+
+
+def _width(type_: NestedType) -> int:
+    """How many scalars and arrays a value of that type has outside of arrays."""
+    return sum(_width(one) for _, one in type_.fields) or 1 if isinstance(type_, ObjectType) else 1
 
 
 def elements_of(data: Bytes, part: Part) -> ArrayElements:
@@ -148,9 +176,10 @@ def elements_of(data: Bytes, part: Part) -> ArrayElements:
 
 
 def _after_key(data: Bytes, at: _Numbers) -> _Numbers:
-    """Where the values begin whose keys begin at ``at``; 0 for a key that is longer than numbers are."""
+    """Where the values begin whose keys begin at ``at``; 0 for a key that is longer than numbers are. A server takes
+    any key, an empty one too."""
     found = np.zeros(len(at), np.int64)
-    for size in range(1, _KEY_BYTES):
+    for size in range(_KEY_BYTES):
         place = np.minimum(at + size, len(data) - 1)
         found = np.where((found == 0) & (data[place] == 0), place + 1, found)
     return found

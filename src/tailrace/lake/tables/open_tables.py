@@ -48,6 +48,7 @@ class OpenTables:
                 partition_by=rule.partition_by,
                 bounds=rule.z_order,
                 declared=rule.schema.declaration,
+                policy=rule.schema.policy,
                 deployment=self._oplogs.deployment_id,
                 feed=self._settings.feed_h > 0,
             )
@@ -130,7 +131,8 @@ class OpenTables:
         return position
 
     def note_redeclared(self) -> None:
-        """Tables whose declared columns or partitions are others than before are rewritten."""
+        """Tables whose declared columns, partitions or policies are others than before are rewritten, unless they hold
+        what they have to hold all the same."""
         marks = [
             mark
             for mark in self._state.marks().values()

@@ -16,7 +16,8 @@ from tailrace.core.event.extended_json import with_lost_types
 from tailrace.core.kernel import Part, encode_json, is_utf8
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.lake.tables.names import BSON, CHANGED, JSON, KEY
-from tailrace.lake.tables.schema import CODEC, TableSchema
+from tailrace.lake.tables.nested import TooManyValuesError
+from tailrace.lake.tables.schema import CODEC, TableSchema, convert
 from tailrace.lake.tables.state import StoredDocument
 from tailrace.lake.tables.typed import typed_columns
 
@@ -69,13 +70,34 @@ def chunks(documents: Iterable[StoredDocument]) -> Iterator[list[StoredDocument]
         yield piece
 
 
+def rows_of(schema: TableSchema, documents: Iterable[StoredDocument]) -> Iterator[Rows]:
+    """The rows of documents, so many at a time as memory is meant for. Each time the schema may have got more columns
+    or wider ones."""
+    for piece in chunks(documents):
+        waiting = [piece]
+        while waiting:
+            some = waiting.pop()
+            try:
+                found = make_rows(schema, some)
+            except TooManyValuesError:
+                waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
+                continue
+            schema = found.schema
+            yield found
+
+
 def make_rows(schema: TableSchema, documents: Sequence[StoredDocument]) -> Rows:
-    """The rows of some documents. ``schema`` may get more columns."""
+    """The rows of some documents. ``schema`` may get more columns. Raises TooManyValuesError for more than one."""
     buffer = b"".join(one.document for one in documents)
     offsets = np.zeros(len(documents) + 1, np.int64)
     np.cumsum([len(one.document) for one in documents], out=offsets[1:])
     texts, whole = json_texts(buffer, offsets)
-    made = typed_columns(schema, [one.document for one in documents], buffer, offsets, whole)
+    try:
+        made = typed_columns(schema, [one.document for one in documents], buffer, offsets, whole)
+    except TooManyValuesError:
+        if len(documents) > 1:
+            raise
+        made = convert(schema, [documents[0].document])
     bson_column = pa.Array.from_buffers(
         pa.binary(), len(documents), [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(buffer)]
     )

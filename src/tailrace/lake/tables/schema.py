@@ -142,7 +142,8 @@ class Decoded:
 
 
 def convert(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
-    """The documents' typed columns, by the schema's policy. Raises SinkError with the policy ``fail``."""
+    """The documents' typed columns, by the schema's policy. Raises SinkError with the policy ``fail``, and
+    TooManyValuesError for documents that are too many to be made together."""
     decoded = Decoded(documents)
     rows = [decoded[number] for number in range(len(documents))]
     misfits: dict[int, str] = {}
@@ -206,7 +207,7 @@ def _inferred(value: Any, schema: TableSchema, columns: Sequence[Column]) -> str
     found = nested.inferred_type(value)
     new = nested.text_of(found if schema.widens else nested.settled(found))
     room = nested.LEAVES_MAX - sum(one.leaves for one in columns)
-    return "json" if nested.is_nested(new) and nested.leaves_of(found) > room else new
+    return "json" if nested.is_nested(new) and nested.is_too_large(found, room) else new
 
 
 def _widened(column: Column, rows: Sequence[dict[str, Any] | None], room: int, *, grows: bool) -> Column:
@@ -227,11 +228,15 @@ def _widened_nested(column: Column, values: Sequence[Any], room: int, *, grows: 
         last = type_
         for value in values:
             type_ = nested.wider(type_, value, grows=grows)
+        count = nested.values_counter(nested.text_of(type_))
+        if any(value is not None and count(value) > nested.VALUES_MAX for value in values):
+            type_ = nested.JSON_LEAF
+            break
         # What became wider for one value may not hold an earlier one: a long number beside a double.
         make = nested.nested_maker(nested.text_of(type_), far_is_null=True, grows=grows)
         if type_ == last or not any(value is not None and _misfits(make, value) for value in values):
             break
-    if nested.leaves_of(type_) > room:
+    if nested.is_too_large(type_, room):
         type_ = nested.JSON_LEAF
     was = column.was if nested.extends(type_, before) else column.was or column.type
     return replace(column, type=nested.text_of(type_), was=was)
@@ -266,16 +271,17 @@ def fill(
 def fill_values(
     column: Column, values: Sequence[Any], *, far_is_null: bool = False, grows: bool = False
 ) -> tuple[list[Any], dict[int, str]]:
-    """The same of the values at the column's path."""
+    """The same of the values at the column's path. Raises TooManyValuesError for more than one of them."""
+    bad: dict[int, str] = {}
     if nested.is_nested(column.type):
         make = nested.nested_maker(column.type, far_is_null=far_is_null, grows=grows)
+        bad = _too_large(column, values)
     else:
         make = scalar_maker(column.type)
-    bad: dict[int, str] = {}
     found: list[Any] = []
     for number, value in enumerate(values):
         made = None
-        if value is not None:
+        if value is not None and number not in bad:
             try:
                 made = make(value)
             except InnerMisfitError as error:
@@ -286,6 +292,23 @@ def fill_values(
                     bad[number] = f"'{'.'.join(column.path)}' is {_shown(value)}, and its column is {column.type}"
         found.append(made)
     return found, bad
+
+
+def _too_large(column: Column, values: Sequence[Any]) -> dict[int, str]:
+    """The rows whose values take too much room in a column that holds others. Raises TooManyValuesError if all
+    others together do."""
+    found: dict[int, str] = {}
+    count, total = nested.values_counter(column.type), 0
+    for number, value in enumerate(values):
+        size = 0 if value is None else count(value)
+        if size > nested.VALUES_MAX:
+            most = f"at most {nested.VALUES_MAX:,} of a document fit"
+            found[number] = f"'{'.'.join(column.path)}' has {size:,} values, counting those that are NULL; {most}"
+        else:
+            total += size
+    if total > nested.VALUES_MAX:
+        raise nested.TooManyValuesError
+    return found
 
 
 def typed_array(values: list[Any], type_: pa.DataType) -> pa.Array:

@@ -31,7 +31,8 @@ _HEX: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.
 def typed_columns(
     schema: TableSchema, documents: Sequence[bytes], buffer: bytes, offsets: npt.NDArray[np.int64], whole: RowMask
 ) -> Converted:
-    """The documents' typed columns, by the schema's policy. Raises SinkError with the policy ``fail``.
+    """The documents' typed columns, by the schema's policy. Raises SinkError with the policy ``fail``, and
+    TooManyValuesError for documents that are too many to be made together.
 
     ``buffer``, ``offsets``  the same documents, one after the other
     ``whole``                which of them ``encode_json`` took: valid, without rare types, no name twice
@@ -49,7 +50,7 @@ def typed_columns(
     for column in columns:
         part = fields.part(column.path)
         if nested.is_nested(column.type):
-            array, made = inner.make(nested.parsed(column.type), part)
+            array, made = inner.column(nested.parsed(column.type), part)
         else:
             array, made = _MAKERS.get(column.type, _nothing)(data, part, column.arrow)
         left = np.flatnonzero(~whole | ~made & (part.type != 0) & (part.type != raw_bson.NULL))

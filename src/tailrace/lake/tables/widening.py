@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.lake.tables.rows import Misfitting, Rows, chunks, make_rows
+from tailrace.lake.tables.rows import Misfitting, rows_of
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.state import StoredDocument
 
@@ -43,8 +43,7 @@ class Widening:
     def batches(self, documents: Iterator[StoredDocument]) -> Iterator[pa.RecordBatch]:
         wrote = self._others
         misfits: list[Misfitting] = []
-        for piece in chunks(documents):
-            found: Rows = make_rows(self.schema, piece)
+        for found in rows_of(self.schema, documents):
             if found.retyped and wrote:
                 raise RetypedError(found.schema)
             self.schema = found.schema
