@@ -163,8 +163,8 @@ def copied(
 
 
 def _stamp(path: Path) -> str:
-    found = path.stat()
-    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+    status = path.stat()
+    return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def damage_of(path: Path) -> str | None:
@@ -380,14 +380,14 @@ def records(cursor: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     A key that was changed stays at its place, among or beside those of its prefix, where no search finds it. So the
     records beside them are compared too. Raises ``lmdb.CorruptedError``.
     """
-    found = cursor.set_range(prefix)
-    if cursor.prev() if found else cursor.last():
+    is_there = cursor.set_range(prefix)
+    if cursor.prev() if is_there else cursor.last():
         key, record = cursor.item()
         unsealed(key, record)
         if key >= prefix:
             raise _changed()
     last = b""
-    for key, record in cursor.iternext() if found and cursor.set_range(prefix) else ():
+    for key, record in cursor.iternext() if is_there and cursor.set_range(prefix) else ():
         value = unsealed(key, record)
         if key < prefix or key <= last:
             raise _changed()

@@ -122,8 +122,8 @@ class ObjectPlace:
         import obstore  # noqa: PLC0415  an extra
 
         def got() -> tuple[bytes, str]:
-            found = obstore.get(self.bucket.store, self.key)
-            return bytes(found.bytes()), found.meta["e_tag"] or ""
+            answer = obstore.get(self.bucket.store, self.key)
+            return bytes(answer.bytes()), answer.meta["e_tag"] or ""
 
         return self._asked("read", got)
 
@@ -154,8 +154,8 @@ class ObjectPlace:
         """The places right below, in the order of their names."""
         import obstore  # noqa: PLC0415
 
-        found = self._asked("list", lambda: obstore.list_with_delimiter(self.bucket.store, self.key or None))
-        keys = {*found["common_prefixes"], *(one["path"] for one in found["objects"])}
+        listing = self._asked("list", lambda: obstore.list_with_delimiter(self.bucket.store, self.key or None))
+        keys = {*listing["common_prefixes"], *(one["path"] for one in listing["objects"])}
         for key in sorted(keys - {self.key}):  # an empty object that a console makes to show a folder
             yield type(self)(self.bucket, key.rstrip("/"))
 
@@ -181,8 +181,8 @@ class ObjectPlace:
         import obstore  # noqa: PLC0415
 
         def got() -> tuple[bytes, int]:
-            found = obstore.get(self.bucket.store, self.key, options={"range": {"suffix": size}})
-            return bytes(found.bytes()), found.meta["size"]
+            answer = obstore.get(self.bucket.store, self.key, options={"range": {"suffix": size}})
+            return bytes(answer.bytes()), answer.meta["size"]
 
         return self._asked("read", got)
 

@@ -95,15 +95,15 @@ def run(args: argparse.Namespace, words: list[str]) -> int:
             return _replay(letters, handler, args, client)
         if action == "discard":
             return _discard(letters, args)
-        found = list(letters.letters(args.resource, args.change))
-    if args.change and not found:
+        chosen = list(letters.letters(args.resource, args.change))
+    if args.change and not chosen:
         raise _unknown(args.change)
     shows = action == "show"
     if args.format == "json":
-        listed = [{**shown(letter), **(_event(letter) if shows else {})} for letter in found]
+        listed = [{**shown(letter), **(_event(letter) if shows else {})} for letter in chosen]
         say(json.dumps(listed, indent=2, ensure_ascii=False), lines=True)
-    elif found:
-        _print_table(found, shows)
+    elif chosen:
+        _print_table(chosen, shows)
     else:
         say(f"no dead letters in {where}")
     return 0

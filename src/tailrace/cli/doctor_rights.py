@@ -70,8 +70,8 @@ def replica_set_id(source: MongodSource) -> Finding:
     except OperationFailure as error:
         if error.code != _UNAUTHORIZED:
             raise
-        found = source_error(error, source.client)
-        return Finding(check, "warn", f"{found.message}: Spark, lakes and archives need it", found.hint or "")
+        failure = source_error(error, source.client)
+        return Finding(check, "warn", f"{failure.message}: Spark, lakes and archives need it", failure.hint or "")
     return Finding(check, "ok", "this user may read it, as Spark, lakes and archives need")
 
 

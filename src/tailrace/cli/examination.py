@@ -87,8 +87,8 @@ def _look(check: str, look: Callable[[MongodSource], Finding], source: MongodSou
     except TailraceError as error:
         return Finding(check, "fail", str(error.message), error.hint or "")
     except PyMongoError as error:
-        found = source_error(error, source.client)
-        return Finding(check, "fail", str(found.message), found.hint or "")
+        failure = source_error(error, source.client)
+        return Finding(check, "fail", str(failure.message), failure.hint or "")
 
 
 def _replica_set(source: MongodSource) -> Finding:
@@ -225,8 +225,8 @@ def _complaint_about_reading_images(source: MongodSource) -> Finding | None:
     try:
         source.client.config["system.preimages"].find_one({}, {"_id": 1})
     except OperationFailure as error:
-        found = source_error(error, source.client)
-        return Finding("pre- and post-images", "warn", str(found.message), found.hint or "")
+        failure = source_error(error, source.client)
+        return Finding("pre- and post-images", "warn", str(failure.message), failure.hint or "")
     return None
 
 

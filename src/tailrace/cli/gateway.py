@@ -192,8 +192,8 @@ def _own_uri(upstream: ConnectionString, options: GatewayOptions) -> ConnectionS
     if options.tls is not None or not options.port:
         return None
     text = upstream.reveal()
-    found = re.match(r"mongodb(?:\+srv)?://([^/?]*@)?", text)
-    user = "" if found is None or found[1] is None else found[1]
+    match = re.match(r"mongodb(?:\+srv)?://([^/?]*@)?", text)
+    user = "" if match is None or match[1] is None else match[1]
     kept = re.findall(r"[?&](auth\w+=[^&]*)", text, re.IGNORECASE)
     host = "127.0.0.1" if options.host in _ALL else options.host
     where = f"[{host}]" if ":" in host else host

@@ -148,8 +148,8 @@ def _drop_days(root: Path, seconds: float) -> None:
         before = (datetime.now(UTC) - timedelta(seconds=seconds)).date()
     except OverflowError:
         raise WrongUsageError("--older-than reaches back to before the first year") from None
-    found = drop_days(root, before)
-    say(f"{_counted(found.rows, 'event')} of the days before {before} taken out, in {_counted(found.files, 'file')}")
+    report = drop_days(root, before)
+    say(f"{_counted(report.rows, 'event')} of the days before {before} taken out, in {_counted(report.files, 'file')}")
 
 
 def _erase(args: argparse.Namespace) -> int:
@@ -160,17 +160,17 @@ def _erase(args: argparse.Namespace) -> int:
     match = _read_match(args.match)
     if args.dry_run:
         return _show_erasure(args.lake, match)
-    found = erase(args.lake, match, vacuum=bool(args.vacuum), everything=bool(args.all))
-    say(f"{_counted(found.rows, 'event')} erased, of {found.searched:,}, in {_counted(found.files, 'file')}")
-    if found.rows:
-        say(f"  from token {found.first_token}")
-        say(f"  to token {found.last_token}")
-    if found.quarantined:
-        say(f"  {_counted(found.quarantined, 'event')} erased from the quarantine")
-    if found.removed:
-        say(f"  {_counted(found.removed, 'replaced file')} removed")
-    if found.replaced:
-        size = _counted(found.replaced, "replaced file")
+    erasure = erase(args.lake, match, vacuum=bool(args.vacuum), everything=bool(args.all))
+    say(f"{_counted(erasure.rows, 'event')} erased, of {erasure.searched:,}, in {_counted(erasure.files, 'file')}")
+    if erasure.rows:
+        say(f"  from token {erasure.first_token}")
+        say(f"  to token {erasure.last_token}")
+    if erasure.quarantined:
+        say(f"  {_counted(erasure.quarantined, 'event')} erased from the quarantine")
+    if erasure.removed:
+        say(f"  {_counted(erasure.removed, 'replaced file')} removed")
+    if erasure.replaced:
+        size = _counted(erasure.replaced, "replaced file")
         remedy = f"tailrace lake expire {shlex.quote(str(args.lake))} --keep 0s, or --vacuum next time"
         say(f"  {size} may still hold erased events ({remedy})")
     return 0
@@ -179,15 +179,15 @@ def _erase(args: argparse.Namespace) -> int:
 def _show_erasure(root: Path, match: dict[str, Any]) -> int:
     from tailrace.lake.store.erasure_preview import preview  # noqa: PLC0415
 
-    found = preview(root, match)
-    files = _counted(len(found.files), "file")
-    say(f"{_counted(found.rows, 'event')} of {found.searched:,} would be erased, in {files}; nothing was changed")
-    for name, rows in sorted(found.collections.items()):
+    erasable = preview(root, match)
+    files = _counted(len(erasable.files), "file")
+    say(f"{_counted(erasable.rows, 'event')} of {erasable.searched:,} would be erased, in {files}; nothing was changed")
+    for name, rows in sorted(erasable.collections.items()):
         say(f"  {name}: {_counted(rows, 'event')}")
-    for file in found.files:
+    for file in erasable.files:
         say(f"  {file.name}: {file.rows:,} of {_counted(file.of, 'event')}")
-    if found.quarantined:
-        say(f"  {_counted(found.quarantined, 'event')} would be erased from the quarantine")
+    if erasable.quarantined:
+        say(f"  {_counted(erasable.quarantined, 'event')} would be erased from the quarantine")
     return 0
 
 

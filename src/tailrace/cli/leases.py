@@ -178,9 +178,10 @@ def _show(args: argparse.Namespace, store: MongoLeaseStore, client: Any, resourc
 
 
 def _pause(args: argparse.Namespace, operations: LeaseOperations, resource: str) -> int:
-    found = operations.pause(resource, now=args.now)
+    leases = operations.pause(resource, now=args.now)
     say(
-        f"paused {resource}{_lanes(len(found.lanes))}: nobody holds it. tailrace leases resume {resource} lets it go on"
+        f"paused {resource}{_lanes(len(leases.lanes))}: nobody holds it. "
+        f"tailrace leases resume {resource} lets it go on"
     )
     return 0
 

@@ -210,11 +210,11 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
                 ended = _follow(query, watch, stop, show, fails_on_invalidate=fails)
         except Exception as error:  # noqa: BLE001  whatever Spark raises becomes one sentence
             if not stop.is_set():
-                found = query_error(error)
-                if found.code == 286:
-                    found.hint = HISTORY_HINT
-                log.keep_for(found)
-                raise found from None
+                failure = query_error(error)
+                if failure.code == 286:
+                    failure.hint = HISTORY_HINT
+                log.keep_for(failure)
+                raise failure from None
             ended = "Stopped."  # a signal to the whole group has stopped Spark's JVM before us
         finally:
             with contextlib.suppress(Exception):

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def has_history(folder: Path) -> bool:
     """Whether there is a replica set's archive that holds something: then the lake's source may begin in it. (A
     cluster's is not joined with the live oplogs.)"""
-    found = describe(folder)
-    if found is None or found.name is None:
+    description = describe(folder)
+    if description is None or description.name is None:
         return False
-    reach = head(oplog_folder(folder, found.name))
+    reach = head(oplog_folder(folder, description.name))
     return reach is not None and not reach.is_empty
 
 

@@ -212,16 +212,16 @@ def read_time(text: str) -> ClusterTime:
 
 
 def _seconds(text: str) -> int | None:
-    found = seconds(text)
-    return None if found is None or not found.is_integer() else int(found)
+    duration_s = seconds(text)
+    return None if duration_s is None or not duration_s.is_integer() else int(duration_s)
 
 
 def parse_duration(flag: str, text: str) -> int:
     """The seconds that a duration such as 30s, 5m, 12h or 7d means."""
-    found = _seconds(text)
-    if found is None:
+    duration_s = _seconds(text)
+    if duration_s is None:
         raise UsageError(f"{flag} {text} is not a duration", hint="Such as 30s, 5m, 12h or 7d")
-    return found
+    return duration_s
 
 
 @dataclass

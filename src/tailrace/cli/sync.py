@@ -218,31 +218,31 @@ def _plan(sync: Sync, args: argparse.Namespace) -> int:
 
 
 def _status(sync: Sync, args: argparse.Namespace) -> int:
-    found = sync.status()
-    if found.phase == "new":
+    progress = sync.status()
+    if progress.phase == "new":
         raise UsageError(
             f"there is no sync {args.name!r} on the target", hint="`tailrace sync SOURCE TARGET` begins one"
         )
-    _said(found.to_json(), found, as_json=args.json)
+    _said(progress.to_json(), progress, as_json=args.json)
     return 0
 
 
 def _verify(sync: Sync, args: argparse.Namespace) -> int:
     _stop_at_signals(sync)
-    found = sync.verify(sample=args.sample or None, resume=args.resume)
-    differ = len(found.differences) + found.more
+    verification = sync.verify(sample=args.sample or None, resume=args.resume)
+    differ = len(verification.differences) + verification.more
     if args.json:
-        say(json.dumps(found.to_json(), default=str))
+        say(json.dumps(verification.to_json(), default=str))
     else:
-        for one in found.differences[:_NAMED_MAX]:
+        for one in verification.differences[:_NAMED_MAX]:
             say(one)
-        say(found)
+        say(verification)
     if differ:
         raise SinkError(
             f"the target differs from the source in {differ:,} places",
             hint="Somebody else writes to the target, or a definition was changed there",
         )
-    if not found.complete:
+    if not verification.complete:
         raise SinkError("the verification was stopped", hint="`tailrace sync verify --resume` continues it")
     return 0
 
@@ -330,9 +330,9 @@ def _watched(sync: Sync, metrics: str | None) -> Iterator[None]:
     """Statistics and health, as far as they are asked for."""
 
     def health() -> Health:
-        found = sync.counted()
-        unready = None if found.is_consistent else "the target does not equal the source yet"
-        return Health(str(found), unready=unready)
+        progress = sync.counted()
+        unready = None if progress.is_consistent else "the target does not equal the source yet"
+        return Health(str(progress), unready=unready)
 
     with ExitStack() as stack:
         if metrics is not None:

@@ -267,18 +267,18 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
     def told(progress: TablesProgress) -> None:
         tell(f"{progress.changes:,} changes, {progress.batches:,} micro-batches")
 
-    found = find_uri(args.uri)
-    with open_client(found) as client:
-        if Cluster.discover(client, found, {}) is None:
+    uri = find_uri(args.uri)
+    with open_client(uri) as client:
+        if Cluster.discover(client, uri, {}) is None:
             warn_of_one_shard(client)
     tell(f"tailrace: writing tables of {', '.join(words[1:])} into {words[0]}")
     from tailrace.lake.tables.writer import TablesWriter  # noqa: PLC0415  it may have to be compiled: after the first errors
 
     with (
-        sampled(args, found, _compared_scope(settings), _comparable) as comparison,
-        TablesWriter(found, settings) as writer,
+        sampled(args, uri, _compared_scope(settings), _comparable) as comparison,
+        TablesWriter(uri, settings) as writer,
         _served(writer, args.metrics, comparison),
-        _console(args, found, writer, settings.root),
+        _console(args, uri, writer, settings.root),
         _told_of_copy(lambda: writer.progress),
     ):
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -423,12 +423,12 @@ def _verify_iceberg(root: TablePlace, words: list[str], args: argparse.Namespace
 def _status(root: TablePlace, words: list[str]) -> int:
     from tailrace.lake.tables.report import report  # noqa: PLC0415  so that --help loads no Arrow
 
-    found = report(root, words, columns=True)
-    if found.is_empty:
+    tables_report = report(root, words, columns=True)
+    if tables_report.is_empty:
         say("There are no tables: no collection matches")
         return 0
-    say(_stated(found.time))
-    for table in found.tables:
+    say(_stated(tables_report.time))
+    for table in tables_report.tables:
         changed, name = table.changed or "never", table.namespace
         say(f"{name}: version {table.version}, {table.rows:,} rows in {table.files:,} files, last changed {changed}")
         if table.trouble is not None:

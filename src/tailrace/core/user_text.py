@@ -16,14 +16,14 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def byte_count(text: str) -> int | None:
     """The bytes that ``134217728``, ``128m``, ``128 MB`` or ``2g`` mean; ``None``: it is no size, or zero. Units are
     powers of 1024."""
-    found = _SIZE.fullmatch(text)
-    return None if found is None or not int(found[1]) else int(found[1]) * _FACTORS[found[2].lower()]
+    match = _SIZE.fullmatch(text)
+    return None if match is None or not int(match[1]) else int(match[1]) * _FACTORS[match[2].lower()]
 
 
 def seconds(text: str) -> float | None:
     """The seconds that ``30s``, ``12h``, ``7 days`` or ``1.5 hours`` mean; ``None``: it is no duration."""
-    found = _DURATION.fullmatch(text)
-    return None if found is None else float(found[1]) * _SECONDS[found[2] or found[3][0]]
+    match = _DURATION.fullmatch(text)
+    return None if match is None else float(match[1]) * _SECONDS[match[2] or match[3][0]]
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:

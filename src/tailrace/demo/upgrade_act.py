@@ -54,7 +54,7 @@ def upgrade(*, seconds: float, rate: float, seed: int, say: Callable[[str], None
             say("The shop runs on the old one; tailrace sync copies it to the new one and follows")
             aside = stack.enter_context(Sync(old.uri, new.uri, lease_s=10.0))
             _wait_until_equal(aside, thread)
-            found = aside.verify()
+            verification = aside.verify()
             work = words(shop)
             say("The shop is closed; the new one takes the old one's place")
             began = time.monotonic()
@@ -67,10 +67,10 @@ def upgrade(*, seconds: float, rate: float, seed: int, say: Callable[[str], None
         documents, differences = _compared(old.uri, new.uri)
     return UpgradeResult(
         sum(work["operations"].values()),
-        found.documents,
+        verification.documents,
         documents,
         cut_over_s,
-        differences + len(found.differences) + found.more,
+        differences + len(verification.differences) + verification.more,
     )
 
 

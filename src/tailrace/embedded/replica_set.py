@@ -196,10 +196,10 @@ class ReplicaSet(StartedInBlock):
         first, term = self._await(self._primary_and_term, "has no primary", timeout_s=timeout_s)
 
         def successor() -> int | None:
-            found = self._primary_and_term()
-            if found is None:
+            primary = self._primary_and_term()
+            if primary is None:
                 return None
-            number, now = found
+            number, now = primary
             if now > term and (alone or number != first):
                 return number
             # Nothing happened yet, or the same member won again, since the others did not stand in time.

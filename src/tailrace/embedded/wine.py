@@ -126,9 +126,9 @@ def _find(search: str | None, cache: Path) -> Wine:
 
 def _loader(search: str | None) -> Path | None:
     for name in _LOADERS:
-        found = shutil.which(name, path=search)
-        if found is not None:
-            return Path(found)
+        program = shutil.which(name, path=search)
+        if program is not None:
+            return Path(program)
     return None
 
 

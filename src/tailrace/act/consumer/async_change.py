@@ -45,31 +45,31 @@ class AsyncFence:
         self, collection: Target, filter: Mapping[str, Any], update: Update, *, upsert: bool = False
     ) -> UpdateResult:
         """See Fence."""
-        found: UpdateResult = await self._write(self._fence.update_one, collection, filter, update, upsert=upsert)
-        return found
+        result: UpdateResult = await self._write(self._fence.update_one, collection, filter, update, upsert=upsert)
+        return result
 
     async def update_many(self, collection: Target, filter: Mapping[str, Any], update: Update) -> UpdateResult:
         """See Fence."""
-        found: UpdateResult = await self._write(self._fence.update_many, collection, filter, update)
-        return found
+        result: UpdateResult = await self._write(self._fence.update_many, collection, filter, update)
+        return result
 
     async def replace_one(
         self, collection: Target, filter: Mapping[str, Any], replacement: Mapping[str, Any], *, upsert: bool = False
     ) -> UpdateResult:
         """See Fence."""
         write = self._fence.replace_one
-        found: UpdateResult = await self._write(write, collection, filter, replacement, upsert=upsert)
-        return found
+        result: UpdateResult = await self._write(write, collection, filter, replacement, upsert=upsert)
+        return result
 
     async def insert_one(self, collection: Target, document: Mapping[str, Any]) -> UpdateResult:
         """See Fence."""
-        found: UpdateResult = await self._write(self._fence.insert_one, collection, document)
-        return found
+        result: UpdateResult = await self._write(self._fence.insert_one, collection, document)
+        return result
 
     async def delete_one(self, collection: Target, filter: Mapping[str, Any]) -> DeleteResult:
         """See Fence."""
-        found: DeleteResult = await self._write(self._fence.delete_one, collection, filter)
-        return found
+        result: DeleteResult = await self._write(self._fence.delete_one, collection, filter)
+        return result
 
     async def find_one_and_update(
         self, collection: Target, filter: Mapping[str, Any], update: Update, **options: Any

@@ -71,9 +71,9 @@ class CopiedDocument(LateDocument):
 
     def _token(self) -> bytes:
         event = self.raw
-        found = raw_bson.find(event, b"_id")
-        assert found is not None
-        return raw_bson.value(event, found)
+        element = raw_bson.find(event, b"_id")
+        assert element is not None
+        return raw_bson.value(event, element)
 
     @property
     def key(self) -> bytes:

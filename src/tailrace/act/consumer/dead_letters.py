@@ -127,9 +127,9 @@ class DeadLetters:
         order = [("clusterTime", ASCENDING), ("_id.change", ASCENDING)]
         # Ids first: whole events would be too much to sort, and replaying removes what is being read.
         for name in list(self._collection.find(query, {"clusterTime": 1}, sort=order)):
-            found = self._collection.find_one({"_id": name["_id"]})
-            if found is not None:
-                yield DeadLetter.of(found, self._collection)
+            document = self._collection.find_one({"_id": name["_id"]})
+            if document is not None:
+                yield DeadLetter.of(document, self._collection)
 
     @property
     def full_name(self) -> str:

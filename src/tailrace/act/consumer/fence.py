@@ -217,10 +217,10 @@ class Fence:
 
     def _refuse_newer(self, collection: Collection[Any], filter: Mapping[str, Any]) -> None:
         """Raises Fenced where a target with a newer token is there."""
-        found = collection.find_one(self._newer(filter), {self.field: 1}, session=self._session)
-        if found is None:
+        document = collection.find_one(self._newer(filter), {self.field: 1}, session=self._session)
+        if document is None:
             return
-        newer = found.get(self.field, {}).get(escaped(self.resource))
+        newer = document.get(self.field, {}).get(escaped(self.resource))
         raise Fenced(
             f"a write to {collection.full_name} with version {self.version} of the lease on {self.resource!r} changed "
             f"nothing: the target carries version {newer}",

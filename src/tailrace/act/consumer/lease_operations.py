@@ -119,20 +119,20 @@ class LeaseOperations:
 
         marked: set[str] = set()
         while True:
-            found = self.find(resource)
-            left = [name for name in found.names if name not in marked]
+            leases = self.find(resource)
+            left = [name for name in leases.names if name not in marked]
             if not left:
-                return found
+                return leases
             for name in left:
                 self._amend(name, pause)
                 marked.add(name)
-            self._wait(found.names)  # a process may have been about to change the number of lanes
+            self._wait(leases.names)  # a process may have been about to change the number of lanes
 
     def resume(self, resource: str) -> bool:
         """Anybody may take the lease again. Returns whether it was paused."""
-        found = self.find(resource)
-        lanes = [] if found.plan is None else self._lanes_of(found.name)
-        before = [self._amend(name, lambda record, _: instructions.resumed(record)) for name in [*lanes, found.name]]
+        leases = self.find(resource)
+        lanes = [] if leases.plan is None else self._lanes_of(leases.name)
+        before = [self._amend(name, lambda record, _: instructions.resumed(record)) for name in [*lanes, leases.name]]
         return any(record is not None and record.paused_at is not None for record in before)
 
     def _wait(self, names: Sequence[str]) -> None:
@@ -206,9 +206,9 @@ class LeaseOperations:
             )
         if newest is not None and target.cluster_time > newest:
             raise UsageError(f"{target.cluster_time} lies in the future: the deployment is at {newest}")
-        found = self.find(resource)
-        self._refuse_lane(resource, found)
-        lease = self._seize(found.name)
+        leases = self.find(resource)
+        self._refuse_lane(resource, leases)
+        lease = self._seize(leases.name)
         try:
             plan = _plan_of(lease)
             if plan is None:
@@ -263,22 +263,22 @@ class LeaseOperations:
             letters: the collection of the dead letters, for a listener without an error policy that keeps them
             all_lanes: with lanes: the next change of each of them
             now: as for ``pause``. Changes that were handled but not committed are delivered again before it"""
-        found = self.find(resource)
-        if found.plan is not None and len(found.lanes) > 1 and not all_lanes:
+        leases = self.find(resource)
+        if leases.plan is not None and len(leases.lanes) > 1 and not all_lanes:
             raise UsageError(
-                f"{resource} has {len(found.lanes)} lanes: the next change of which one is to be left out?",
+                f"{resource} has {len(leases.lanes)} lanes: the next change of which one is to be left out?",
                 hint=f"Name the lane, such as {resource}/0, or give --all-lanes",
             )
-        if found.plan is not None and found.plan.next_lanes is not None:
+        if leases.plan is not None and leases.plan.next_lanes is not None:
             raise UsageError(
                 f"the number of lanes of {resource} is being changed, and each change may then belong to another lane",
                 hint="Ask again in a moment",
             )
-        for name in found.lanes:
+        for name in leases.lanes:
             _refuse_unskippable(self._store.read(name))
-        for name in found.lanes:
+        for name in leases.lanes:
             self._skip_one(name, {"letters": letters}, now)
-        return found.lanes
+        return leases.lanes
 
     def _skip_one(self, name: str, skip: Mapping[str, Any], now: bool) -> None:
         before = self._amend(
@@ -317,11 +317,11 @@ class LeaseOperations:
     def delete(self, resource: str, *, force: bool = False) -> list[str]:
         """Remove a resource for good, with its lanes: its position is lost, and fencing tokens start again. Refused
         while somebody holds one of its leases, unless ``force``. Returns the names that were removed."""
-        found = self.find(resource)
-        self._refuse_lane(resource, found)
-        if found.plan is None:
-            self._remove(found.name, force)
-            return [found.name]
+        leases = self.find(resource)
+        self._refuse_lane(resource, leases)
+        if leases.plan is None:
+            self._remove(leases.name, force)
+            return [leases.name]
         names = self._lanes_of(resource)
         if not force:
             self._refuse_held([resource, *names])
@@ -335,7 +335,7 @@ class LeaseOperations:
                 removed += names
                 names = self._lanes_of(resource)
         except BaseException:
-            self._amend(resource, lambda record, _: replace(record, paused_at=found.record.paused_at))
+            self._amend(resource, lambda record, _: replace(record, paused_at=leases.record.paused_at))
             raise
         self._remove(resource, force)
         return sorted(set(removed))

@@ -180,10 +180,10 @@ class MongoLeaseStore:
             session.start_transaction(ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY)
             try:
                 with self._answering(what):
-                    found = self._leases.find_one_and_update(
+                    document = self._leases.find_one_and_update(
                         _of(lease) | forward(position), _committed(position, seconds), session=session
                     )
-                if found is None:
+                if document is None:
                     raise rules.commit_refused(self.read(lease.resource), lease)
                 yield session
             except BaseException:
@@ -204,10 +204,10 @@ class MongoLeaseStore:
             await session.start_transaction(ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY)
             try:
                 with self._answering(what):
-                    found = await leases.find_one_and_update(
+                    document = await leases.find_one_and_update(
                         _of(lease) | forward(position), _committed(position, seconds), session=session
                     )
-                if found is None:
+                if document is None:
                     raise rules.commit_refused(await asyncio.to_thread(self.read, lease.resource), lease)
                 yield session
             except BaseException:

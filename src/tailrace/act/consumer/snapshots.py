@@ -112,11 +112,11 @@ class Copying:
         if isinstance(event, CopiedDocument):
             return Pulled(event, event.token, position=self._position, size=len(event.document))
         data = raw_bson.bytes_of(event)
-        found = raw_bson.find(data, b"_id")
+        element = raw_bson.find(data, b"_id")
         # The event is not decoded for it. A stage may have removed it, or made it something else.
-        if found is None or found.type != raw_bson.OBJECT:
+        if element is None or element.type != raw_bson.OBJECT:
             return Pulled(event, event["_id"], position=self._position, size=len(data))
-        token = RawBSONDocument(raw_bson.value(data, found))
+        token = RawBSONDocument(raw_bson.value(data, element))
         return Pulled(event, token, position=self._position, size=len(data))
 
     def _refuse_lost_history(self) -> None:

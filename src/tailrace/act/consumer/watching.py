@@ -149,15 +149,15 @@ class Watching:
         deployment = None if client is None else deployment_of(client)
         if deployment is None:
             return None
-        found = identity_if_allowed(deployment, waits=False).name_and_id
+        identity = identity_if_allowed(deployment, waits=False).name_and_id
         before = position.deployment
-        if before is not None and found is not None and before != found and _kind(before) == _kind(found):
+        if before is not None and identity is not None and before != identity and _kind(before) == _kind(identity):
             raise OtherHistoryError(
-                f"the committed position is of another deployment: it was read from {before}, and this is {found}",
+                f"the committed position is of another deployment: it was read from {before}, and this is {identity}",
                 hint="Connect to the deployment that the listener has followed, or give this one a resource of its own",
             )
         self._check_entries(position, deployment)
-        return found
+        return identity
 
     def _check_entries(self, position: StreamPosition, deployment: MongoClient[Any] | Cluster) -> None:
         """Raise OtherHistoryError where the deployment has another history than the one that the position is of."""
@@ -230,9 +230,9 @@ def _newest_mark(source: MongodSource, after: ClusterTime, until: ClusterTime) -
     an idle primary writes every ten seconds. (The last one before a time cannot be found by a seek.)"""
     for seconds in _LOOKS_BACK_S:
         begin = max(after, ClusterTime(max(0, until - (seconds << 32))))
-        found = source.mark_between(begin, until)
-        if found is not None:
-            return found
+        mark = source.mark_between(begin, until)
+        if mark is not None:
+            return mark
     return source.mark_between(after, until)
 
 

@@ -118,9 +118,9 @@ class CappedWriter:
                 return None  # the target makes room on its own
             return {"op": letter, **operation, "o": RawBSONDocument(key)}
         there = collection_of(self._commands.client.get_database(database, codec_options=_RAW), name)
-        found = there.find_one(RawBSONDocument(key))
-        if found is None:
+        document = there.find_one(RawBSONDocument(key))
+        if document is None:
             return None  # the target has made room already
-        after = apply_operation(raw_bson.bytes_of(found), b"u", change.body, again=True)
+        after = apply_operation(raw_bson.bytes_of(document), b"u", change.body, again=True)
         assert after is not None
         return {"op": "u", **operation, "o2": RawBSONDocument(key), "o": RawBSONDocument(after)}

@@ -206,7 +206,7 @@ class Sync:
         of each collection. ``names``: compare only these collections, by their names on the source. ``resume``:
         continue where a verification was stopped."""
         with self._followed():
-            found = verify(
+            verification = verify(
                 self.ends.deployment,
                 self.ends.state,
                 self.settings,
@@ -216,11 +216,14 @@ class Sync:
                 on_progress=on_progress,
                 stop=self._stopped,
             )
-        if found.complete:
-            differences = len(found.differences) + found.more
-            noted = {"time": f"{found.time.seconds},{found.time.increment}", "documents": found.documents}
+        if verification.complete:
+            differences = len(verification.differences) + verification.more
+            noted = {
+                "time": f"{verification.time.seconds},{verification.time.increment}",
+                "documents": verification.documents,
+            }
             self._note({"verified": {**noted, "differences": differences, "whole": sample is None and not names}})
-        return found
+        return verification
 
     @contextmanager
     def _followed(self) -> Iterator[None]:

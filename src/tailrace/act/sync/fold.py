@@ -277,11 +277,11 @@ class SyncFold:
     def _takes(self, one: _LocatedEntry) -> bool:
         if not self._catalog.wants(one.namespace):
             return False
-        found = self._catalog.collections.get(one.uuid)
-        if found is None:
+        collection = self._catalog.collections.get(one.uuid)
+        if collection is None:
             self._catalog.check_missing(one.uuid, one.namespace, one.time)
             return False
-        return not one.migrated or found.filled == one.run.member.name
+        return not one.migrated or collection.filled == one.run.member.name
 
     def _operation(self, run: EntryRun, entry: OplogEntry, document_key: bytes | None) -> None:
         """A change out of a transaction. ``document_key``: of a shard's part of one over several shards; for a delete,
@@ -289,11 +289,11 @@ class SyncFold:
         uuid = entry.collection_uuid
         if uuid is None or entry.o is None or not self._catalog.wants(entry.namespace):
             return
-        found = self._catalog.collections.get(uuid)
-        if found is None:
+        collection = self._catalog.collections.get(uuid)
+        if collection is None:
             self._catalog.check_missing(uuid, entry.namespace, entry.cluster_time)
             return
-        if entry.from_migrate and found.filled != run.member.name:
+        if entry.from_migrate and collection.filled != run.member.name:
             return
         code = _CRUD[entry.operation]
         document = entry.o2 if code == UPDATE and entry.o2 is not None else entry.o

@@ -161,11 +161,11 @@ class FoldedCatalog:
 
     def _create(self, member: str, entry: OplogEntry, uuid: bytes) -> Iterator[Definition]:
         name = f"{_text(entry.namespace.partition(b'.')[0])}.{_named(entry, b'create')}"
-        found = self.collections.get(uuid)
-        if found is not None:
-            if found.filled not in {"", member}:
-                after = self.collections[uuid] = replace(found, filled="")
-                yield Definition(entry.cluster_time, b"spread", uuid, entry, found, after)
+        collection = self.collections.get(uuid)
+        if collection is not None:
+            if collection.filled not in {"", member}:
+                after = self.collections[uuid] = replace(collection, filled="")
+                yield Definition(entry.cluster_time, b"spread", uuid, entry, collection, after)
             return
         if not self.has(name) or self._is_gone(uuid):
             return
@@ -222,22 +222,22 @@ class FoldedCatalog:
         lost = self._lose(raw_bson.value(body, dropped)[5:21]) if dropped is not None and is_dropped else None
         gone = () if lost is None else (lost,)
         name = _named(entry, b"to")
-        found = self.collections.get(uuid)
+        collection = self.collections.get(uuid)
         after = None
-        if found is not None and self.has(name):
+        if collection is not None and self.has(name):
             pending = self._named(name)
-            after = replace(found, namespace=name, target=self._target_of(name), pending=False)
+            after = replace(collection, namespace=name, target=self._target_of(name), pending=False)
             if pending is not None and pending.uuid != uuid:
                 after = self._beside(after)
             self.collections[uuid] = after
-        elif found is not None:
+        elif collection is not None:
             self._lose(uuid)
         elif self.has(name):
             self._refuse_stranger(entry, name)
-        if found is not None or gone:
-            yield Definition(entry.cluster_time, b"renameCollection", uuid, entry, found, after, gone)
-        if found is not None and not found.pending:
-            yield from self._arrive(entry, found.namespace)
+        if collection is not None or gone:
+            yield Definition(entry.cluster_time, b"renameCollection", uuid, entry, collection, after, gone)
+        if collection is not None and not collection.pending:
+            yield from self._arrive(entry, collection.namespace)
 
     def _refuse_stranger(self, entry: OplogEntry, name: str) -> None:
         """A collection that the sync does not have gets a name that is synced: one from outside, whether it was in the

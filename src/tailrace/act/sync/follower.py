@@ -414,8 +414,8 @@ def _keys(state: SyncState, definitions: TargetDefinitions) -> dict[bytes, dict[
     """The shard keys of the target's collections, by the UUIDs that this process knows them by."""
     if state.cluster is None:
         return {}
-    found = keys_of(state.cluster)
-    return found | {before: found[there] for before, there in definitions.chosen.items() if there in found}
+    keys = keys_of(state.cluster)
+    return keys | {before: keys[there] for before, there in definitions.chosen.items() if there in keys}
 
 
 def _adapted(most: int, changes: int, size: int, seconds: float) -> int:

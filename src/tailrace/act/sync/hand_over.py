@@ -83,15 +83,15 @@ class HandOver:
             oplogs.close()
 
     def _equal(self, sample: int | None) -> int:
-        found = self._compare(sample=sample)
-        if not found.good:
-            if not found.differences:
+        verification = self._compare(sample=sample)
+        if not verification.good:
+            if not verification.differences:
                 raise SinkError("the cut-over is given up: its verification was stopped")
             raise SinkError(
-                f"the cut-over is given up: the target differs from the source, first in {found.differences[0]}",
+                f"the cut-over is given up: the target differs from the source, first in {verification.differences[0]}",
                 hint="`tailrace sync verify` names all differences",
             )
-        return int(found.documents)
+        return int(verification.documents)
 
     def _ended(
         self,

@@ -132,8 +132,8 @@ def has_empty_timestamp(document: bytes) -> bool:
 
 def has_dollar_in_id(document: bytes) -> bool:
     """Whether ``_id`` is a document that may have a name in it that begins with a dollar."""
-    found = raw_bson.find(document, b"_id")
-    return found is not None and found.type == raw_bson.OBJECT and b"$" in raw_bson.value(document, found)
+    element = raw_bson.find(document, b"_id")
+    return element is not None and element.type == raw_bson.OBJECT and b"$" in raw_bson.value(document, element)
 
 
 def insertion(document: bytes, key: Sequence[str] = ()) -> dict[str, Any]:

@@ -67,8 +67,8 @@ def state_at(state: SyncState, at: ClusterTime) -> SyncDocument | None:
         client = state.cluster.primary_client(state.database) or client
     with MomentReader(client).reading(at) as (concern, session):
         there = client.get_database(state.database, read_concern=concern)
-        found = there["syncs"].find_one({"_id": state.name}, session=session)
-    return None if found is None else document_of(found)
+        document = there["syncs"].find_one({"_id": state.name}, session=session)
+    return None if document is None else document_of(document)
 
 
 _WRITES: Final = bson.encode(

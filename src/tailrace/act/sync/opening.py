@@ -29,10 +29,10 @@ def open_database(target: MongoClient[Any], database: str, what: str, drop: Call
     error = _refusal(target, database)
     if error is None:
         return
-    found = _OTHER.search(str(error))
-    if found is None or not _is_empty(target, found[1]):
+    match = _OTHER.search(str(error))
+    if match is None or not _is_empty(target, match[1]):
         raise sink_error(what, error) from error
-    drop(found[1])
+    drop(match[1])
 
 
 def _refusal(target: MongoClient[Any], database: str) -> OperationFailure | None:

@@ -96,13 +96,13 @@ class SyncOwnership:
         with session.start_transaction(
             read_concern=ReadConcern("snapshot"), write_concern=MAJORITY, read_preference=ReadPreference.PRIMARY
         ):
-            found = state.syncs.find_one_and_update(
+            document = state.syncs.find_one_and_update(
                 {"_id": state.name, "epoch": Int64(before.epoch), "$expr": _FREE},
                 [{"$set": {**self._held(), "owner": {"$literal": self.owner}, "sessions": self._session_ids(),
                            "epoch": Int64(before.epoch + 1), "stamp": ""}}],
                 session=session,
             )  # fmt: skip
-            if found is None:
+            if document is None:
                 return False
             self.epoch = before.epoch + 1
             self._raise_epochs(session)
@@ -117,8 +117,8 @@ class SyncOwnership:
         self._lost = f"the lease is no longer refreshed: {error.message}"
 
     def _is_free(self) -> bool:
-        found = self.state.syncs.find_one({"_id": self.state.name, "$expr": _FREE}, {"_id": 1})
-        return found is not None
+        document = self.state.syncs.find_one({"_id": self.state.name, "$expr": _FREE}, {"_id": 1})
+        return document is not None
 
     def _raise_epochs(self, session: ClientSession) -> None:
         """Close the fences of the owners before."""
@@ -161,8 +161,8 @@ class SyncOwnership:
             raise LeaseLost(self._lost)
 
     def _kill_sessions_before(self) -> None:
-        found = self.state.syncs.find_one({"_id": self.state.name}, {"sessions": 1}) or {}
-        ids = [{"id": one} for one in found.get("sessions") or ()]
+        document = self.state.syncs.find_one({"_id": self.state.name}, {"sessions": 1}) or {}
+        ids = [{"id": one} for one in document.get("sessions") or ()]
         if ids:
             with suppress(OperationFailure):  # another user's sessions: their transactions end on their own
                 self.state.client.admin.command("killSessions", ids)
@@ -298,12 +298,12 @@ class SyncOwnership:
     def _outcome(self, lane: int, tried: dict[str, T]) -> T:
         """What an earlier try came to, if it was committed though its answer was lost. Raises LeaseLost otherwise."""
         fence, key = self._fence(lane)
-        found = fence.find_one(key)
-        if found is not None and found["epoch"] == self.epoch and found["stamp"] in tried:
-            self._stamps[lane] = found["stamp"]
+        document = fence.find_one(key)
+        if document is not None and document["epoch"] == self.epoch and document["stamp"] in tried:
+            self._stamps[lane] = document["stamp"]
             if lane == 0:
                 self.committed_at = self.now()
-            return tried[found["stamp"]]
+            return tried[document["stamp"]]
         self._lost = self._lost or _taken(self.state.name)
         raise LeaseLost(self._lost)
 

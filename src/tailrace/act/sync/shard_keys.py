@@ -99,10 +99,10 @@ def supporting_index(one: CatalogCollection, key: Mapping[str, Any]) -> bytes | 
 
 
 def _begins_with(spec: bytes, key: Mapping[str, Any]) -> bool:
-    found = raw_bson.find(spec, b"key")
-    if found is None:
+    element = raw_bson.find(spec, b"key")
+    if element is None:
         return False
-    fields = list(bson.decode(raw_bson.value(spec, found), _ANY_VALUE).items())
+    fields = list(bson.decode(raw_bson.value(spec, element), _ANY_VALUE).items())
     return fields[: len(key)] == list(key.items())
 
 

@@ -50,13 +50,13 @@ def look(ends: Ends, settings: SyncSettings) -> SyncProgress:
 
 def document_of(state: SyncState) -> SyncDocument:
     """The sync's document. Raises UsageError where there is no such sync."""
-    found = state.read()
-    if found is None:
+    document = state.read()
+    if document is None:
         raise UsageError(
             f"there is no sync {state.name!r} on the target",
             hint=f"`tailrace sync SOURCE TARGET` begins one; its state is in the database {state.database}",
         )
-    return found
+    return document
 
 
 def with_fields(progress: SyncProgress, fields: Mapping[str, Any]) -> SyncProgress:

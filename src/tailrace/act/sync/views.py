@@ -16,8 +16,8 @@ _ANY_VALUE: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 def collections_shown(options: bytes) -> frozenset[str]:
     """The names that the options of a view give: what it is on, and what its stages join. A name in the place of
     another database's is not among them: no view may read there."""
-    found = bson.decode(options, _ANY_VALUE)
-    return frozenset([str(found.get("viewOn", "")), *_joined(found.get("pipeline", ()))])
+    fields = bson.decode(options, _ANY_VALUE)
+    return frozenset([str(fields.get("viewOn", "")), *_joined(fields.get("pipeline", ()))])
 
 
 def _joined(value: Any) -> Iterator[str]:

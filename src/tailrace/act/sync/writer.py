@@ -433,10 +433,10 @@ def _identifier(document: bytes) -> bytes:
     """The element ``_id`` of a document."""
     if document[5:9] == b"_id\0" and (size := raw_bson.FIXED_SIZES.get(document[4])) is not None:
         return document[4 : 9 + size]
-    found = raw_bson.find(document, b"_id")
-    if found is None:
+    element = raw_bson.find(document, b"_id")
+    if element is None:
         raise TargetMismatchError("a document has no _id", hint="The sync cannot tell it from others")
-    return document[found.start : found.end]
+    return document[element.start : element.end]
 
 
 __all__ = ["ANEW", "DELETE", "NAMES_SINCE", "ChangesWriter", "OtherWayError", "TargetMismatchError", "needs_literal"]

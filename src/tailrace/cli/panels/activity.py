@@ -215,7 +215,7 @@ class Activity:
 
 def _age(raw: bytes) -> float:
     """How long ago an event was made, by this machine's clock."""
-    found = raw_bson.find(raw, b"clusterTime")
-    if found is None:
+    element = raw_bson.find(raw, b"clusterTime")
+    if element is None:
         return 0.0
-    return max(0.0, time.time() - ClusterTime.from_bytes_le(raw_bson.value(raw, found)).seconds)
+    return max(0.0, time.time() - ClusterTime.from_bytes_le(raw_bson.value(raw, element)).seconds)

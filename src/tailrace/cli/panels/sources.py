@@ -247,12 +247,12 @@ def tables(root: TablePlace) -> dict[str, Any]:
     """As ``tailrace tables status``."""
     from tailrace.lake.tables.report import report  # noqa: PLC0415  loads Arrow
 
-    found = report(root)
-    time_ = found.time
+    tables_report = report(root)
+    time_ = tables_report.time
     return {
         "time": None if time_ is None else {"t": time_.seconds, "i": time_.increment},
         "lag": None if time_ is None else max(0, round(time.time() - time_.seconds)),
-        "tables": [asdict(one) for one in found.tables],
+        "tables": [asdict(one) for one in tables_report.tables],
     }
 
 

@@ -181,9 +181,11 @@ class Fields:
             self.time_limit()
 
     def wrong_type(self, element: Element, expected: str) -> UsageError:
-        found = raw_bson.type_name(element.type)
+        type_name = raw_bson.type_name(element.type)
         text = element.name.decode("utf-8", "replace")
-        return UsageError(f"BSON field '{self.name}.{text}' is the wrong type '{found}', expected {expected}", code=14)
+        return UsageError(
+            f"BSON field '{self.name}.{text}' is the wrong type '{type_name}', expected {expected}", code=14
+        )
 
 
 def _refuse_null_limit(element: Element) -> None:

@@ -58,8 +58,8 @@ def cursors_to_kill(command: bytes) -> list[int]:
     fields = Fields("killCursors", command, _KILL_FIELDS)
     collection = fields.get(b"killCursors")
     if collection is None or collection.type != STRING:
-        found = "missing" if collection is None else raw_bson.type_name(collection.type)
-        raise UsageError(f"collection name has invalid type {found}", code=2)
+        type_name = "missing" if collection is None else raw_bson.type_name(collection.type)
+        raise UsageError(f"collection name has invalid type {type_name}", code=2)
     listed = fields.required(b"cursors")
     if listed.type != ARRAY:
         raise fields.wrong_type(listed, "type 'array'")
@@ -69,10 +69,10 @@ def cursors_to_kill(command: bytes) -> list[int]:
         if element.type == NULL:
             continue
         if element.type != INT64:
-            found = raw_bson.type_name(element.type)
+            type_name = raw_bson.type_name(element.type)
             raise UsageError(
-                f"BSON field 'killCursors.cursors.{element.name.decode()}' is the wrong type '{found}', expected type "
-                "'long'",
+                f"BSON field 'killCursors.cursors.{element.name.decode()}' is the wrong type '{type_name}', expected "
+                "type 'long'",
                 code=14,
             )
         ids.append(raw_bson.read_int64(array, element.value_start))

@@ -31,8 +31,8 @@ class NamedDocument:
 
 def id_key(document: bytes) -> bytes | None:
     """The ``_id`` of a document or of a document key in the form of ``NamedDocument.key``; ``None`` if it has none."""
-    found = raw_bson.find(document, b"_id")
-    return None if found is None else keystring.encode(found.type, raw_bson.value(document, found))[0]
+    element = raw_bson.find(document, b"_id")
+    return None if element is None else keystring.encode(element.type, raw_bson.value(document, element))[0]
 
 
 class NamedDocuments:

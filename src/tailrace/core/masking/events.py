@@ -131,8 +131,8 @@ class MaskSet:
         hold values of it. Raises MaskRefusedError for an event that does not tell its collection."""
         database = _text(event, b"db", place.value_start)
         if database is not None and self.is_free(event[place.value_start : place.end]):
-            found = raw_bson.find(event, b"operationDescription")
-            source = None if found is None else _text_in(event, found, b"viewOn")
+            element = raw_bson.find(event, b"operationDescription")
+            source = None if element is None else _text_in(event, element, b"viewOn")
             return None if source is None else self._of(b"%b.%b" % (database, source))
         named = {field.name: field for field in raw_bson.elements(event)}
         has_collection = raw_bson.find(event, b"coll", place.value_start) is not None
@@ -181,8 +181,8 @@ def _has_values(named: dict[bytes, Element]) -> bool:
 
 def _text(buf: bytes, name: bytes, start: int = 0) -> bytes | None:
     """The text ``name`` of the document at ``start``."""
-    found = raw_bson.find(buf, name, start)
-    return None if found is None or found.type != STRING else raw_bson.read_string(buf, found.value_start)
+    element = raw_bson.find(buf, name, start)
+    return None if element is None or element.type != STRING else raw_bson.read_string(buf, element.value_start)
 
 
 def _text_in(event: bytes, place: Element, name: bytes) -> bytes | None:

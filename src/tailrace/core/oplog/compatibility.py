@@ -31,9 +31,9 @@ def setting_of(document: bytes) -> str | None:
 
 
 def _text(document: bytes, name: bytes) -> bytes | None:
-    found = raw_bson.find(document, name)
-    is_text = found is not None and found.type == raw_bson.STRING
-    return raw_bson.read_string(document, found.value_start) if found is not None and is_text else None
+    element = raw_bson.find(document, name)
+    is_text = element is not None and element.type == raw_bson.STRING
+    return raw_bson.read_string(document, element.value_start) if element is not None and is_text else None
 
 
 def settings_in(entries: Iterable[bytes]) -> Iterator[SettingRead]:

@@ -183,9 +183,9 @@ def _read_fields(raw: bytes) -> dict[bytes, bytes]:
 
 
 def _wrong_type(name: bytes, type_: int, position: str) -> OplogFormatError:
-    found = raw_bson.type_name(type_)
-    code, message = _TYPE_ERRORS.get(name, (8, f"field '{name.decode()}' of an oplog entry has the type '{found}'"))
-    return OplogFormatError(message.format(type=found), position=position, code=code)
+    type_name = raw_bson.type_name(type_)
+    code, message = _TYPE_ERRORS.get(name, (8, f"field '{name.decode()}' of an oplog entry has the type '{type_name}'"))
+    return OplogFormatError(message.format(type=type_name), position=position, code=code)
 
 
 def _where(found: dict[bytes, bytes], offset: int) -> str:

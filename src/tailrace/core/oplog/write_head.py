@@ -35,20 +35,20 @@ _SIZE: Final = struct.Struct("<i")
 
 def namespace_of_write(raw: bytes, start: int = 0) -> bytes | None:
     """The namespace of the insert, update or delete at ``start``."""
-    found = _NAMESPACE.match(raw, start)
-    if found is None:
+    match = _NAMESPACE.match(raw, start)
+    if match is None:
         return None
-    size, name = found.groups()
-    return name if _SIZE.unpack(size)[0] == len(name) + 1 and _ends_after(raw, start, found.end()) else None
+    size, name = match.groups()
+    return name if _SIZE.unpack(size)[0] == len(name) + 1 and _ends_after(raw, start, match.end()) else None
 
 
 def time_of_write(raw: bytes, start: int = 0) -> bytes | None:
     """The eight bytes of ``ts`` of the insert, update or delete at ``start``."""
-    found = _TO_DOCUMENT.match(raw, start)
-    if found is None:
+    match = _TO_DOCUMENT.match(raw, start)
+    if match is None:
         return None
-    size, name = found.groups()
-    at = found.end()
+    size, name = match.groups()
+    at = match.end()
     if _SIZE.unpack(size)[0] != len(name) + 1 or (at := _past(raw, at)) < 0:
         return None
     if raw.startswith(_KEY, at) and (at := _past(raw, at + len(_KEY))) < 0:

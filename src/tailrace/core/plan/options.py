@@ -235,9 +235,10 @@ def _parse_mode(raw: bytes, element: Element, modes: tuple[str, ...], profile: S
 
 
 def _wrong_type(element: Element, expected: str) -> UsageError:
-    found = raw_bson.type_name(element.type)
+    type_name = raw_bson.type_name(element.type)
     return UsageError(
-        f"BSON field '$changeStream.{element.name.decode()}' is the wrong type '{found}', expected type '{expected}'",
+        f"BSON field '$changeStream.{element.name.decode()}' is the wrong type '{type_name}', expected type "
+        f"'{expected}'",
         code=14,
     )
 

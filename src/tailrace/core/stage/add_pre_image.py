@@ -100,5 +100,5 @@ def _request_logged_images(events: list[ChangeEvent]) -> Generator[NeedEntries, 
 
 def _document_in(entry: bytes) -> bytes | None:
     """The document in ``o``."""
-    found = raw_bson.find(entry, b"o")
-    return None if found is None or found.type != raw_bson.OBJECT else raw_bson.value(entry, found)
+    element = raw_bson.find(entry, b"o")
+    return None if element is None or element.type != raw_bson.OBJECT else raw_bson.value(entry, element)

@@ -91,8 +91,8 @@ class Catalog:
     def reload(self, namespace: str) -> Table:
         """Read a table again."""
         database = self.database(namespace.partition(".")[0])
-        found = self._connections.find(CONFIG, "config.collections", {"_id": namespace, "dropped": {"$ne": True}})
-        collection = found[0] if found else None
+        documents = self._connections.find(CONFIG, "config.collections", {"_id": namespace, "dropped": {"$ne": True}})
+        collection = documents[0] if documents else None
         chunks: list[Chunk] = []
         if collection is not None:
             query = {"$or": [{"ns": namespace}, {"uuid": collection["uuid"]}]}  # 5.0 and later keep the uuid alone
@@ -110,10 +110,10 @@ class Catalog:
         """A database's document in ``config.databases``: ``primary`` and ``version``."""
         if name == "config":  # of which a sharded collection, that of the sessions, lies on shards
             return {"_id": name, "primary": CONFIG}
-        found = self._connections.find(CONFIG, "config.databases", {"_id": name})
-        if not found:
+        documents = self._connections.find(CONFIG, "config.databases", {"_id": name})
+        if not documents:
             raise UsageError(f"There is no database {name} in the cluster", hint="Call create_database first")
-        return found[0]
+        return documents[0]
 
     def forget(self, namespace: str) -> None:
         """Read this table again when it is next needed."""
@@ -137,8 +137,8 @@ def position(values: Mapping[str, Any]) -> bytes:
 
 def key_values(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
     """A document's values of the shard key: ``null`` for what it lacks, the hash for a hashed field."""
-    found = shard_key(bson.encode(document), pattern, whole=False)
-    return {} if found is None else bson.decode(found)
+    key = shard_key(bson.encode(document), pattern, whole=False)
+    return {} if key is None else bson.decode(key)
 
 
 def filled(pattern: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def document_of(event: bytes) -> bytes:
     if place is None or key is None:
         return b""
     document = raw_bson.value(event, key)
-    found = raw_bson.find(document, b"_id")
-    if found is None:
+    element = raw_bson.find(document, b"_id")
+    if element is None:
         return b""
-    return raw_bson.value(event, place) + sortable_key(found.type, raw_bson.value(document, found))
+    return raw_bson.value(event, place) + sortable_key(element.type, raw_bson.value(document, element))

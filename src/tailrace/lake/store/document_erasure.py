@@ -45,13 +45,13 @@ def erase_documents(path: Path | str, documents: NamedDocuments, *, dry_run: boo
             "`tailrace lake erase --match`"
         )
     if not dry_run:
-        found = erase(path, match, vacuum=True, everything=True)
+        erasure = erase(path, match, vacuum=True, everything=True)
         report.found.clear()
-        report.count("events", found.rows)
-        report.count("events in quarantine", found.quarantined)
-        report.erased = found.rows + found.quarantined
-        if found.replaced:
-            report.left.append(f"{found.replaced:,} replaced files are still there: `tailrace lake expire --keep 0s`")
+        report.count("events", erasure.rows)
+        report.count("events in quarantine", erasure.quarantined)
+        report.erased = erasure.rows + erasure.quarantined
+        if erasure.replaced:
+            report.left.append(f"{erasure.replaced:,} replaced files are still there: `tailrace lake expire --keep 0s`")
     loose = _loose(path, matcher_of(match, everything=True))
     if loose:
         report.left.append(

@@ -84,10 +84,10 @@ def identity(place: TablePlace) -> tuple[object, ...] | None:
         return None
     assert isinstance(place, Path)
     try:
-        found = place.stat()
+        status = place.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def sizes(root: TablePlace, names: Collection[str]) -> dict[str, int]:
@@ -114,8 +114,8 @@ def files_below(root: TablePlace) -> Iterator[StoredObject]:
         for name in names:
             path = Path(where) / name
             with suppress(FileNotFoundError):
-                found = path.stat()
-                yield StoredObject(path.relative_to(root).as_posix(), found.st_size, found.st_mtime)
+                status = path.stat()
+                yield StoredObject(path.relative_to(root).as_posix(), status.st_size, status.st_mtime)
 
 
 def clock_difference(root: TablePlace) -> float:

@@ -34,9 +34,9 @@ class FarDateError(MisfitError):
 
 def scalar_arrow(type_: str) -> pa.DataType | None:
     """The Arrow type of a scalar type; ``None`` if it is not one."""
-    found = _ARROW.get(type_)
-    if found is not None:
-        return found
+    arrow = _ARROW.get(type_)
+    if arrow is not None:
+        return arrow
     match = _DECIMAL.fullmatch(type_)
     if match is None or not 1 <= int(match[1]) <= 38 or int(match[2]) > int(match[1]):
         return None
@@ -57,9 +57,9 @@ def type_of(value: Any) -> str:
 def scalar_maker(type_: str) -> Callable[[Any], Any]:
     """What makes a column's value of a document's, for a type that ``scalar_arrow`` knows. It raises MisfitError for a
     value that does not fit, or what Python says of it."""
-    found = _MAKERS.get(type_)
-    if found is not None:
-        return found
+    maker = _MAKERS.get(type_)
+    if maker is not None:
+        return maker
     match = _DECIMAL.fullmatch(type_)
     assert match is not None
     return lambda value: _decimal(value, int(match[1]), int(match[2]))

@@ -395,8 +395,8 @@ def _check_versions(root: TablePlace, numbers: Iterable[int], state: str) -> Non
             actions = delta_commit.actions_of(root, number)
         except FileNotFoundError:
             raise delta_commit.changed_by_others(root, number) from None
-        found = delta_commit.statement(actions, number)
-        is_ours = found is not None and (not state or found.state in {"", state})
+        statement = delta_commit.statement(actions, number)
+        is_ours = statement is not None and (not state or statement.state in {"", state})
         if not is_ours and delta_commit.changes_data(actions):
             raise delta_commit.changed_by_others(root, number)
 

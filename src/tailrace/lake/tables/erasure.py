@@ -133,13 +133,13 @@ class _TablePast:
         if last.startswith("."):
             self._files.append(self._folder / name)  # of a writer that was killed: it has no footer
             return
-        found = self._count(name)
-        if not found:
+        count = self._count(name)
+        if not count:
             return
         if name in self._live:
             raise _still_there(self.root, self.namespace)
         what = "rows of the change feed" if above == [delta.FEED_FOLDER] else "rows of earlier versions"
-        self.rows[what] = self.rows.get(what, 0) + found
+        self.rows[what] = self.rows.get(what, 0) + count
         self._files.append(self._folder / name)
 
     def _count(self, name: str) -> int:

@@ -197,10 +197,10 @@ class Fold:
 
     def _fills(self, uuid: bytes, namespace: bytes, op: int, member: str, number: Callable[[], int]) -> bool:
         """Whether migration entries of ``member`` are all that fills the collection."""
-        found = self.collections.get(uuid)
+        collection = self.collections.get(uuid)
         if uuid in self._ignored:
             return False
-        if found is None and op == INSERT and uuid not in self._gone and uuid not in self.unknown:
+        if collection is None and op == INSERT and uuid not in self._gone and uuid not in self.unknown:
             # It was created before we began to read: what it holds is copied once it has its name.
             name = _text(namespace)
             if self._named(name):
@@ -208,7 +208,7 @@ class Fold:
                 self._pending.add(uuid)
             else:
                 self.unknown[uuid] = name
-        return found is not None and found.filled == member
+        return collection is not None and collection.filled == member
 
     def _operation(
         self, entry: OplogEntry, member: str, number: Callable[[], int], document_key: bytes | None = None
@@ -292,10 +292,10 @@ class Fold:
             self._rename(uuid, text(b"to"), number)
 
     def _create(self, uuid: bytes, namespace: str, member: str, number: Callable[[], int]) -> None:
-        found = self.collections.get(uuid)
+        collection = self.collections.get(uuid)
         if uuid in self._ignored:
             return
-        if found is None:
+        if collection is None:
             if self._selects(namespace) and uuid not in self.unknown:
                 pending = bool(self._named(namespace))
                 self.collections[uuid] = TabledCollection(
@@ -303,8 +303,8 @@ class Fold:
                 )
                 if pending:
                     self._pending.add(uuid)
-        elif found.filled not in {"", member}:
-            self.collections[uuid] = replace(found, filled="")
+        elif collection.filled not in {"", member}:
+            self.collections[uuid] = replace(collection, filled="")
 
     def _named(self, namespace: str) -> list[bytes]:
         """The collections that have the name now, by UUID."""
@@ -312,17 +312,17 @@ class Fold:
 
     def _arrive(self, uuid: bytes) -> None:
         """A collection that was waiting for its name has it: the other one's shard is no longer the primary."""
-        found = self.collections.get(uuid)
-        if found is None or not found.pending:
+        collection = self.collections.get(uuid)
+        if collection is None or not collection.pending:
             return
         self._pending.discard(uuid)
-        if found.filled:
-            self.collections[uuid] = replace(found, pending=False)
+        if collection.filled:
+            self.collections[uuid] = replace(collection, pending=False)
         else:
             del self.collections[uuid]
-            self.dropped.append(found)
-            self.unknown[uuid] = found.namespace
-        self.supersede(uuid, found.namespace)
+            self.dropped.append(collection)
+            self.unknown[uuid] = collection.namespace
+        self.supersede(uuid, collection.namespace)
 
     def missing(self, uuid: bytes, namespace: str) -> None:
         """A collection that is there now. If the oplog has not shown it, it has to be copied."""
@@ -339,29 +339,31 @@ class Fold:
         self._gone.add(uuid)
         unknown = self.unknown.pop(uuid, None)
         self._pending.discard(uuid)
-        found = self.collections.pop(uuid, None)
+        collection = self.collections.pop(uuid, None)
         if unknown is not None:
             self.disturbed.add(unknown)
-        if found is not None:
-            self.disturbed.add(found.namespace)
-            self.dropped.append(found)
-            if not found.pending and not self._named(found.namespace):
-                for waiting in [one for one in self._pending if self.collections[one].namespace == found.namespace]:
+        if collection is not None:
+            self.disturbed.add(collection.namespace)
+            self.dropped.append(collection)
+            if not collection.pending and not self._named(collection.namespace):
+                for waiting in [
+                    one for one in self._pending if self.collections[one].namespace == collection.namespace
+                ]:
                     self._arrive(waiting)
 
     def _rename(self, uuid: bytes, namespace: str, number: Callable[[], int]) -> None:
-        found = self.collections.get(uuid)
+        collection = self.collections.get(uuid)
         self._ignored.discard(uuid)
         if not self._selects(namespace):
             self._drop(uuid)
-        elif found is not None and masked_equally(self._masks, found.namespace, namespace):
-            self.disturbed |= {found.namespace, namespace}
-            self.collections[uuid] = replace(found, namespace=namespace)
+        elif collection is not None and masked_equally(self._masks, collection.namespace, namespace):
+            self.disturbed |= {collection.namespace, namespace}
+            self.collections[uuid] = replace(collection, namespace=namespace)
         else:
-            if found is not None:  # what is held of it was masked by the rules of its old name
+            if collection is not None:  # what is held of it was masked by the rules of its old name
                 self.dropped.append(self.collections.pop(uuid))
                 self._pending.discard(uuid)
-            before = namespace if found is None else found.namespace
+            before = namespace if collection is None else collection.namespace
             self.disturbed |= {namespace, self.unknown.get(uuid, before)}
             self.unknown[uuid] = namespace
 

@@ -102,20 +102,20 @@ def is_nested(type_: str) -> bool:
 def declared_type(text: str) -> str:
     """A type as the user writes it, in the one way in which tables keep it. Raises UsageError."""
     try:
-        found = parsed(text)
-        if not _is_declarable(found):
+        type_ = parsed(text)
+        if not _is_declarable(type_):
             raise ValueError(text)
     except ValueError:
         raise UsageError(
             f"'{text}' is not a column type",
             hint=f"Types: {', '.join(SCALARS)}, decimal(p,s), array<TYPE>, struct<NAME: TYPE, ...>",
         ) from None
-    if depth_of(found) > DEPTH_MAX or leaves_of(found) > LEAVES_MAX:
+    if depth_of(type_) > DEPTH_MAX or leaves_of(type_) > LEAVES_MAX:
         raise UsageError(
             f"the column type '{text[:60]}...' is too large",
             hint=f"At most {DEPTH_MAX} objects and arrays inside each other, and {LEAVES_MAX:,} scalars",
         )
-    return text_of(found)
+    return text_of(type_)
 
 
 def _is_declarable(type_: NestedType) -> bool:

@@ -127,10 +127,10 @@ class TablesOwnership:
 def _owner(place: ObjectPlace, content: bytes) -> dict[str, str]:
     """What the object says. Raises SinkError if it is not ours."""
     try:
-        found = json.loads(content)
-        if found["format"] != _FORMAT:
-            raise SinkError(f"{place} was written by another version of Tailrace (format {found['format']})")
-        return {name: str(found[name]) for name in ("state", "session", "deployment")}
+        owner = json.loads(content)
+        if owner["format"] != _FORMAT:
+            raise SinkError(f"{place} was written by another version of Tailrace (format {owner['format']})")
+        return {name: str(owner[name]) for name in ("state", "session", "deployment")}
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SinkError(
             f"{place} is damaged, or not ours", hint="If no writer runs, delete it: the next one compares each table"

@@ -137,10 +137,10 @@ def _policy(given: object, where: str) -> Policy | None:
 
 
 def _seconds(given: object, where: str) -> float:
-    found = seconds(given) if isinstance(given, str) else None
-    if found is None:
+    duration_s = seconds(given) if isinstance(given, str) else None
+    if duration_s is None:
         raise UsageError(f"{where} must be a time such as '1 second' or '7 days', not {given!r}")
-    return found
+    return duration_s
 
 
 def _hours(given: Mapping[str, Any], key: str, default: float) -> float:

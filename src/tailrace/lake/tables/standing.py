@@ -108,8 +108,8 @@ def _checkpoints(mark: TableMark) -> dict[int, str]:
 
 def seen(root: TablePlace, mark: TableMark) -> Seen | None:
     """The file of the mark's version as it is now; ``None`` if it is not there."""
-    found = places.identity(delta.commit_path(root, mark.version))
-    return None if found is None else Seen(mark.version, found)
+    identity = places.identity(delta.commit_path(root, mark.version))
+    return None if identity is None else Seen(mark.version, identity)
 
 
 def note(mark: TableMark, table: CollectionTable) -> TableMark:
@@ -149,11 +149,11 @@ def _went_on(table: CollectionTable, mark: TableMark, batch: int, state: str) ->
             raise delta_commit.changed_by_others(table.root, number) from None
         except DamagedCommitError:
             return log_chain.damaged(number)
-        found = delta_commit.statement(actions, number)
-        if found is None:
+        statement = delta_commit.statement(actions, number)
+        if statement is None:
             if delta_commit.changes_data(actions):
                 raise delta_commit.changed_by_others(table.root, number)
-        elif found.state != state or found.batch > batch:
+        elif statement.state != state or statement.batch > batch:
             return f"is newer than its state: version {number} was written with another state, or with a later one"
     return f"is newer than its state: it has taken over micro-batch {table.batch}" if table.batch > batch else None
 

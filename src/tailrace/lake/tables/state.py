@@ -179,20 +179,20 @@ class TableState:
     def position(self) -> TablesPosition | None:
         """The position; ``None`` if nothing was copied yet."""
         with self._reading():
-            found = self._read(_POSITION)
-            if found is None:
+            value = self._read(_POSITION)
+            if value is None:
                 return None
-            if (written := found["format"]) != _FORMAT:
+            if (written := value["format"]) != _FORMAT:
                 raise SinkError(f"{self._path} was written by another version of Tailrace (format {written})")
-            times = [ClusterTime(found[name]) for name in ("time", "hold", "stated")]
-            return TablesPosition(found["batch"], times[0], found["members"], times[1], times[2], _witness(found))
+            times = [ClusterTime(value[name]) for name in ("time", "hold", "stated")]
+            return TablesPosition(value["batch"], times[0], value["members"], times[1], times[2], _witness(value))
 
     @property
     def name(self) -> str:
         """What distinguishes this state from others: chosen at random when it began."""
         with self._reading():
-            found = self._read(_NAME)
-            return "" if found is None else str(found["name"])
+            value = self._read(_NAME)
+            return "" if value is None else str(value["name"])
 
     def masks(self) -> dict[str, str]:
         """What tells by which masks the tables were begun; empty: by none."""
@@ -203,14 +203,14 @@ class TableState:
     def sessions(self) -> list[str]:
         """The sessions of writers to an object store, the last one at the end."""
         with self._reading():
-            found = self._read(_SESSIONS)
-            return [] if found is None else [str(one) for one in found]
+            value = self._read(_SESSIONS)
+            return [] if value is None else [str(one) for one in value]
 
     def selection(self) -> tuple[str, ...] | None:
         """The patterns whose collections are there; ``None`` where that is not known."""
         with self._reading():
-            found = self._read(_SELECTION)
-            return None if found is None else tuple(found["patterns"])
+            value = self._read(_SELECTION)
+            return None if value is None else tuple(value["patterns"])
 
     def collections(self) -> list[TabledCollection]:
         """The collections that have tables."""
@@ -234,8 +234,8 @@ class TableState:
     def copy_begun(self) -> CopyBegun | None:
         """The first copy, if one has begun and not come to its end."""
         with self._reading():
-            found = self._read(_COPY)
-            return None if found is None else CopyBegun(ClusterTime(found["start"]), found["members"], _witness(found))
+            value = self._read(_COPY)
+            return None if value is None else CopyBegun(ClusterTime(value["start"]), value["members"], _witness(value))
 
     def copying(self) -> dict[str, CopyingCollection]:
         """The collections that are being copied, by UUID."""

@@ -105,10 +105,10 @@ def close_file(file: OpenFile) -> bool:
 
 def _key(directory: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(directory / "data.mdb")
+        status = os.stat(directory / "data.mdb")
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _opened(directory: Path, *, readonly: bool) -> OpenFile:

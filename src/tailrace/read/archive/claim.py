@@ -112,15 +112,15 @@ class StoreClaim:
     def _known(self) -> dict[str, Any]:
         """What the state says, or a new one."""
         path, where = self.beside / STATE, str(self.root)
-        found: Any = durable.read_sealed(path)
-        if found is None:
+        record: Any = durable.read_sealed(path)
+        if record is None:
             return {"state": secrets.token_hex(16), "archive": where, "sessions": []}
-        if found["archive"] != where:
+        if record["archive"] != where:
             raise SinkError(
-                f"{self.beside} is the state of {found['archive']}, not of {where}",
+                f"{self.beside} is the state of {record['archive']}, not of {where}",
                 hint="Give each archive a state of its own",
             )
-        return dict(found)
+        return dict(record)
 
     def _compare(self, state: str, session: str, known: Mapping[str, Any]) -> None:
         if state == known["state"]:

@@ -67,8 +67,8 @@ class HybridSource(RelayedSource):
     def _check_identity(self) -> None:
         """The archive must be this deployment's, as far as ids are known and its last entry is in the oplog still."""
         if not self._is_checked:
-            found = set_identity(self._archive.name, self._live.client)
-            self._archive.confirm_owner(self._live, found, _ITS_OWN)
+            identity = set_identity(self._archive.name, self._live.client)
+            self._archive.confirm_owner(self._live, identity, _ITS_OWN)
             self._is_checked = True
 
     def read(self, after: ClusterTime, until: ClusterTime, **options: Any) -> Iterator[OplogBatch]:

@@ -211,11 +211,11 @@ def describe(folder: ArchivePlace) -> Description | None:
     holds something else."""
     path = folder / DESCRIPTION
     try:
-        found = read_record(path)
-        if found is None:
+        record = read_record(path)
+        if record is None:
             others = _others_than_description(folder)
-            found = read_record(path)  # it may have been begun since
-        if found is None:
+            record = read_record(path)  # it may have been begun since
+        if record is None:
             if others:
                 raise UsageError(
                     f"{folder} is not an archive: it holds files, but no {DESCRIPTION}",
@@ -224,20 +224,20 @@ def describe(folder: ArchivePlace) -> Description | None:
             if isinstance(folder, Path) and folder.exists() and not folder.is_dir():
                 raise UsageError(f"{folder} is not a directory")
             return None
-        if found.get("format") != FORMAT or found.get("version") != VERSION:
+        if record.get("format") != FORMAT or record.get("version") != VERSION:
             raise UsageError(
-                f"{path} is of another format or version ({found.get('format')!r}, {found.get('version')!r})",
+                f"{path} is of another format or version ({record.get('format')!r}, {record.get('version')!r})",
                 hint=f"This Tailrace reads version {VERSION}",
             )
-        name = found.get("replicaSet")
-        shards: Any = found.get("sharded", {})
-        notes: Any = found["serverVersions"]
+        name = record.get("replicaSet")
+        shards: Any = record.get("sharded", {})
+        notes: Any = record["serverVersions"]
         versions = tuple(VersionNote(str(note["version"]), ClusterTime(int(note["since"], 16))) for note in notes)
         for note in versions:
             profile_for(note.version)
-        since = ClusterTime(int(str(found.get("since", "0")), 16))
+        since = ClusterTime(int(str(record.get("since", "0")), 16))
         members = {str(shard): _membership(document) for shard, document in shards.items()}
-        said: Any = found["identity"]
+        said: Any = record["identity"]
         identity = Witness.from_document(said).identity
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise SourceError(f"{path} is damaged: {error!r}") from None
@@ -258,10 +258,10 @@ def _membership(document: Any) -> Membership:
 
 def existing(folder: ArchivePlace) -> Description:
     """As ``describe``, for a reader: an archive must be there."""
-    found = describe(folder)
-    if found is None:
+    description = describe(folder)
+    if description is None:
         raise UsageError(f"there is no archive at {folder}", hint="Make one: tailrace archive URI DIR")
-    return found
+    return description
 
 
 def oplog_folder(folder: ArchivePlace, oplog: str) -> ArchivePlace:
@@ -284,13 +284,13 @@ def oplog_of(folder: ArchivePlace) -> str:
 def head(folder: ArchivePlace) -> Reach | None:
     """How far the archive of one oplog reaches; ``None`` where nothing was archived yet. Raises SourceError."""
     try:
-        found = read_record(folder / HEAD)
-        if found is None:
+        record = read_record(folder / HEAD)
+        if record is None:
             return None
-        parts: list[Any] = [found["after"], found["until"]]
+        parts: list[Any] = [record["after"], record["until"]]
         start, until = (ClusterTime(int(part["clusterTime"], 16)) for part in parts)
-        newest, replica_set, cluster = (str(found.get(name, "")) for name in ("newest", "replicaSetId", "clusterId"))
-        noted: list[Any] = found.get("compatibility", [])
+        newest, replica_set, cluster = (str(record.get(name, "")) for name in ("newest", "replicaSetId", "clusterId"))
+        noted: list[Any] = record.get("compatibility", [])
         settings = tuple(SettingRead(str(one["version"]), ClusterTime(int(one["since"], 16))) for one in noted)
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"{folder / HEAD} is damaged: {error!r}") from None

@@ -78,11 +78,11 @@ class Mark:
     @classmethod
     def read(cls, folder: Path) -> Mark | None:
         """That of ``folder``; ``None`` if it has none."""
-        found = durable.read_sealed(folder / _MARK)
-        if found is None:
+        record = durable.read_sealed(folder / _MARK)
+        if record is None:
             return None
-        replaces: Any = found["replaces"]
-        return cls(str(found["id"]), tuple(replaces))
+        replaces: Any = record["replaces"]
+        return cls(str(record["id"]), tuple(replaces))
 
     @classmethod
     def make(cls, folder: Path, *, replaces: str | None = None) -> Mark:

@@ -59,14 +59,14 @@ def erase_documents(
 
 
 def _check_scope(folder: Path, documents: NamedDocuments, uuid: bytes | None) -> None:
-    found = durable.read_sealed(folder / STREAM)
-    if found is None:
+    record = durable.read_sealed(folder / STREAM)
+    if record is None:
         raise UsageError(f"{folder} does not say whose images it holds", hint="Restore its stream.json from a copy")
     if uuid is not None and len(documents.namespaces) > 1:
         raise UsageError("--uuid is the id of one collection", hint="Erase the documents of each collection separately")
-    if uuid is None and documents.namespaces != (found["scope"],):
+    if uuid is None and documents.namespaces != (record["scope"],):
         raise UsageError(
-            f"the images in {folder} are those of {found['scope']}, and know collections by UUID, not by name",
+            f"the images in {folder} are those of {record['scope']}, and know collections by UUID, not by name",
             hint="Name the documents of one collection, with --uuid: db.getCollectionInfos({name: ...})[0].info.uuid",
         )
 

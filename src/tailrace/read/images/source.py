@@ -121,15 +121,15 @@ class ExactSource(RelayedSource):
             make_folder(self._directory.parent.parent)
         path = self._directory / STREAM
         with self.state as state:  # one at a time
-            found = durable.read_sealed(path)
-            if found is None and state.position is not None:
+            record = durable.read_sealed(path)
+            if record is None and state.position is not None:
                 raise ImageStateError(
                     f"the file {path}, which says whose images are in {self._directory}, is missing", hint=AGAIN
                 )
-            if found is None:
+            if record is None:
                 durable.write_sealed(path, self._stream)
         self._state = None
-        self._check_stream(found or self._stream)
+        self._check_stream(record or self._stream)
 
     def _check_stream(self, found: Mapping[str, object]) -> None:
         if found != self._stream:

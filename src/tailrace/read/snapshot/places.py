@@ -247,13 +247,13 @@ class ClusterPlaces:
         """What changes whenever a chunk of the collection moves."""
         chunks = self._cluster.config_collection("chunks")
         query = self._of(sharded)
-        found = self._config.retrying(lambda: chunks.find_one(query, {"lastmod": 1}, sort=[("lastmod", -1)]))
-        return bson.encode({"lastmod": None if found is None else found["lastmod"], "key": sharded["key"]})
+        document = self._config.retrying(lambda: chunks.find_one(query, {"lastmod": 1}, sort=[("lastmod", -1)]))
+        return bson.encode({"lastmod": None if document is None else document["lastmod"], "key": sharded["key"]})
 
     def _primary(self, database: str) -> str | None:
         databases = self._cluster.config_collection("databases")
-        found = self._config.retrying(lambda: databases.find_one({"_id": database}, {"primary": 1}))
-        return None if found is None else str(found["primary"])
+        document = self._config.retrying(lambda: databases.find_one({"_id": database}, {"primary": 1}))
+        return None if document is None else str(document["primary"])
 
     def _config_find(self, query: Mapping[str, Any]) -> list[dict[str, Any]]:
         collections = self._cluster.config_collection("collections")

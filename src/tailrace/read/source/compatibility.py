@@ -45,8 +45,8 @@ def compatibility_of(client: MongoClient[Any]) -> str | None:
 
 def _parameter(client: MongoClient[Any]) -> Mapping[str, Any] | None:
     asked = {"getParameter": 1, _SETTING: 1}
-    found: Mapping[str, Any] = client.admin.command(asked, read_preference=client.read_preference)[_SETTING]
-    return found
+    reply: Mapping[str, Any] = client.admin.command(asked, read_preference=client.read_preference)[_SETTING]
+    return reply
 
 
 def _document(client: MongoClient[Any]) -> Mapping[str, Any] | None:

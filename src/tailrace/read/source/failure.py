@@ -94,11 +94,11 @@ def source_error(error: PyMongoError, client: MongoClient[Any]) -> SourceError:
     work later, it has the label that makes a driver resume."""
     if error.timeout and (remaining_s() is not None or client.options.timeout is not None):
         return time_limit_exceeded(seed_names(client))
-    found = _described(error, client)
+    failure = _described(error, client)
     if is_transient(error):
-        found.labels |= {RESUMABLE_LABEL}
-    as_driver_error(found, error)
-    return found
+        failure.labels |= {RESUMABLE_LABEL}
+    as_driver_error(failure, error)
+    return failure
 
 
 def _described(error: PyMongoError, client: MongoClient[Any]) -> SourceError:

@@ -134,11 +134,11 @@ class Masks:
         if not text.startswith("{"):
             return cls.load(text)
         try:
-            found = json.loads(text)
+            document = json.loads(text)
         except (ValueError, RecursionError):
             raise UsageError("masks: neither the path of a file nor a declaration as JSON") from None
-        fingerprint = str(found.pop(_FINGERPRINT, ""))
-        return replace(cls.of(found), fingerprint=fingerprint)
+        fingerprint = str(document.pop(_FINGERPRINT, ""))
+        return replace(cls.of(document), fingerprint=fingerprint)
 
     @cached_property
     def compiled(self) -> MaskSet:

@@ -141,8 +141,8 @@ def beginning(cluster: Cluster, view: OpenView, after: ClusterTime, *, ignore_re
     if cluster.config is None or view.config_after is None or after >= view.config_after:
         return Beginning(listed, view.config_after)
     config = Connection(cluster.config)
-    found = changes(config, after)
-    removed = removed_shards(config, found)
+    history = changes(config, after)
+    removed = removed_shards(config, history)
     if not removed:
         return Beginning(listed, view.config_after)
     names = {shard.name for shard in removed}
@@ -154,7 +154,7 @@ def beginning(cluster: Cluster, view: OpenView, after: ClusterTime, *, ignore_re
                 "the shard %s was removed at %s: what it wrote after %s is not given", shard.name, shard.until, begin
             )
         # The last of several of one name is the one that is a shard now.
-        last = {change.name: change.time for change in found if change.host is not None}
+        last = {change.name: change.time for change in history if change.host is not None}
         again = [member for member in listed if member.name in names]
         members += tuple(member._replace(after=last[member.name]) for member in again)
         return Beginning(tuple(sorted(members, key=_name)), view.config_after)
@@ -162,7 +162,7 @@ def beginning(cluster: Cluster, view: OpenView, after: ClusterTime, *, ignore_re
         client = reachable(cluster, shard, after)
         if shard.since is None:
             members += (Member(shard.name, client, after),)
-    return Beginning(tuple(sorted(members, key=_name)), ClusterTime(found[0].time - 1))
+    return Beginning(tuple(sorted(members, key=_name)), ClusterTime(history[0].time - 1))
 
 
 def _name(member: Member) -> str:

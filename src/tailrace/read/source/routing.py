@@ -168,14 +168,14 @@ class OwnerLookup:
 
     def _placement(self, database: str, query: dict[str, Any]) -> _Placement:
         def read() -> _Placement:
-            found = self._cluster.config_collection("databases").find_one({"_id": database})
+            document = self._cluster.config_collection("databases").find_one({"_id": database})
             collection = self._cluster.config_collection("collections").find_one({**query, "dropped": {"$ne": True}})
-            primary = None if found is None else str(found["primary"])
+            primary = None if document is None else str(document["primary"])
             if collection is not None and primary is None:  # the config database itself
                 primary = ""
             # What changes as chunks split and move is looked at chunk by chunk.
             kept = None if collection is None else {name: collection.get(name) for name in ("_id", "uuid", "key")}
-            return _Placement(primary, bson.encode(found or {}), kept)
+            return _Placement(primary, bson.encode(document or {}), kept)
 
         return self._retrying(read)
 
@@ -277,7 +277,7 @@ class _Chunks:
         """The last chunk that matches. The server compares, by an index of its own."""
         chunks = self._cluster.config_collection("chunks").with_options(codec_options=_RAW)
         for whose in ({"uuid": self._collection["uuid"]}, {"ns": self._collection["_id"]}):  # the second: before 5.0
-            found = self._config.retrying(partial(chunks.find_one, {**whose, **query}, sort=[(last_of, -1)]))
-            if found is not None:
-                return found
+            document = self._config.retrying(partial(chunks.find_one, {**whose, **query}, sort=[(last_of, -1)]))
+            if document is not None:
+                return document
         return None

@@ -20,9 +20,9 @@ def shard_name(client: MongoClient[Any]) -> str | None:
         if "configsvr" in client.admin.command("hello", read_preference=preference):
             return None
         system = client.get_database("admin", read_preference=preference)["system.version"]
-        found = system.find_one({"_id": "shardIdentity"}, {"shardName": 1})
-        if found is not None:
-            return str(found.get("shardName"))
+        document = system.find_one({"_id": "shardIdentity"}, {"shardName": 1})
+        if document is not None:
+            return str(document.get("shardName"))
     except PyMongoError:
         pass
     try:

@@ -219,8 +219,8 @@ class Cluster:
             return self._fixed[name]
         connection = config or Connection(self.config_client())
         read = self.config_collection("shards").find_one
-        found = connection.retrying(lambda: read({"_id": name}, {"host": 1}))
-        return None if found is None else self.client_at(ShardAddress(name, str(found["host"])))
+        document = connection.retrying(lambda: read({"_id": name}, {"host": 1}))
+        return None if document is None else self.client_at(ShardAddress(name, str(document["host"])))
 
     def primary_client(self, database: str) -> MongoClient[Any] | None:
         """The client of a database's primary shard, as ``config.databases`` says now; ``None`` where there is no such
@@ -231,10 +231,10 @@ class Cluster:
         read = self.config_collection("databases").find_one
         name = ""
         for _ in range(_PRIMARY_TRIES):
-            found = connection.retrying(lambda: read({"_id": database}, {"primary": 1}))
-            if found is None:
+            document = connection.retrying(lambda: read({"_id": database}, {"primary": 1}))
+            if document is None:
                 return None
-            name = str(found["primary"])
+            name = str(document["primary"])
             client = self.current_client(name, connection)
             if client is not None:
                 return client

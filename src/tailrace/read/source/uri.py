@@ -189,8 +189,8 @@ def _password_for_port(rest: str, *, whole: bool) -> tuple[int, int]:
 
 
 def _run(text: str, pattern: str) -> int:
-    found = re.match(pattern, text)
-    return found.end() if found else 0
+    match = re.match(pattern, text)
+    return match.end() if match else 0
 
 
 def parse_complaint(complaint: str, uri: str, options: Mapping[str, Any] | None = None) -> str | None:

@@ -111,12 +111,12 @@ def cluster_id(config: Connection) -> str:
 
     def read() -> str:
         try:
-            found = version.find_one({}, {"clusterId": 1})
+            document = version.find_one({}, {"clusterId": 1})
         except OperationFailure as error:
             if is_transient(error):
                 raise
             return ""
-        return "" if found is None else str(found.get("clusterId", ""))
+        return "" if document is None else str(document.get("clusterId", ""))
 
     return config.retrying(read)
 

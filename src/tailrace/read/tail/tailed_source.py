@@ -131,10 +131,10 @@ class TailedSource(MongodSource):
             error = self._shared.failure(place) if hears else None
             batch = OplogBatch(b"", place.position)
             if error is None:
-                found = self._shared.wait(place, await_s, limit_s=remaining_s(), hears=hears)
-                if found is None:
+                batch_ = self._shared.wait(place, await_s, limit_s=remaining_s(), hears=hears)
+                if batch_ is None:
                     return
-                batch = found
+                batch = batch_
                 error = self._shared.failure(place) if hears and not batch.raw else None
             if on_error is not None and error is not None:
                 on_error(error)

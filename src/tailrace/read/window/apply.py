@@ -158,9 +158,9 @@ def has_document_key(document: bytes, document_key: bytes) -> bool:
 def _at(document: bytes, path: bytes) -> tuple[int, bytes] | None:
     """The type and the value at a dotted path, which does not lead through arrays."""
     first, dot, rest = path.partition(b".")
-    found = raw_bson.find(document, first)
-    if found is None:
+    element = raw_bson.find(document, first)
+    if element is None:
         return None
     if not dot:
-        return found.type, raw_bson.value(document, found)
-    return _at(raw_bson.value(document, found), rest) if found.type == raw_bson.OBJECT else None
+        return element.type, raw_bson.value(document, element)
+    return _at(raw_bson.value(document, element), rest) if element.type == raw_bson.OBJECT else None

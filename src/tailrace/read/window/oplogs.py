@@ -248,8 +248,8 @@ class LiveOplog(OplogMember):
         def ping() -> Mapping[str, Any] | None:
             # Without a session of ours: a hidden member offers none to a direct connection. PyMongo's reply keeps the
             # clock as the server sent it.
-            found: Mapping[str, Any] = client.admin.command("ping", read_preference=client.read_preference)
-            clock: Mapping[str, Any] | None = found.get("$clusterTime")
+            reply: Mapping[str, Any] = client.admin.command("ping", read_preference=client.read_preference)
+            clock: Mapping[str, Any] | None = reply.get("$clusterTime")
             return clock
 
         return self._connection.retrying(ping)
@@ -479,9 +479,9 @@ class Oplogs:
         if oldest > since and not is_first:
             raise history_lost(f"the config server's oplog begins at {oldest}: which shards there were is not known")
         config = Connection(self._config.client)
-        found = changes(config, since)
-        again = {change.name for change in found if change.host is not None}
-        for shard in removed_shards(config, found):
+        history = changes(config, since)
+        again = {change.name for change in history if change.host is not None}
+        for shard in removed_shards(config, history):
             if not self._is_read(shard, again):
                 name = shard.name
                 while name in self._members:

@@ -65,7 +65,7 @@ def _identified(operation: OplogEntry) -> tuple[bytes, tuple[bytes | None, bytes
     if operation.operation not in ("i", "u", "d") or operation.o is None:
         return None
     document = operation.o2 if operation.operation == "u" and operation.o2 is not None else operation.o
-    found = raw_bson.find(document, b"_id")
-    if found is None:
+    element = raw_bson.find(document, b"_id")
+    if element is None:
         return None
-    return document, (operation.collection_uuid, document[found.start : found.end])
+    return document, (operation.collection_uuid, document[element.start : element.end])

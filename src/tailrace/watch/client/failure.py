@@ -27,9 +27,9 @@ def failure_of(error: PyMongoError, command: CursorCommand, wire_version: int | 
 
 def failure_of_read(error: PyMongoError, command: CursorCommand) -> Failure:
     """What has failed of a stream that is made of the oplog. We read servers that label errors (4.4 and later)."""
-    found = failure_of(error, command, None)
+    failure = failure_of(error, command, None)
     if not isinstance(error, OperationFailure):
-        return found
+        return failure
     message = str((error.details or {}).get("errmsg", ""))
-    labels = labels_of_stream(error.code, found.labels, message)
-    return Failure(command, found.code, labels, None, found.out_of_time)
+    labels = labels_of_stream(error.code, failure.labels, message)
+    return Failure(command, failure.code, labels, None, failure.out_of_time)

@@ -48,12 +48,12 @@ _log = logging.getLogger("tailrace.compare")
 
 def parse_share(text: str) -> float:
     """The share that "1%" or "0.01" means. Raises UsageError."""
-    found = _SHARE.fullmatch(text.strip())
+    match = _SHARE.fullmatch(text.strip())
     hint = "Such as 1% or 0.01: of the time, from 0.01% to 100%"
-    if found is None:
+    if match is None:
         raise UsageError(f"'{text}' is not a share of the time", hint=hint)
-    share = float(found[1]) / (100 if found[2] else 1)
-    if not found[2] and share >= 1:
+    share = float(match[1]) / (100 if match[2] else 1)
+    if not match[2] and share >= 1:
         raise UsageError(f"'{text}' is not a share of the time: does it mean {text.strip()}%?", hint=hint)
     if not _SHARE_MIN <= share <= 1:
         raise UsageError(f"'{text}' cannot be kept as a share", hint=hint)

@@ -226,5 +226,5 @@ def _session(document: bytes) -> bytes | None:
     lsid = raw_bson.find(document, b"lsid")
     if lsid is None or lsid.type != OBJECT:
         return None
-    found = raw_bson.find(document, b"id", lsid.value_start)
-    return None if found is None else document[found.value_start : found.end]
+    element = raw_bson.find(document, b"id", lsid.value_start)
+    return None if element is None else document[element.value_start : element.end]

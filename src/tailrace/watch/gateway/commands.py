@@ -259,9 +259,9 @@ class Commands:
                 return None
             question = _with_fields(bson.encode({"connectionStatus": 1, "$db": "admin"}), command, (b"$clusterTime",))
         else:
-            found = raw_bson.find(command.document, b"aggregate")
-            is_named = found is not None and found.type == raw_bson.STRING
-            collection = _text(command.document, found) if is_named and found is not None else _NOWHERE
+            element = raw_bson.find(command.document, b"aggregate")
+            is_named = element is not None and element.type == raw_bson.STRING
+            collection = _text(command.document, element) if is_named and element is not None else _NOWHERE
             concern = {
                 "level": "majority",
                 "afterClusterTime": bson.Timestamp(times.after.seconds, times.after.increment),

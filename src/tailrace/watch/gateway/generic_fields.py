@@ -129,8 +129,10 @@ def times_of(document: bytes) -> Times:
 
 
 def _time_in(document: bytes, outer: bytes, name: bytes) -> ClusterTime:
-    found = raw_bson.find(document, outer)
-    inner = raw_bson.find(document, name, found.value_start) if found is not None and found.type == OBJECT else None
+    element = raw_bson.find(document, outer)
+    inner = (
+        raw_bson.find(document, name, element.value_start) if element is not None and element.type == OBJECT else None
+    )
     if inner is None or inner.type != TIMESTAMP:
         return ClusterTime(0)
     return ClusterTime.from_bytes_le(raw_bson.value(document, inner))

@@ -197,10 +197,10 @@ class Outbox:
         kind = raw_bson.find(event, b"operationType")
         if kind is None or raw_bson.value(event, kind)[4:-1] != b"insert":
             return BY_ID.hash_of(event)
-        found = value_in(event, [b"fullDocument", *self._paths["key"].encode().split(b".")])
-        if found is not None and found[0] == raw_bson.STRING:
-            return crc32(_valid(found[1][4:-1].decode("utf-8", _RAW)).encode())
-        key = None if found is None else self._value(_decoded(event)["fullDocument"], "key")
+        value = value_in(event, [b"fullDocument", *self._paths["key"].encode().split(b".")])
+        if value is not None and value[0] == raw_bson.STRING:
+            return crc32(_valid(value[1][4:-1].decode("utf-8", _RAW)).encode())
+        key = None if value is None else self._value(_decoded(event)["fullDocument"], "key")
         chosen = ordering_key(event) if key is None else _text(key)
         return None if chosen is None else crc32(chosen.encode())
 

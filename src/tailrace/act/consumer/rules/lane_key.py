@@ -66,10 +66,10 @@ def outline(event: bytes) -> PlacedEvent:
         document = _key_in_token(raw_bson.value(event, fields[b"_id"]))
     else:
         document = None
-    found = None if document is None else raw_bson.find(document, b"_id")
-    if document is None or found is None:
+    element = None if document is None else raw_bson.find(document, b"_id")
+    if document is None or element is None:
         raise UsageError("a change of a document has no documentKey with an _id", hint=_ROOT_HINT)
-    return PlacedEvent(order, key_hash(found.type, raw_bson.value(document, found)))
+    return PlacedEvent(order, key_hash(element.type, raw_bson.value(document, element)))
 
 
 def _head(event: bytes) -> tuple[dict[bytes, raw_bson.Element], bytes, bool]:
@@ -171,8 +171,8 @@ def _by_path(path: str) -> LaneKey:
 
 
 def _hash_at(names: list[bytes], event: bytes) -> int | None:
-    found = value_in(event, names)
-    return None if found is None else key_hash(*found)
+    value = value_in(event, names)
+    return None if value is None else key_hash(*value)
 
 
 def value_in(event: bytes, names: list[bytes]) -> tuple[int, bytes] | None:

@@ -78,10 +78,10 @@ class Fragments:
 
 
 def _fragment(event: bytes) -> tuple[int, int]:
-    found = raw_bson.find(event, b"splitEvent")
-    if found is None or found.type != raw_bson.OBJECT:
+    element = raw_bson.find(event, b"splitEvent")
+    if element is None or element.type != raw_bson.OBJECT:
         return 0, 0
-    split = bson.decode(raw_bson.value(event, found))
+    split = bson.decode(raw_bson.value(event, element))
     return int(split.get("fragment", 0)), int(split.get("of", 0))
 
 

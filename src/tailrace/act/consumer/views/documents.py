@@ -93,8 +93,8 @@ class ViewDocuments:
                 hint="Connect to a mongos",
             )
         collections = self._collection("config.collections")
-        found = self._retried(lambda: collections.find_one({"_id": self.view.target, "dropped": {"$ne": True}}))
-        for path in () if found is None else bson.decode(raw_bson.bytes_of(found)).get("key") or ():
+        document = self._retried(lambda: collections.find_one({"_id": self.view.target, "dropped": {"$ne": True}}))
+        for path in () if document is None else bson.decode(raw_bson.bytes_of(document)).get("key") or ():
             for field in (*self.view.fields, VERSIONS_FIELD):
                 if overlaps(path, field):
                     raise UsageError(
@@ -167,8 +167,8 @@ class ViewDocuments:
 
     def _ahead(self, target: bytes, now: Timestamp) -> Timestamp | None:
         """The version of a target if no keeper can have written it. ``now``: a time after the target was read."""
-        found = self.view.version_of(target)
-        return found if found is not None and found > now and not self._is_reached(found) else None
+        version = self.view.version_of(target)
+        return version if version is not None and version > now and not self._is_reached(version) else None
 
     def _is_reached(self, version: Timestamp) -> bool:
         """Whether some server's clock has reached ``version``. No keeper can have written a later version."""
@@ -222,9 +222,9 @@ class ViewDocuments:
 
 def id_of(document: bytes) -> RawValue:
     """The ``_id`` of a document."""
-    found = value_at(document, "_id")
-    assert found is not None
-    return found
+    value = value_at(document, "_id")
+    assert value is not None
+    return value
 
 
 def _spellings(raw: RawValue) -> list[RawValue]:

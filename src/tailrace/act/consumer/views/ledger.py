@@ -167,7 +167,7 @@ def _array(values: Sequence[RawValue]) -> bytes:
 
 
 def _values(document: bytes, name: str) -> tuple[RawValue, ...]:
-    found = value_at(document, name)
-    if found is None or found.type != raw_bson.ARRAY:
+    value = value_at(document, name)
+    if value is None or value.type != raw_bson.ARRAY:
         return ()
-    return tuple(RawValue(one.type, raw_bson.value(found.data, one)) for one in raw_bson.elements(found.data))
+    return tuple(RawValue(one.type, raw_bson.value(value.data, one)) for one in raw_bson.elements(value.data))

@@ -122,8 +122,8 @@ class Totals:
         if kind == "delete":
             return []
         if kind in ("insert", "replace"):
-            found = value_at(raw, "fullDocument")
-            key = None if found is None else self.key_of(found.data)
+            value = value_at(raw, "fullDocument")
+            key = None if value is None else self.key_of(value.data)
         elif self.on in changed_paths(event):
             key = _key(value_at(raw, f"updateDescription.updatedFields.{self.on}"))
         else:

@@ -62,11 +62,11 @@ class TotalsUpkeep(ViewUpkeep):
 
     def check_targets(self) -> None:
         """Raises UsageError if a source document has an array in the field that names its target."""
-        found = self._retried(lambda: self._source.find_one(self.totals.with_array, {"_id": 1}))
-        if found is not None:
+        document = self._retried(lambda: self._source.find_one(self.totals.with_array, {"_id": 1}))
+        if document is not None:
             raise UsageError(
-                f"the document with _id {id_of(raw_bson.bytes_of(found)).shown!r} of {self.view.source} has an array "
-                f"in {self.totals.on!r}, and a total counts a document once",
+                f"the document with _id {id_of(raw_bson.bytes_of(document)).shown!r} of {self.view.source} has an "
+                f"array in {self.totals.on!r}, and a total counts a document once",
                 hint="Let each document name one, or keep such documents in another collection",
             )
 

@@ -57,9 +57,9 @@ class ViewUpkeep(ViewDocuments):
     def check_targets(self) -> None:
         """Raises UsageError if a target has an array in the field that names its source: nothing says from which of
         several sources it should get the fields. Reads the targets until it has found one."""
-        found = self._retried(lambda: self._target.find_one(self.view.with_array, {"_id": 1}))
-        if found is not None:
-            identity = id_of(raw_bson.bytes_of(found)).shown
+        document = self._retried(lambda: self._target.find_one(self.view.with_array, {"_id": 1}))
+        if document is not None:
+            identity = id_of(raw_bson.bytes_of(document)).shown
             raise UsageError(
                 f"the document with _id {identity!r} of {self.view.target} has an array in {self.view.on!r}, and a "
                 "view carries the fields of one source",
@@ -167,10 +167,10 @@ class ViewUpkeep(ViewDocuments):
     def target_changed(self, change: Change) -> None:
         """The handler for changes of the target: the document gets the fields of the source that it names. Where the
         target was dropped, renamed or replaced, all documents that are there now do."""
-        found = self._target_of(change)
-        if found is None:
+        target = self._target_of(change)
+        if target is None:
             return
-        identity, document, version = found
+        identity, document, version = target
         key = self.view.key_of(document)
         if key is None and not self._names_none(document):
             return

@@ -118,8 +118,8 @@ class View:
 
     def version_of(self, target: bytes) -> Timestamp | None:
         """The version of a target; ``None`` if it has none, or a value that is not a version."""
-        found = value_at(target, self.version_path)
-        return found.shown if found is not None and found.type == raw_bson.TIMESTAMP else None
+        value = value_at(target, self.version_path)
+        return value.shown if value is not None and value.type == raw_bson.TIMESTAMP else None
 
     def key_of(self, target: bytes) -> RawValue | None:
         """The ``_id`` that a target names; ``None`` where it names none: an array is no ``_id``."""

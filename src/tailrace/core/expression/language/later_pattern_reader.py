@@ -83,8 +83,8 @@ class LaterPatternReader(PatternReader):
     def _start(self) -> str:
         limits = dict(_LIMITS)
         kept = []
-        while found := self._find(_START):
-            name, number, verb = found.groups()
+        while match := self._find(_START):
+            name, number, verb = match.groups()
             if name is not None:
                 name = "DEPTH" if name == "RECURSION" else name
                 if int(number) >= 0xFFFFFFFF:
@@ -93,10 +93,10 @@ class LaterPatternReader(PatternReader):
                     self._refuse("(*LIMIT_HEAP)")  # the server's library begins on the stack, this one does not
                 limits[name] = min(limits[name], int(number))
             elif verb in _START_VERBS:
-                kept.append(found[0])
+                kept.append(match[0])
             elif verb != "UTF8":
                 break
-            self.pos = found.end()
+            self.pos = match.end()
         return "".join(f"(*LIMIT_{name}={limit})" for name, limit in limits.items()) + "".join(kept)
 
     def _literal(self, letter: str) -> None:
@@ -107,15 +107,15 @@ class LaterPatternReader(PatternReader):
 
     def _brace(self) -> None:
         self.pos -= 1
-        found = self._find(_QUANTIFIER)
-        if found is None:
+        match = self._find(_QUANTIFIER)
+        if match is None:
             self.pos += 1
             self._put("\\{")  # also before ",n}" and where spaces stand: they count since 10.43
             return
-        self.pos = found.end()
-        low = int(found[1][:6])
-        high = low if not found[2] else int(found[3][:6]) if found[3] else None
-        self._quantify(found[0], low, high)
+        self.pos = match.end()
+        low = int(match[1][:6])
+        high = low if not match[2] else int(match[3][:6]) if match[3] else None
+        self._quantify(match[0], low, high)
 
     def _is_fixed(self, before: str, low: int, high: int | None) -> bool:
         return low == high
@@ -158,9 +158,9 @@ class LaterPatternReader(PatternReader):
         self._capture(f"({found[0]}{name[0]}{closing}")
 
     def _verb(self) -> None:
-        if found := self._find(_VERB):
-            self.pos = found.end()
-            self._put("(" + found[0], 0)
+        if match := self._find(_VERB):
+            self.pos = match.end()
+            self._put("(" + match[0], 0)
             return
         worded = self._find(_WORDED)
         if worded is None:
@@ -235,11 +235,11 @@ class LaterPatternReader(PatternReader):
 
     def _part_of(self, pattern: re.Pattern[str]) -> str:
         """What the pattern finds here; 51091 where it does not."""
-        found = self._find(pattern)
-        if found is None:
+        match = self._find(pattern)
+        if match is None:
             invalid("a number, a name or a code point is missing or malformed")
-        self.pos = found.end()
-        return found[0]
+        self.pos = match.end()
+        return match[0]
 
     def _character(self, letter: str) -> str:
         """An escape as it is written, up to its end; a number as the character that it means, since the library here

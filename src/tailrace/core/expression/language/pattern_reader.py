@@ -156,17 +156,17 @@ class PatternReader:
         """The settings before everything else, the limits made into one each."""
         limits = {"LIMIT_MATCH": MATCH_LIMIT, "LIMIT_RECURSION": DEPTH_LIMIT}
         kept = []
-        while found := self._find(_START):
-            name, number, verb = found.groups()
+        while match := self._find(_START):
+            name, number, verb = match.groups()
             if name is not None:
                 if int(number or "0") >= 0xFFFFFFFF:
                     invalid("(*VERB) not recognized or malformed")
                 limits[name] = min(limits[name], int(number or "0"))
             elif verb in _START_VERBS:
-                kept.append(found[0])
+                kept.append(match[0])
             elif verb not in ("UTF", "UTF8"):
                 break
-            self.pos = found.end()
+            self.pos = match.end()
         if limits["LIMIT_MATCH"] == 0:
             kept.append("(*NO_START_OPT)")  # nothing may be tried, so nothing may be known beforehand
         return (
@@ -215,15 +215,15 @@ class PatternReader:
 
     def _brace(self) -> None:
         self.pos -= 1
-        found = self._find(_QUANTIFIER)
-        if found is None:
+        match = self._find(_QUANTIFIER)
+        if match is None:
             self.pos += 1
             self._put("\\{")
             return
-        self.pos = found.end()
-        low = int(found[1][:6])
-        high = low if not found[2] else int(found[3][:6]) if found[3] else None
-        self._quantify(found[0], low, high)
+        self.pos = match.end()
+        low = int(match[1][:6])
+        high = low if not match[2] else int(match[3][:6]) if match[3] else None
+        self._quantify(match[0], low, high)
 
     def _inside(self, *kinds: str) -> bool:
         return any(group.kind in kinds for group in self.groups)
@@ -269,8 +269,8 @@ class PatternReader:
             self._push("(" + self._skip(3), "behind")
         elif rest.startswith(("?:", "?>", "?|")):
             self._push("(" + self._skip(2), "branch reset" if rest[1] == "|" else "")
-        elif found := self._find(_NAMED):
-            self._named(found)
+        elif match := self._find(_NAMED):
+            self._named(match)
         else:
             self._special()
 
@@ -335,15 +335,15 @@ class PatternReader:
         self._add(*size)
 
     def _verb(self) -> None:
-        found = self._find(_VERB)
-        if found is None or found[1] not in _VERBS:
+        match = self._find(_VERB)
+        if match is None or match[1] not in _VERBS:
             invalid("(*VERB) not recognized or malformed")
-        if found[2] and found[1] in ("ACCEPT", "FAIL", "F", "COMMIT"):
+        if match[2] and match[1] in ("ACCEPT", "FAIL", "F", "COMMIT"):
             invalid("an argument is not allowed for (*ACCEPT), (*FAIL), or (*COMMIT)")
-        if found[1] == "SKIP" and found[2] and self._inside(*AROUND):
+        if match[1] == "SKIP" and match[2] and self._inside(*AROUND):
             self._refuse("(*SKIP:name) inside a look-around")
-        self.pos = found.end()
-        self._put("(" + found[0], 0)
+        self.pos = match.end()
+        self._put("(" + match[0], 0)
 
     def _set_options(self, found: re.Match[str]) -> None:
         letters, end = found.groups()
@@ -426,11 +426,11 @@ class PatternReader:
         elif letter == "g":
             self._group_reference()
         elif letter == "k":
-            found = self._find(_NAME_REFERENCE)
-            if found is None:
+            match = self._find(_NAME_REFERENCE)
+            if match is None:
                 invalid("\\k is not followed by a braced, angle-bracketed, or quoted name")
-            self.pos = found.end()
-            self._put("\\k" + found[0], None, 0)
+            self.pos = match.end()
+            self._put("\\k" + match[0], None, 0)
         elif letter in "123456789":
             self._number(letter)
         else:
@@ -448,11 +448,11 @@ class PatternReader:
         if letter == "x":
             return self._hexadecimal()
         if letter == "o":
-            found = self._find(_OCTAL)
-            if found is None:
+            match = self._find(_OCTAL)
+            if match is None:
                 invalid("missing opening brace, digits or closing brace after \\o")
-            self.pos = found.end()
-            return code_point(int(found[1], 8))
+            self.pos = match.end()
+            return code_point(int(match[1], 8))
         if letter == "c":
             control = self._next() if self.pos < len(self.text) else invalid("\\c at end of pattern")
             if ord(control) > 127:
@@ -468,21 +468,21 @@ class PatternReader:
         return _quoted(letter)  # an unknown letter stands for itself
 
     def _hexadecimal(self) -> str:
-        found = self._find(_HEXADECIMAL)
-        if found is None:
+        match = self._find(_HEXADECIMAL)
+        if match is None:
             invalid("non-hex character in \\x{} (closing brace missing?)")
-        self.pos = found.end()
-        if found[1] == "":
+        self.pos = match.end()
+        if match[1] == "":
             invalid("digits missing in \\x{} or \\o{}")
-        return code_point(int(found[1] or found[2] or "0", 16))
+        return code_point(int(match[1] or match[2] or "0", 16))
 
     def _number(self, letter: str) -> None:
         """A back reference if there are so many groups or it is one digit, else octal, else the digit itself."""
-        found = re.match(r"\d+", self.text[self.pos - 1 :], re.ASCII)
-        assert found is not None
-        number = int(found[0][:10])
+        match = re.match(r"\d+", self.text[self.pos - 1 :], re.ASCII)
+        assert match is not None
+        number = int(match[0][:10])
         if number <= self.captures or (number < 8):
-            self.pos += found.end() - 1
+            self.pos += match.end() - 1
             self._put(f"\\g{{{number}}}", None, 0)
         elif letter in "89":
             self._put(letter)
@@ -495,11 +495,11 @@ class PatternReader:
             self.pos = call.end()
             self._call("\\g" + call[0], self._target(call[0][1:-1]))
             return
-        found = self._find(_REFERENCE)
-        if found is None:
+        match = self._find(_REFERENCE)
+        if match is None:
             invalid("a numbered reference must not be zero, or a name or number is missing after \\g")
-        self.pos = found.end()
-        self._put("\\g" + found[0], None, 0)
+        self.pos = match.end()
+        self._put("\\g" + match[0], None, 0)
 
     def _property(self, letter: str) -> str:
         text, self.pos, cased = pattern_properties.read(self.text, self.pos, letter)

@@ -445,10 +445,10 @@ def _all(path: bytes, value: Value, state: State) -> tree.Node:
     first = v.fields_of(items[0][1])[:1] if items[0][0] == v.OBJECT else []
     if first and first[0][0] == b"$elemMatch":
         for kind, data in items:
-            found = v.fields_of(data)[:1] if kind == v.OBJECT else []
-            if not found or found[0][0] != b"$elemMatch":
+            fields = v.fields_of(data)[:1] if kind == v.OBJECT else []
+            if not fields or fields[0][0] != b"$elemMatch":
                 raise _bad("$all/$elemMatch has to be consistent")
-            children.append(_element_match(path, (found[0][1], found[0][2]), inner))
+            children.append(_element_match(path, (fields[0][1], fields[0][2]), inner))
     else:
         for item in items:
             if item[0] == v.REGEX:

@@ -67,11 +67,11 @@ def _parts(text: str, layout: str, version: Version) -> Parts:
                 raise _wrong(text, f"{at}: no time zone that may stand in a text")
             parts.offset, at = offset, end
         elif letter == "Z":
-            found = _MINUTES.match(text, at)
-            if found is None:
+            match = _MINUTES.match(text, at)
+            if match is None:
                 raise _wrong(text, f"{at}: Invalid timezone offset in minutes")
-            seconds = _minutes(found[2] or found[3] or "0")
-            parts.offset, at = (-seconds if found[1] == "-" else seconds), found.end(2)
+            seconds = _minutes(match[2] or match[3] or "0")
+            parts.offset, at = (-seconds if match[1] == "-" else seconds), match.end(2)
         elif text[at] == layout[place - 1]:
             at += 1
         else:

@@ -161,20 +161,20 @@ def parse_date_text(text: str, version: Version, *, code: int = _FAILED, zone: Z
     """
     if text == "":
         raise failure(code, "Error parsing date string ''; 0: Empty string")
-    found = _PLAIN.fullmatch(text)
-    if found is None:
+    match = _PLAIN.fullmatch(text)
+    if match is None:
         local, rest, offset = date_words.read(text, version)
         return _toward_zero(placed(local, offset, zone, text, version, code=code), rest)
-    month, day = int(found["month"] or found["month2"]), int(found["day"] or found["day2"])
-    hour, minute, second = (int(found[name] or 0) for name in ("hour", "minute", "second"))
+    month, day = int(match["month"] or match["month2"]), int(match["day"] or match["day2"])
+    hour, minute, second = (int(match[name] or 0) for name in ("hour", "minute", "second"))
     if not 1 <= month <= 12 or not 1 <= day <= 31 or hour > 23 or minute > 59 or second > 59:
         raise failure(code, f"Error parsing date string '{text}'; Unexpected character")
-    days = days_of(int(found["year"]), month, day)
-    if civil_of(days * calendar.DAY)[:3] != (int(found["year"]), month, day):
+    days = days_of(int(match["year"]), month, day)
+    if civil_of(days * calendar.DAY)[:3] != (int(match["year"]), month, day):
         raise failure(code, f"Error parsing date string '{text}'; The parsed date was invalid")
-    fraction, rest = divmod(int(float("0." + (found["fraction"] or "0")) * 1000000), 1000)
+    fraction, rest = divmod(int(float("0." + (match["fraction"] or "0")) * 1000000), 1000)
     local = days * calendar.DAY + hour * calendar.HOUR + minute * calendar.MINUTE + second * 1000 + fraction
-    offset = None if found["zone"] is None else read_zone(found["zone"], 0)[0]
+    offset = None if match["zone"] is None else read_zone(match["zone"], 0)[0]
     return _toward_zero(placed(local, offset, zone, text, version, code=code), rest)
 
 

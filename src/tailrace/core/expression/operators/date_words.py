@@ -125,9 +125,9 @@ def read(text: str, version: Version) -> tuple[int, int, int | None]:
             continue
         best: tuple[re.Match[str], _Notation] | None = None
         for notation in _NOTATIONS:
-            found = notation.pattern.match(padded, at)
-            if found is not None and (best is None or found.end() > best[0].end()):
-                best = (found, notation)
+            match = notation.pattern.match(padded, at)
+            if match is not None and (best is None or match.end() > best[0].end()):
+                best = (match, notation)
         if best is None:
             raise date.wrong(f"{at}: Unexpected character")
         date.refuse_before(best[1].since)

@@ -20,10 +20,10 @@ _DATE: Final = "date"
 
 def moment_of(value: Value) -> int:
     """Milliseconds of a date, a timestamp or an object id; 16006 for anything else."""
-    found = moment_or_none(value)
-    if found is None:
+    moment = moment_or_none(value)
+    if moment is None:
         raise failure(16006, f"can't convert from BSON type {v.type_name(value)} to Date")
-    return found
+    return moment
 
 
 def moment_or_none(value: Value) -> int | None:

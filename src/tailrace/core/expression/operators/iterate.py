@@ -304,9 +304,9 @@ def _sorted_by(items: list[Value], keys: list[tuple[tuple[bytes, ...], bool]], o
 
     def less(a: tuple[list[Value], Value], b: tuple[list[Value], Value]) -> bool:
         for left, right, (_, descending) in zip(a[0], b[0], keys, strict=True):
-            found = order.compare(left, right)
-            if found:
-                return (found < 0) != descending
+            comparison = order.compare(left, right)
+            if comparison:
+                return (comparison < 0) != descending
         return False
 
     return [item for _, item in introsorted(keyed, less)]

@@ -44,13 +44,13 @@ unary("$sqrt", _ARITHMETIC, "3.2", _sqrt)
 
 
 def _exp(value: Maybe) -> Maybe:
-    found = numeric_argument("$exp", value)
-    if found is None:
+    number = numeric_argument("$exp", value)
+    if number is None:
         return v.NULL
-    if found[0] == v.DECIMAL:
+    if number[0] == v.DECIMAL:
         raise not_exact("$exp of a decimal")
     try:
-        return v.double(math.exp(float_of(found)))
+        return v.double(math.exp(float_of(number)))
     except OverflowError:
         return v.double(math.inf)
 
@@ -295,12 +295,12 @@ def _degrees(name: str, factor: float, exact: Decimal) -> None:
     """``exact`` has 34 digits: the server multiplies by it."""
 
     def apply(value: Maybe) -> Maybe:
-        found = numeric_argument(name, value)
-        if found is None:
+        number = numeric_argument(name, value)
+        if number is None:
             return v.NULL
-        if found[0] == v.DECIMAL:
-            return v.decimal(CONTEXT.multiply(v.decimal_of(found), exact))
-        return v.double(float_of(found) * factor)
+        if number[0] == v.DECIMAL:
+            return v.decimal(CONTEXT.multiply(v.decimal_of(number), exact))
+        return v.double(float_of(number) * factor)
 
     unary(name, _TRIGONOMETRY, "4.2", apply)
 

@@ -92,8 +92,8 @@ def read_zone(text: str, at: int) -> tuple[int | None, int]:
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    return at if found is None else found.end()
+    match = pattern.match(text, at)
+    return at if match is None else match.end()
 
 
 def _correction(digits: str) -> int | None:

@@ -78,10 +78,10 @@ UTC: Final = Zone("UTC", 0)
 def _named(name: str) -> Zone | None:
     if name in ("UTC", "GMT"):
         return Zone(name, 0)
-    found = _OFFSET.fullmatch(name)
-    if found is not None:
-        seconds = int(found[2]) * 3600 + int(found[3] or 0) * 60
-        return Zone(name, -seconds if found[1] == "-" else seconds)
+    match = _OFFSET.fullmatch(name)
+    if match is not None:
+        seconds = int(match[2]) * 3600 + int(match[3] or 0) * 60
+        return Zone(name, -seconds if match[1] == "-" else seconds)
     if not name or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_+/-]*", name):
         return None
     try:

@@ -167,8 +167,8 @@ def _strength(value: Value) -> int:
 
 
 def _wrong_type(name: str, value: Value, expected: str) -> UsageError:
-    found = v.type_name(value)
-    return UsageError(f"BSON field 'collation.{name}' is the wrong type '{found}', expected {expected}", code=14)
+    type_name = v.type_name(value)
+    return UsageError(f"BSON field 'collation.{name}' is the wrong type '{type_name}', expected {expected}", code=14)
 
 
 def _not_a_value(name: str, text: str) -> UsageError:

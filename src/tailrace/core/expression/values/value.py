@@ -456,10 +456,10 @@ def _stripped(value: Value) -> Value:
     kind, data = value
     if kind not in (OBJECT, ARRAY) or GONE not in data:
         return value
-    found = fields_of(data)
+    fields = fields_of(data)
     if kind == ARRAY:
-        return array_of([_stripped((k, inner)) for _, k, inner in found])
-    parts = [b"%c%b\x00%b" % (k, name, _stripped((k, inner))[1]) for name, k, inner in found]
+        return array_of([_stripped((k, inner)) for _, k, inner in fields])
+    parts = [b"%c%b\x00%b" % (k, name, _stripped((k, inner))[1]) for name, k, inner in fields]
     body = b"".join(parts)
     return (kind, _I32.pack(len(body) + 5) + body + b"\x00")
 

@@ -51,8 +51,8 @@ class Backlog:
 def backlog_in(latest_offset: object) -> Backlog | None:
     """What the ``latestOffset`` of a source's progress says, which is JSON text; ``None`` if it says nothing."""
     try:
-        found = json.loads(str(latest_offset))
-        return Backlog(int(found[_SECONDS]), found[_BYTES], found[_LEFT])
+        offset = json.loads(str(latest_offset))
+        return Backlog(int(offset[_SECONDS]), offset[_BYTES], offset[_LEFT])
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -155,10 +155,10 @@ class ClusterDeployment(Deployment):
 
     def _cluster_id(self) -> str:
         read = self._cluster.config_collection("version").find_one
-        found = self._config.connection.retrying(lambda: read({}, {"clusterId": 1}))
-        if found is None:
+        document = self._config.connection.retrying(lambda: read({}, {"clusterId": 1}))
+        if document is None:
             raise SourceError("the cluster has no id (config.version is empty)", hint="Add a shard to it first")
-        return str(found["clusterId"])
+        return str(document["clusterId"])
 
     # -- its members ------------------------------------------------------------------------------------------------
 
@@ -179,9 +179,9 @@ class ClusterDeployment(Deployment):
     def _history_after(self, position: ClusterTime) -> _History:
         """What has become of the cluster's shards after ``position``, up to what was settled at least."""
         if self._history is None or self._history[:2] != (position, self._settled):
-            found = changes(self._config.connection, position)
-            removed = removed_shards(self._config.connection, found)
-            self._history = _History(position, self._settled, found, removed)
+            history = changes(self._config.connection, position)
+            removed = removed_shards(self._config.connection, history)
+            self._history = _History(position, self._settled, history, removed)
         return self._history
 
     def _member(self, name: str, position: ClusterTime) -> _Shard:
@@ -200,15 +200,15 @@ class ClusterDeployment(Deployment):
                 former = _named(name, partial(_Shard, address, client, self._options.watched, self._archive))
                 self._former[address] = former
             return former
-        found = self._shards.get(name)
-        if found is None:
+        member = self._shards.get(name)
+        if member is None:
             raise SourceError(
                 f"the shard {name} was removed from the cluster before this stream had read all of its oplog, and "
                 "config.shards no longer says where it is",
                 hint=f"Begin a new checkpointLocation with startAtOperationTime={position.seconds},"
                 f"{position.increment + 1}; what was written on {name} since then is not in it",
             )
-        return found
+        return member
 
     def _each(self, members: Sequence[_Member], ask: Callable[[Any], _T]) -> list[_T]:
         """The answers of all members, asked at once; an error names the member."""

@@ -51,12 +51,12 @@ class ReplicaSetDeployment(Deployment):
 
         def read() -> str:
             try:
-                found = versions.find_one({"_id": "shardIdentity"}, {"clusterId": 1})
+                document = versions.find_one({"_id": "shardIdentity"}, {"clusterId": 1})
             except OperationFailure as error:
                 if is_transient(error):
                     raise
                 return ""
-            return "" if found is None else str(found.get("clusterId", ""))
+            return "" if document is None else str(document.get("clusterId", ""))
 
         return connection.retrying(read)
 

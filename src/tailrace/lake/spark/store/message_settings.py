@@ -221,16 +221,16 @@ class _Entry:
         if "to" not in self._given:
             raise self._wrong("to", f"is missing: it {_SAID_TO}")
         to = self._given["to"]
-        found = _SCHEME.match(to) if isinstance(to, str) else None
-        if found is None or found[1] not in SCHEMES:
+        match = _SCHEME.match(to) if isinstance(to, str) else None
+        if match is None or match[1] not in SCHEMES:
             raise self._wrong("to", _SAID_TO, "Keep passwords out of the file: ${NAME} is an environment variable")
-        if found[1] == "kafka" and re.search(r"[@/?#\s]", to[found.end() :]):
+        if match[1] == "kafka" and re.search(r"[@/?#\s]", to[match.end() :]):
             raise self._wrong(
                 "to",
                 "must name only Kafka's brokers: kafka://HOST:9092,HOST:9092",
                 "User and password belong in config: sasl.username, sasl.password: ${KAFKA_PASSWORD}",
             )
-        return SCHEMES[found[1]], to
+        return SCHEMES[match[1]], to
 
     def _config(self, broker: str) -> dict[str, Any]:
         given = self._given.get("config", {})
@@ -376,7 +376,7 @@ class _Entry:
         if key not in self._given:
             return default
         value = self._given[key]
-        found = seconds(value) if isinstance(value, str) else None
-        if found is None or not found > 0:
+        duration_s = seconds(value) if isinstance(value, str) else None
+        if duration_s is None or not duration_s > 0:
             raise self._wrong(key, f"must be a time such as '30 seconds' or '10 minutes', not {shown(value)}")
-        return found
+        return duration_s
