@@ -28,7 +28,6 @@ def writer(client: pymongo.MongoClient[Any], database: str) -> Callable[[int, di
     return lambda key, fields: orders.update_one({"_id": key}, {"$set": fields}, upsert=True)
 
 
-@pytest.mark.slow  # tests/kills/test_chaos.py kills and stops them; the view: keepers that come and go in test_views.py
 def test_four_processes_through_a_kill_and_a_stop(replica_set: ReplicaSet, capsys: pytest.CaptureFixture[str]) -> None:
     """They keep a view beside it."""
     with tailrace.connect(replica_set.uri) as client:

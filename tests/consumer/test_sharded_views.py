@@ -17,6 +17,7 @@ from tailrace.consumer import MongoLeaseStore
 from tailrace.consumer.views import Totals, View, ViewKeeper, ViewUpkeep
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import UsageError
+from tests.amounts import amount
 from tests.server_in_use import SERVER_VERSION
 from tests.sharded.mongos import Mongos
 
@@ -99,19 +100,19 @@ def test_views_on_shard_keys_of_all_kinds_are_kept_while_chunks_move(shop: Any, 
     chosen = random.Random(5)
     for _ in range(30):
         act(client["shop"], chosen)
-    moved = 0
+    moved, turns = 0, amount(2, 4)
     with tailrace.connect(replica_set.uri) as leases:
         store = MongoLeaseStore(leases["sharded_views"][cluster.version.replace(".", "_")])
         keepers = [ViewKeeper(client, view, store=store, lease_seconds=10) for view in views]
         for keeper in keepers:
             keeper.start()
         try:
-            for turn in range(4):
+            for turn in range(turns):
                 to = list(cluster.shards)[turn % 2]
                 cluster.router.move_chunk("shop.orders", {"region": "a", "_id": 0}, to=to, wait=False)
                 cluster.router.move_chunk("shop.carts", {"customer_id": "a"}, to=to, wait=False)
                 moved += 2
-                for _ in range(40):
+                for _ in range(amount(15, 40)):
                     act(client["shop"], chosen)
             for keeper in keepers:
                 settle(keeper.upkeep)
@@ -120,7 +121,7 @@ def test_views_on_shard_keys_of_all_kinds_are_kept_while_chunks_move(shop: Any, 
                 keeper.stop()
             assert all(keeper.join(300) for keeper in keepers)
         leases.drop_database("sharded_views")
-    assert moved == 8
+    assert moved == 2 * turns
     for name in TARGETS:
         found = list(client["shop"][name].find({"buyer": {"$exists": True}}))
         assert found, name

@@ -25,7 +25,7 @@ _ROOT = Path(__file__).parents[2]
     [
         pytest.param(SERVER_VERSION, 101, 0, False, marks=pytest.mark.slow),
         (SERVER_VERSION, 102, 0, True),
-        (SERVER_VERSION, 103, 2, False),
+        pytest.param(SERVER_VERSION, 103, 2, False, marks=pytest.mark.slow),
         pytest.param("5.0.4", 104, 1, False, marks=pytest.mark.slow),
         ("4.4.2", 105, 1, True),
     ],

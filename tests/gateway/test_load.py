@@ -229,6 +229,7 @@ def gives_back(gateway: GatewayProcess) -> None:
     assert "fault of the gateway" not in gateway.log.read_text()
 
 
+@pytest.mark.slow  # one at a time: test_stop.py, test_processes.py, test_several.py
 def test_clients_come_and_go_while_a_primary_and_the_gateway_are_killed(
     start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
 ) -> None:

@@ -16,6 +16,7 @@ from bson.raw_bson import RawBSONDocument
 
 import tailrace
 from tailrace.embedded import ShardedCluster
+from tests.amounts import amount
 from tests.gateway.connected import Connected, at_two_processes, process_of
 from tests.gateway.fake_mongos import fake_mongos
 from tests.gateway.running import GatewayProcess, eventually
@@ -135,7 +136,8 @@ def test_all_processes_take_the_same_mongos(
     with ExitStack() as stack:
         several = [stack.enter_context(fake_mongos(*config_server)) for _ in range(6)]
         hosts = [urlsplit(uri).netloc for uri in several]
-        gateways = [start_gateway(f"mongodb://{','.join(hosts)}/", "--processes", "4") for _ in range(2)]
+        uri = f"mongodb://{','.join(hosts)}/"
+        gateways = [start_gateway(uri, "--processes", "4") for _ in range(amount(1, 2))]
         for gateway in gateways:
             connections = [Connected(gateway.address) for _ in range(8)]
             assert len({process_of(each, gateway) for each in connections}) == 4

@@ -66,7 +66,7 @@ def test_a_read_preference_is_done_or_refused(
             assert next(stream)["fullDocument"]["mode"] == mode
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_streams_go_on_at_the_other_gateway(number: int, two: list[GatewayProcess], replica_set: ReplicaSet) -> None:
     """Whichever of the two a stream is at, no event is lost and none comes twice; writes go on too."""
     with at(two) as client, Client(replica_set.uri) as direct:

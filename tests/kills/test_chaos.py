@@ -23,6 +23,9 @@ def chaos(start_replica_set: Callable[..., ReplicaSet], folder: Path, seconds: f
     return result
 
 
+# Kills and stops: tests/consumer/test_ordeal.py. Clocks, pauses and lost answers: tests/simulation. A lost majority:
+# tests/consumer/test_lease_in_force.py.
+@pytest.mark.slow
 @pytest.mark.mongod
 def test_every_promise_is_kept_through_each_kind_of_fault(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path

@@ -70,6 +70,7 @@ def test_only_a_transaction_over_shards_may_give_a_document_s_writes_the_other_w
     assert not differs("one transaction")
 
 
+@pytest.mark.slow  # of the fuzz itself: a run that it spoils says so
 @pytest.mark.mongod
 def test_a_server_that_dies_by_itself_ends_the_run_with_its_reason_and_runs_again(
     start_sharded_cluster: Callable[..., ShardedCluster],

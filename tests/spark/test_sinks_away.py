@@ -86,6 +86,7 @@ def frames(spark: SparkSession) -> list[DataFrame]:
 ROOMS = ((0, 0), (0, 1), (0, 6), (1, 0), (1, 2), (1, 12))
 
 
+@pytest.mark.slow  # without Spark: tests/unit/test_sinks_without_room.py
 @pytest.mark.parametrize(
     ("connect", "write"), [(duckdb.connect, example("to_duckdb").write), (sqlite3.connect, into_sqlite)]
 )

@@ -208,7 +208,7 @@ def test_a_lake_begins_with_what_was_there_also_through_kills_and_a_lost_checkpo
     """What commits is killed in the middle of a commit; or so many drivers are, at any moment."""
     names = ["a", "b"]
     fill(db, names)
-    count = amount(2000, 8000)
+    count = amount(800, 8000)
     db.big.insert_many([{"_id": number, "pad": os.urandom(500)} for number in range(count)])
     lake = tmp_path / "lake"
     options = options_of(replica_set.uri, maxEventsPerTrigger="300", partitions="2")

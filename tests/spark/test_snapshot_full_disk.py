@@ -56,6 +56,7 @@ def is_copying(lake: Path) -> bool:
     return bool(newest.planned.snapshot)
 
 
+@pytest.mark.slow  # a stream: test_lake.py; kills in a copy: test_snapshot.py
 @pytest.mark.parametrize("where", [pytest.param("the lake", marks=pytest.mark.slow), "the lake and the checkpoint"])
 @pytest.mark.parametrize("rooms", [(120,), pytest.param((0, 1, 2, 5, 10, 20, 30, 60, 90, 150), marks=pytest.mark.slow)])
 def test_a_copy_says_that_there_is_no_room_and_goes_on_where_it_was(

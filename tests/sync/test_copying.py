@@ -104,7 +104,7 @@ def put(client: MongoClient[Any], namespace: str, documents: list[bytes]) -> Non
         assert "writeErrors" not in reply, reply
 
 
-@pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2", "7.0.28"])
+@pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2", pytest.param("7.0.28", marks=pytest.mark.slow)])
 def test_every_byte_of_odd_documents_arrives(start_replica_set: Callable[..., ReplicaSet], version: str) -> None:
     source = MongoClient(start_replica_set(version=version).uri)
     target = MongoClient(start_replica_set(version=version).uri)

@@ -27,6 +27,7 @@ from tailrace.core import raw_bson
 from tailrace.core.oplog.selection import Selection
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
+from tests.amounts import amount
 from tests.server_in_use import IN_BETWEEN
 from tests.sync.following import begun, following, in_any_order, now, unequal
 from tests.sync.programs import program
@@ -132,7 +133,7 @@ def test_while_the_targets_primary_steps_down_again_and_again(
         writing(source.uri, 5, "6.0.27", kinds=kinds) as writes,
         following(source.uri, target.uri, settings) as follower,
     ):
-        for number in range(3):
+        for number in range(amount(1, 3)):
             due.append(number)
             writes.run(40)
             follower.run_until(now(source.uri))

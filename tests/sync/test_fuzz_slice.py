@@ -32,20 +32,20 @@ def played(ends: tuple[ReplicaSet, ReplicaSet], seed: int, steps: int = STEPS, *
     return report
 
 
-@pytest.mark.parametrize("seed", range(1, 1 + amount(2, 20)))
+@pytest.mark.parametrize("seed", range(1, 1 + amount(1, 20)))
 def test_a_seed_is_equal_at_each_pause(ends: tuple[ReplicaSet, ReplicaSet], seed: int) -> None:
     report = played(ends, seed)
     assert report.differences == []
     assert report.comparisons >= 2
 
 
-#: ``make test`` looks for one fault of what writes changes, one of what meets documents that are there already, and one
-#: of what carries out definitions.
-OTHERS = ("a change left out", "an event applied twice")
+#: ``make test`` looks for one fault, which is found soonest: that the oracle sees what differs is tested by itself, in
+#: test_equality.py.
+QUICK = "an index without its options"
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(one, marks=pytest.mark.slow) if one in OTHERS else one for one in PLANTED]
+    "fault", [pytest.param(one, marks=pytest.mark.slow) if one != QUICK else one for one in PLANTED]
 )
 def test_a_fault_that_is_put_back_is_found(ends: tuple[ReplicaSet, ReplicaSet], fault: str) -> None:
     with planted_here(fault):

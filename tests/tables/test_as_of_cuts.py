@@ -34,7 +34,7 @@ pytestmark = pytest.mark.mongod
 
 DATABASE = "tables_cut"
 NAMES = ("a", "b", "c", "made")
-_TURNS = amount(30, 60)
+_TURNS = amount(16, 60)
 _real_settled = Oplogs._settled
 
 

@@ -19,6 +19,7 @@ from tailrace.lake.tables.names import folder_of
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tests import commands
+from tests.amounts import amount
 from tests.differential.execute import Executed, clear, note, run_operation
 from tests.differential.wire import Wire
 from tests.differential.workload import Workload
@@ -103,7 +104,7 @@ def test_documents_in_quarantine_are_not_in_the_table(replica_set: ReplicaSet, c
 
 @pytest.mark.parametrize("seed", [3601])
 def test_workloads(replica_set: ReplicaSet, tmp_path: Path, seed: int) -> None:
-    compared = fed_workload(replica_set.uri, tmp_path / "t", seed, 200, SERVER_VERSION)
+    compared = fed_workload(replica_set.uri, tmp_path / "t", seed, amount(100, 200), SERVER_VERSION)
     assert compared > 5
 
 

@@ -33,6 +33,7 @@ def write(uri: str, root: Path) -> subprocess.CompletedProcess[str]:
     return commands.run_text("tables", "write", uri, str(root), f"{DATABASE}.*", "--once")
 
 
+@pytest.mark.slow  # test_writer.py, where a sync fails; the disk itself: the test below
 @pytest.mark.mongod
 @pytest.mark.parametrize(
     "rooms", [(0, 20), pytest.param((1, 2, 3, 5, 8, 12, 30, 40, 50, 60, 70), marks=pytest.mark.slow)]

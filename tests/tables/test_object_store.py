@@ -72,7 +72,7 @@ def assert_equal(root: Any, collection: Any) -> None:
 
 def test_tables_equal_their_collections(replica_set: ReplicaSet, object_store: ObjectServer, tmp_path: Path) -> None:
     root = object_store.place("equal", tmp_path / "state")
-    assert equal_after(replica_set.uri, root, 9101, amount(25, 150), SERVER_VERSION) == 5
+    assert equal_after(replica_set.uri, root, 9101, amount(10, 150), SERVER_VERSION) == 5
     everything = b"".join(
         [*held_in(root).values(), *(one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())]
     )

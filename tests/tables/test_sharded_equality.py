@@ -16,6 +16,7 @@ from tailrace.embedded import ShardedCluster
 from tailrace.lake.tables.as_of import as_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
+from tests.amounts import amount
 from tests.pace import BETWEEN_WRITES_S
 from tests.snapshot.test_snapshot_sharded import REGIONS, move, spread_over, write
 from tests.tables.equality import in_table, key_of
@@ -51,7 +52,7 @@ def test_tables_equal_their_collections_while_chunks_move(sharded_cluster: Shard
 
 
 def follow(cluster: ShardedCluster, namespace: str, root: Path) -> None:
-    for number in range(300):
+    for number in range(amount(120, 300)):
         cluster.router.insert_one(namespace, {"_id": number, "region": REGIONS[number % 6], "v": {"a": [1, 2]}})
     cluster.router.insert_one("tabled.plain", {"_id": 1})
     settings = TableSettings(root, (TableRule("tabled.*"),), every_s=0.0)

@@ -49,9 +49,9 @@ def test_old_versions_are_thinned_and_a_time_between_them_is_told_from_one_that_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every version of a week had been kept whole, with all its files, however many there were."""
-    monkeypatch.setattr(delta_table, "CHECKPOINT_EVERY", amount(20, 50))  # one is before the oldest that is kept
+    monkeypatch.setattr(delta_table, "CHECKPOINT_EVERY", amount(12, 50))  # one is before the oldest that is kept
     root = tmp_path / "t"
-    count, retention = amount(60, 120), amount(36, 80)  # in minutes
+    count, retention = amount(40, 120), amount(24, 80)  # in minutes
     made, now = aged(root, count)
     keeping = Keeping(grace_h=10 / 60, retention_h=retention / 60, versions=4)
     versions.expire(root, keeping, names(made), now)

@@ -72,6 +72,7 @@ def work(collection: Any, chosen: random.Random, count: int) -> None:
                 collection.update_one({"_id": number}, {"$inc": {"n": 1}, "$push": {"l": number}}, upsert=True)
 
 
+@pytest.mark.slow  # a crash between any two steps: the test below
 def test_killed_at_any_moment_nothing_is_lost_or_twice(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path
 ) -> None:
