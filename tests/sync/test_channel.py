@@ -175,6 +175,29 @@ def test_after_a_cut_over_the_target_is_the_source_s_equal_in_all(uris: tuple[st
     assert unlike(uris, held_back=False) == []
 
 
+def test_a_member_that_is_no_primary_cannot_be_cut_over(
+    uris: tuple[str, str], ends: tuple[ReplicaSet, ReplicaSet]
+) -> None:
+    """It does not know what the primary has acknowledged: with a member that was late by an hour, the writes of the
+    last hour were missing on the target."""
+    with MongoClient[Any](ends[0].members[0].uri) as client, made((ends[0].members[0].uri, uris[1])) as sync:
+        sync.run(to_present=True)
+        client.admin.command({"replSetStepDown": 600, "force": True})
+        try:
+            with pytest.raises(UsageError, match=r"127\.0\.0\.1:\d+ is no primary") as refused:
+                sync.cutover(block=False)
+        finally:
+            client.admin.command({"replSetFreeze": 0})
+            ends[0].wait_until_ready()
+        assert "Name the replica set in SOURCE" in str(refused.value.hint)
+        assert sync.status().phase == "follow"
+        # A primary that another one has replaced would not know it, and have no majority for this:
+        proofs = {"op": "n", "o.msg": "linearizable read"}
+        before = client.local["oplog.rs"].count_documents(proofs)
+        sync.cutover(block=False)
+        assert client.local["oplog.rs"].count_documents(proofs) == before + 1
+
+
 def test_a_cut_over_without_a_process_that_follows_follows_itself(uris: tuple[str, str]) -> None:
     with made(uris) as sync:
         sync.run(to_present=True)

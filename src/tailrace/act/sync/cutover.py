@@ -1,13 +1,14 @@
 """The moment at which the target takes the source's place: no further write reaches the source, and that is proven.
 
-From outside, nobody can know who is still writing. So the proof is the source's own oplog: after a no-op of ours there
-is no entry of a synced collection. From 6.0 on, ``setUserWriteBlockMode`` refuses the writers first; on older servers
-the operator stops them, and if a write comes nevertheless, the oplog shows it and the cut-over is given up.
+From outside, nobody can know who is still writing. So the proof is the source's own oplog: after a no-op of ours, which
+only a primary writes and a majority has, there is no entry of a synced collection. From 6.0 on,
+``setUserWriteBlockMode`` refuses the writers first; on older servers the operator stops them, and if a write comes
+nevertheless, the oplog shows it and the cut-over is given up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +19,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.entry import OplogEntry
 from tailrace.errors import SourceError, TailraceError, UsageError
+from tailrace.read.source.failure import source_error
 from tailrace.read.source.listing import shown_name
 from tailrace.read.window.oplogs import Oplogs
 
@@ -26,6 +28,8 @@ BLOCKS_SINCE: Final = (6, 0)
 _UNAUTHORIZED: Final = 13
 _NO_COMMAND: Final = 59
 _BLOCKED: Final = 371
+#: A primary that cannot reach a majority for so long is none, or soon none.
+_CONFIRMED_MS: Final = 30_000
 #: What is written there is no change of a synced collection.
 _SERVERS_OWN: Final = ("admin", "config", "local")
 #: Commands that change nothing.
@@ -113,14 +117,45 @@ def refused_writes_told() -> Iterator[None]:
         ) from error
 
 
+def check_primaries(clients: Sequence[MongoClient[Any]]) -> None:
+    """Raise UsageError if a client leads to a member that is no primary: it may be late, and then its last write is not
+    the last."""
+    for client in clients:
+        try:
+            hello = client.admin.command("hello")
+        except PyMongoError as error:
+            raise source_error(error, client) from error
+        if not hello.get("isWritablePrimary"):
+            raise UsageError(
+                f"the source's member {hello.get('me', '')} is no primary, so it does not know which write is the last",
+                hint="Name the replica set in SOURCE (?replicaSet=NAME, without directConnection)",
+            )
+
+
+def confirm_primaries(clients: Sequence[MongoClient[Any]], namespace: str) -> None:
+    """Let each primary prove that it is one now: what was acknowledged before is in its oplog. A linearizable read, for
+    which the server has a majority take over a no-op; a primary that another one has replaced cannot do that. It takes
+    no right but that of reading ``namespace``, which need not exist. Raises SourceError."""
+    database, _, name = namespace.partition(".")
+    read = {"find": name, "filter": {}, "limit": 1, "projection": {"_id": 1}, "readConcern": {"level": "linearizable"}}
+    for client in clients:
+        try:
+            client[database].command({**read, "maxTimeMS": _CONFIRMED_MS})
+        except PyMongoError as error:
+            raise SourceError(
+                f"the source's primary cannot prove that it is one: {_said(error)}",
+                code=error.code if isinstance(error, OperationFailure) else None,
+                hint="Try again when a majority of the source's members is there: the sync goes on meanwhile",
+            ) from error
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _said(error: PyMongoError) -> str:
-    if isinstance(error, OperationFailure):
-        return str((error.details or {}).get("errmsg", error))
-    return str(error)
+    details = getattr(error, "details", None)  # of a NotPrimaryError too
+    return str(details.get("errmsg", error)) if isinstance(details, dict) else str(error)
 
 
 def written(

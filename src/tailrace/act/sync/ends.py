@@ -45,6 +45,13 @@ class Ends:
         """The source, as copies and verifications read it."""
         return self.cluster or self.source
 
+    @property
+    def members(self) -> list[MongoClient[Any]]:
+        """The source's replica sets, each by a client of its own; of a cluster, its shards."""
+        return (
+            [self.source] if self.cluster is None else [self.cluster.client(one.name) for one in self.cluster.shards()]
+        )
+
     @cached_property
     def oplogs(self) -> Oplogs:
         """The source's, for the one who follows. Raises OtherHistoryError where the state is of another history."""

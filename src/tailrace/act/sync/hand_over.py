@@ -6,13 +6,21 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 
 from tailrace.act.sync import standing
 from tailrace.act.sync.catalog import TTL_MAX, OnTarget, name_of, read_catalog
-from tailrace.act.sync.cutover import CutOver, blocked_writes, refuse_written, written
+from tailrace.act.sync.cutover import (
+    CutOver,
+    blocked_writes,
+    check_primaries,
+    confirm_primaries,
+    refuse_written,
+    written,
+)
 from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.follower import Follower
 from tailrace.act.sync.indexes import expires, noted, restore_held, set_expiry, waiting
@@ -51,12 +59,15 @@ class HandOver:
         """Carry it out. Raises TailraceError: the source takes writes again then."""
         ends, state = self._ends, self._ends.state
         version = str(ends.source.server_info()["version"])
+        primaries = ends.members
+        check_primaries(primaries)
         try:
             with self._take("cutover", _HAND_OVER_LEASES * self._settings.lease_s) as ownership:
                 self._step(ownership, ends.now())  # nearly all, while writers still write
                 with blocked_writes(ends.source, version, wanted=block) as blocked:
                     begun = time.monotonic()
                     self._told("the source refuses writes" if blocked else "the source's writers should have stopped")
+                    self._confirm(primaries)
                     last = ends.now()
                     self._step(ownership, last)
                     proof = ends.now()
@@ -74,6 +85,11 @@ class HandOver:
     def _step(self, ownership: SyncOwnership, until: ClusterTime) -> None:
         with Follower(self._ends.oplogs, self._ends.state, ownership, self._settings) as follower:
             follower.run_until(until)
+
+    def _confirm(self, primaries: Sequence[MongoClient[Any]]) -> None:
+        some = next(iter(self._ends.state.collections().values()), None)
+        if some is not None:  # without a collection there is nothing to lose
+            confirm_primaries(primaries, some.namespace)
 
     def _prove(self, after: ClusterTime, until: ClusterTime) -> None:
         oplogs = self._ends.new_oplogs()
