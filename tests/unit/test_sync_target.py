@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
+from pymongo.errors import AutoReconnect, NotPrimaryError, OperationFailure, PyMongoError
 
 from tailrace.act.sync.target import is_worth_again, sink_error
 
@@ -31,3 +31,10 @@ def test_an_error_says_what_to_do(error: PyMongoError, hint: str) -> None:
     assert told.code == getattr(error, "code", None)
     if "disk" in hint:
         assert "it goes on where it was, and nothing is lost" in str(told.hint)
+
+
+def test_a_member_that_takes_no_writes_says_which_one_does() -> None:
+    """It was told that its disk may be full."""
+    told = sink_error("read the state", NotPrimaryError("not primary, full error: {}", {"errmsg": "not primary"}))
+    assert told.message == "the target cannot read the state: not primary"
+    assert "Name the replica set in TARGET" in str(told.hint)

@@ -11,6 +11,7 @@ from bson.errors import BSONError
 from pymongo import WriteConcern
 from pymongo.errors import (
     ConnectionFailure,
+    NotPrimaryError,
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
@@ -65,6 +66,8 @@ def sink_error(what: str, error: PyMongoError | BSONError) -> SinkError:
         hint = f"Give the target more cache (storage.wiredTiger.engineConfig.cacheSizeGB). {_GOES_ON}"
     elif code == _NO_ROOM:
         hint = f"Make room on the target's disk. {_GOES_ON}"
+    elif isinstance(error, NotPrimaryError):
+        hint = f"Name the replica set in TARGET (?replicaSet=NAME, without directConnection). {_GOES_ON}"
     elif isinstance(error, ConnectionFailure):
         hint = f"Its log says why it does not answer: a server whose disk is full ends. Start it again. {_GOES_ON}"
     return SinkError(f"the target cannot {what}: {said}", code=code, hint=hint)
