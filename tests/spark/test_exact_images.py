@@ -419,7 +419,7 @@ def test_a_task_that_sees_another_directory_is_refused(
     reader.stop()
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.2])
+@pytest.mark.parametrize("chance", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 def test_a_lost_directory_is_made_again_of_the_archive(
     replica_set: ReplicaSet, orders: Any, tmp_path: Path, chance: float
 ) -> None:
