@@ -48,12 +48,13 @@ test: style ## format and lint, then every test that is not slow, and types besi
 	wait $$types || result=$$?
 	exit $$result
 
-# These tests compute and do not wait: a process for each core, and the longest files first in all of them.
+# These tests compute and do not wait: a process for each core, and the longest files first in all of them. What is long
+# (a mark) and what needs a server is left to make test.
 OFFLINE := unit property golden tidy
 
 quick: style ## the tests that need no server and no Spark, for while you work; ARGS="-k token"
 	$(BIN)/python -m tests.prepare --offline
-	TAILRACE_TESTS=quick $(BIN)/python -m pytest -m "not slow and not mongod and not spark" -n auto --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(OFFLINE)) $(ARGS)
+	TAILRACE_TESTS=quick $(BIN)/python -m pytest -m "not slow and not long and not mongod and not spark" -n auto --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(OFFLINE)) $(ARGS)
 
 test-slow: $(INSTALLED) ## the slow tests, which make test leaves out: takes hours; ARGS="-k spark"
 	$(BIN)/python -m tests.prepare

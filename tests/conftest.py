@@ -117,13 +117,16 @@ SHORTEST_LAST = ("golden", "property", "unit")
 #: Each test that reads a whole recording of events of 16 MB takes a second of processor or more. ``make test`` has that
 #: of 6.0.27 in them; of this one each stream is compared byte for byte (tests/golden/test_recordings.py), and no more.
 LARGE_AGAIN = "large_events_7.0.28"
+#: ``make quick`` has neither.
+LARGE = (LARGE_AGAIN, "large_events_6.0.27")
 
 
 @pytest.hookimpl(tryfirst=True)  # before what -m says is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if hasattr(item, "callspec") and item.callspec.params.get("name") == LARGE_AGAIN:
-            item.add_marker(pytest.mark.slow)
+        name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
+        if isinstance(name, str) and name in LARGE:
+            item.add_marker(pytest.mark.slow if name == LARGE_AGAIN else pytest.mark.long)
     mark_rest_slow(items)
     here = Path(__file__).parent
     files = {here / file: rank for rank, file in enumerate(LONGEST_FIRST)}

@@ -44,7 +44,7 @@ def run_archive(uri: str, folder: Path, *, room: int | None) -> subprocess.Compl
     return commands.run_text("archive", uri, str(folder), "--once", "--segment-bytes", "300k", code=code)
 
 
-@pytest.mark.parametrize("images", [False, True])
+@pytest.mark.parametrize("images", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_full_disk_is_told_in_a_sentence_and_the_archive_goes_on_when_there_is_room(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, images: bool
 ) -> None:

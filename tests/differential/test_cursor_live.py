@@ -204,6 +204,7 @@ def test_an_invalidation_closes_the_cursor_where_the_server_does(
     assert len(pair.events) == (3 if pipeline else 5)
 
 
+@pytest.mark.slow  # recorded replies of large events: tests/golden/test_cursor_replies.py
 @pytest.mark.parametrize(
     "ids",
     [

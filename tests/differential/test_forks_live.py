@@ -54,7 +54,7 @@ numbers.drop()
 """
 
 
-@pytest.mark.parametrize("ends", ["leaves", "reads", "reads and closes"])
+@pytest.mark.parametrize("ends", ["leaves", pytest.param("reads", marks=pytest.mark.slow), "reads and closes"])
 def test_what_a_child_and_its_parent_get(replica_set: ReplicaSet, ends: str) -> None:
     said = {}
     for flavour in ("pymongo", "server", "oplog", "shared"):

@@ -191,6 +191,7 @@ def test_a_degenerate_match_gives_the_servers_events_with_and_without_pushdown(s
     check_degenerate(streams)
 
 
+@pytest.mark.slow  # the test above, on 6.0
 @pytest.mark.parametrize("version", [IN_BETWEEN, "4.4.2"])
 def test_a_degenerate_match_does_so_on_older_servers(
     start_replica_set: Callable[..., ReplicaSet], version: str, monkeypatch: pytest.MonkeyPatch

@@ -67,6 +67,7 @@ def _filled(fields: dict[str, int]) -> dict[str, Any]:
     return {_PATH: {"kept": "x" * 100_000, **fields}}
 
 
+@pytest.mark.slow  # the edges that it found: tests/unit/test_long_descriptions.py
 def test_the_edge_of_a_bomb(server: Server) -> None:
     if server.version == "4.4.2":
         pytest.skip("it logs the update of a pipeline as a replacement")

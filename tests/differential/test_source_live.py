@@ -183,6 +183,7 @@ def test_a_tail_may_begin_after_the_newest_entry(replica_set: ReplicaSet) -> Non
         tail.close()
 
 
+@pytest.mark.slow  # under streams: test_failures_live.py
 @pytest.mark.parametrize("fault", [pytest.param("step_down", marks=pytest.mark.slow), "kill"])
 def test_elections_and_dead_primaries_lose_and_repeat_nothing(
     fault: str, start_replica_set: Callable[..., ReplicaSet]

@@ -127,7 +127,8 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "seed"), [(SERVER_VERSION, 201), pytest.param("5.0.4", 202), pytest.param("4.4.2", 203)]
+    ("version", "seed"),
+    [(SERVER_VERSION, 201), pytest.param("5.0.4", 202, marks=pytest.mark.slow), pytest.param("4.4.2", 203)],
 )
 def test_fifty_streams_of_one_client_give_what_the_servers_own_give(
     start_replica_set: Callable[..., ReplicaSet], version: str, seed: int

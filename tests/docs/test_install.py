@@ -43,6 +43,7 @@ def lent(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow  # what is printed: test_pages.py; what is packed: test_release.py, and make dist
 @pytest.mark.parametrize("page", ["README.md", pytest.param("docs/how-to/install.md", marks=pytest.mark.slow)])
 def test_the_printed_commands_install_it(page: str, tmp_path: Path) -> None:
     clone = tmp_path / "clone"

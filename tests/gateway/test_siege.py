@@ -14,6 +14,7 @@ from tests.gateway.siege import KINDS, Progress, Seen, besieged, honest, make_us
 pytestmark = pytest.mark.mongod
 
 
+@pytest.mark.slow  # each kind by itself: test_hostile.py, test_hostile_stages.py
 def test_every_honest_event_comes_beside_hostile_tenants(
     start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
 ) -> None:

@@ -15,6 +15,7 @@ from tests.sync.both import replica_set
 pytestmark = pytest.mark.mongod
 
 
+@pytest.mark.slow  # tests/sync kills each part: test_copying.py, test_follower.py
 def test_a_killed_sync_is_equal_at_its_positions_and_at_its_end(tmp_path: Path) -> None:
     with replica_set("6.0.27") as source, replica_set("6.0.27") as target:
         result = Killed(source, target, tmp_path, seed=1).run(Wanted(amount(4, 20)))

@@ -201,6 +201,7 @@ def entry(operation: str, o: bytes, number: int, o2: bytes | None = None) -> byt
     return raw_bson.encode_document(*parts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", seeds())
 @pytest.mark.parametrize("pipeline", [[], PIPELINES[0], PIPELINES[6]], ids=["plain", "match", "set"])
 @pytest.mark.parametrize("kernel", ["never", "always"])

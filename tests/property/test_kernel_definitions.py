@@ -53,6 +53,7 @@ def test_definitions_give_the_events_of_the_plain_stages(
         assert kinds[PLAIN] < 0.42 * count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("profile", "options"), [PLANS[0], PLANS[2], PLANS[7]])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_stream_of_writes_and_definitions_is_the_same_however_it_is_cut(

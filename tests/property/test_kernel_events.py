@@ -149,6 +149,7 @@ def test_random_entries_give_the_events_of_the_plain_stages(scope: str, v2: bool
     assert kinds[SKIPPED] > count // 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("profile", "options"),
     [

@@ -88,6 +88,7 @@ def check_same(entries: list[bytes], plan: Plan, **found: int) -> list[bytes]:
 LOOK_UP = {"fullDocument": "updateLookup"}
 
 
+@pytest.mark.long
 @pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("profile", "options"),
@@ -128,6 +129,7 @@ def test_images_that_are_found_or_not(profile: ServerProfile, options: dict[str,
     assert given
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -145,6 +147,7 @@ def test_a_required_image_that_is_missing_is_an_error_at_its_event(options: dict
     check_same(_plain_updates(1_200 // parts), images_plan(SERVER_6_0, **options), missing=missing // parts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [LOOK_UP, {"fullDocument": "whenAvailable"}, {**LOOK_UP, "fullDocumentBeforeChange": "whenAvailable"}],

@@ -72,6 +72,7 @@ def _operation_type(event: bytes) -> str:
     return raw_bson.read_string(event, found.value_start).decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", LATER, ids=lambda profile: profile.name)
 def test_a_stream_is_the_same_however_it_is_cut_and_shows_what_its_version_has(profile: ServerProfile) -> None:
     for scope in (None, "shop", "shop.orders"):
@@ -177,6 +178,7 @@ def _given(profile: ServerProfile, entries: list[bytes], *, fast: bool) -> list[
     return [driven(Images(entries), plan, 1 << 30, fast=fast) for plan in plans]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fast", [False, True], ids=["plain", "kernel"])
 @pytest.mark.parametrize("rule", NEWER)
 def test_a_profile_with_one_rule_of_7_0_would_be_seen(rule: str, fast: bool) -> None:

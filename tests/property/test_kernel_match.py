@@ -283,6 +283,7 @@ def test_a_damaged_document_is_answered_as_by_the_reference_or_not_at_all() -> N
             assert answer in (UNKNOWN, reference(damaged)), damaged.hex()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [case for case in CASES if not case[2]], ids=lambda case: f"{case[0]} {case[1].name}")
 def test_a_stream_with_a_match_gives_the_same_events_and_token_through_the_kernel(case: Any) -> None:
     scope, profile, options = case

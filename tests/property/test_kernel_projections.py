@@ -448,6 +448,7 @@ def outcome(events: Iterator[bytes]) -> list[bytes | int | None]:
     return [*given, None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1].name} {'-'.join(case[2])}")
 def test_a_stream_with_random_stages_gives_the_same_through_blocks(case: Any) -> None:
     counted = random_stream(case, SEED, amount(10, 25))

@@ -61,6 +61,7 @@ def given(
     return events, (pipeline.high_water, pipeline.resume_token)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sharded_recording.names())
 @pytest.mark.parametrize("dropped", [False, True])
 def test_a_shards_part_is_that_of_the_plain_stages(name: str, *, dropped: bool) -> None:

@@ -65,6 +65,7 @@ def oplog_of(seed: int, profile: ServerProfile) -> list[bytes]:
     return random_transactions.oplog(random.Random(SEED + seed), count, make, major=profile.version[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [amount(5, 20), pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scope", [None, "shop", "shop.orders"])
 @pytest.mark.parametrize(
@@ -128,6 +129,7 @@ def chained() -> list[bytes]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damaged", [1, 3])
 def test_a_transaction_with_a_wrong_byte_gives_the_same(damaged: int) -> None:
     """Every byte in turn (in a slice every fourth) of the chain's first entry and of its last, in one batch or two."""

@@ -369,6 +369,7 @@ def test_the_merge_of_a_cluster_in_miniature(kernel_on_and_off: str, seed: int) 
     run_of(kernel_on_and_off, seed)
 
 
+@pytest.mark.long
 def test_the_seeds_come_by_every_kind_of_end_and_by_shards_that_are_added(kernel_on_and_off: str) -> None:
     runs = [run_of(kernel_on_and_off, seed) for seed in SEEDS]
     often = amount(3, 5)

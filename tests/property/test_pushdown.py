@@ -175,6 +175,7 @@ def test_no_entry_of_an_event_that_passes_is_left_out(case: Case) -> None:
     assert counted["read"] < 0.9 * counted["entries"], "it is no use to leave nothing out"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_the_stages_give_the_same_with_and_without(case: Case) -> None:
     assert check_streams(case, SEED + 4, entries=40, queries=amount(4, 6)) > amount(1, 3)
@@ -188,6 +189,7 @@ SESSIONS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("query", SESSIONS, ids=str)
 @pytest.mark.parametrize("profile", [SERVER_6_0, SERVER_4_4, SERVER_8_0], ids=["6.0", "4.4", "8.0"])
 def test_a_match_on_the_session_asks_the_entry_too_where_the_server_does(

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import bson
+import pytest
 
 from tailrace.core.expression import compile_stages
 from tailrace.core.expression.match.schema_query import as_query
@@ -74,6 +75,7 @@ def a_schema(rng: random.Random, depth: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_schema_and_its_query_are_true_of_the_same_documents() -> None:
     rng = random.Random(SEED)
     seen = {True: 0, False: 0}

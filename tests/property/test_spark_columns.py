@@ -59,6 +59,7 @@ def random_event(rng: random.Random) -> bytes:
     return raw_bson.encode_document(*parts)
 
 
+@pytest.mark.long
 @pytest.mark.by_turns
 @pytest.mark.parametrize("documents", DOCUMENT_FORMS)
 @pytest.mark.parametrize("name", recording.names())
@@ -71,6 +72,7 @@ def test_recorded_events_become_the_columns_that_their_fields_say(name: str, doc
     assert got == plain_columns.rows(events, COLUMNS, documents)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", recording.names())
 def test_what_the_kernel_noted_gives_the_columns_that_are_found(name: str) -> None:
     """The recorded streams over their oplog through the kernel, in all forms of documents."""

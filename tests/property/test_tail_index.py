@@ -127,6 +127,7 @@ def operations_of(entries: Sequence[bytes], plan: Plan) -> list[bool | None]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("indexed", [compiled_index, plain_index])
 @pytest.mark.parametrize("profile", [SERVER_4_4, SERVER_6_0, SERVER_8_3], ids=lambda profile: profile.name)
 def test_no_entry_is_left_out_that_gives_the_stream_something(indexed: object, profile: ServerProfile) -> None:
@@ -197,6 +198,7 @@ def test_a_transaction_is_about_everyone_where_its_beginning_was_not_seen() -> N
     assert index_entries(last, Chains()).about is EVERYONE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in names() if "large" not in name])
 def test_recorded_oplogs_give_each_recorded_stream_its_events(name: str) -> None:
     """Every stream over its selected entries alone gives what it gives over all of them."""

@@ -109,6 +109,7 @@ def batches() -> list[list[bytes]]:
     return [[document(rng) for _ in range(rng.choice((1, 5, 40)))] for _ in range(3 * amount(40, 150))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", ["inferred", "declared", "nested", "declared nested"])
 def test_columns_are_those_of_the_reference(policy: Policy, kind: str) -> None:

@@ -183,7 +183,7 @@ def test_what_was_there_and_every_change_are_the_collections(replica_set: Replic
 
     works = [lambda stop, seed=seed: write(db, seed, stop, names) for seed in range(4)]  # type: ignore[misc]
     with Writers(works, lambda: operation_time(db.client)) as writers:
-        drained(another, target, writers.stopped, seed, amount(8, 20))
+        drained(another, target, writers.stopped, seed, amount(4, 20))
     for one in opened:
         one.close()
     for name in names:

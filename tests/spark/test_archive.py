@@ -109,7 +109,12 @@ def drained(stream: Any) -> list[bytes]:
 
 # Without a limit it begins in the archive in the tests of checkpoints and lakes below.
 @pytest.mark.parametrize(
-    "limit", [pytest.param({}, marks=pytest.mark.slow), {"maxEventsPerTrigger": "70"}, {"maxBytesPerTrigger": "50k"}]
+    "limit",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"maxEventsPerTrigger": "70"},
+        pytest.param({"maxBytesPerTrigger": "50k"}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_stream_begins_in_the_archive_and_goes_on_in_the_oplog(
     spark: SparkSession, overtaken: Overtaken, tmp_path: Path, limit: dict[str, str]

@@ -104,6 +104,7 @@ def test_a_stream_begins_in_the_archive_and_goes_on_in_the_oplogs(
     assert max(got.sizes) <= 70
 
 
+@pytest.mark.slow  # test_archive.py has it over a replica set
 def test_a_checkpoint_that_the_oplogs_have_overtaken_goes_on_in_the_archive(
     spark: SparkSession, overtaken: Overtaken, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
+from tests.amounts import amount
 from tests.spark.streams import Batches, available_now, newest, server_events
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
@@ -38,20 +39,23 @@ class SteppingDown(Batches):
             super().take(frame, batch_id)
 
 
+LIMIT = amount(1500, 5000)
+
+
 def test_a_step_down_in_the_middle_of_a_micro_batch_changes_nothing(
     spark: SparkSession, start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
 ) -> None:
     running = start_replica_set(3)
     start = newest(running.uri)
     with pymongo.MongoClient[dict[str, Any]](running.uri, w="majority") as client:
-        for first in range(0, 20_000, 5000):
-            client.d.c.insert_many([{"_id": i, "pad": "x" * 1000} for i in range(first, first + 5000)])
+        for first in range(0, 4 * LIMIT, LIMIT):
+            client.d.c.insert_many([{"_id": i, "pad": "x" * 1000} for i in range(first, first + LIMIT)])
     until = newest(running.uri)
     options = {
         "uri": running.uri,
         "database": "d",
         "startAtOperationTime": f"{start.seconds},{start.increment + 1}",
-        "maxEventsPerTrigger": "5000",
+        "maxEventsPerTrigger": str(LIMIT),
         "partitions": "2",
     }
     batches = SteppingDown(running)

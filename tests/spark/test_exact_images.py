@@ -210,6 +210,7 @@ def test_a_transaction_s_images_and_tokens_in_its_middle(replica_set: ReplicaSet
     again.close()
 
 
+@pytest.mark.slow  # tests/sharded/test_exact_images.py has it; through crashes: the test above
 @pytest.mark.parametrize("version", ["5.0.4", pytest.param("4.4.2", marks=pytest.mark.slow)])
 def test_servers_without_images(start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str) -> None:
     running = start_replica_set(version=version)
@@ -237,6 +238,7 @@ def test_servers_without_images(start_replica_set: Callable[..., ReplicaSet], tm
     now.close()
 
 
+@pytest.mark.slow  # tests/sharded/test_exact_images.py; a cluster in slices: the tests below
 def test_a_cluster_whose_chunks_move(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
     workload = RandomWorkload(
         sharded_cluster, 41, amount(50, 100), adds_shard=False, removes_shard=False, database="spark_moving"
@@ -255,6 +257,7 @@ def test_a_cluster_whose_chunks_move(sharded_cluster: ShardedCluster, tmp_path: 
     assert not differences(found, expected)
 
 
+@pytest.mark.slow  # tests/sharded/test_exact_images.py, from now on
 def test_a_cluster_from_now_on(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
     router, database = sharded_cluster.router, "spark_now"
     namespace, shards = f"{database}.orders", list(sharded_cluster.shards)
@@ -416,7 +419,7 @@ def test_a_task_that_sees_another_directory_is_refused(
     reader.stop()
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.2])
+@pytest.mark.parametrize("chance", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 def test_a_lost_directory_is_made_again_of_the_archive(
     replica_set: ReplicaSet, orders: Any, tmp_path: Path, chance: float
 ) -> None:

@@ -96,6 +96,7 @@ def test_the_wheel_s_start_script_drops_one_argument_and_keeps_the_others_as_the
     assert {"a = two words", "b = *"} <= settings
 
 
+@pytest.mark.slow  # which Java is taken: the tests above; all of Spark's run on it
 @pytest.mark.spark
 def test_spark_runs_with_the_java_from_the_wheel_where_the_machine_has_none(tmp_path: Path) -> None:
     tools = tmp_path / "bin"

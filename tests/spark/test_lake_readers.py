@@ -15,6 +15,7 @@ from tests.unit.lake_readers import Seen, growing, read_often
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow  # other readers: tests/unit/test_lake_readers.py
 @pytest.mark.parametrize("times", [8, pytest.param(1000, marks=pytest.mark.slow)])
 def test_spark_beside_appends_and_compactions_misses_nothing(spark: SparkSession, tmp_path: Path, times: int) -> None:
     root = tmp_path / "lake"

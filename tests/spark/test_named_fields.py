@@ -76,6 +76,7 @@ def test_a_batch_gives_them_in_every_form(spark: SparkSession, span: Span, form:
     assert found
 
 
+@pytest.mark.slow  # the stream, the batch: the tests above; a lake of a stream: test_lake.py
 def test_a_lake_holds_the_servers_bytes(spark: SparkSession, span: Span, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     options: dict[str, Any] = _options(span, maxEventsPerTrigger=str(LIMIT))

@@ -119,6 +119,7 @@ def test_a_running_query_gives_what_the_shards_give_and_takes_the_added_shard_in
     assert times == sorted(times)
 
 
+@pytest.mark.slow  # test_lake_equal_tokens.py has a lake of three shards
 def test_a_lake_holds_what_the_shards_give(spark: SparkSession, run: Run, tmp_path: Path) -> None:
     union = run.union()
     options = run.options(maxEventsPerTrigger=str(len(union) // 4))

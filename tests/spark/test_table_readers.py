@@ -13,6 +13,7 @@ from pyspark.sql import functions as f
 
 from tailrace.errors import UsageError
 from tailrace.lake.spark.tables import read
+from tests.amounts import WHOLE
 from tests.tables.features import FEATURES, ODD, odd_texts
 from tests.tables.readers import plain
 
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.spark
 
 
 def test_spark_reads_the_same_as_the_others(spark: SparkSession, tmp_path: Path) -> None:
-    for name, made in FEATURES.items():
+    features = list(FEATURES.items())
+    for name, made in features if WHOLE else features[::3]:  # the others have all, in tests/tables/test_readers.py
         expected = made(tmp_path / name)
         frame = read(spark, tmp_path / name)
         assert plain(frame.toArrow().to_pylist()) == expected, name

@@ -45,6 +45,7 @@ def random_step(made: Made, there: set[int], rng: random.Random) -> None:
 
 
 @pytest.mark.by_turns
+@pytest.mark.by_turns
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("divide_by", [(), ("b",)])
 def test_each_commit_s_feed_is_the_difference_of_two_versions(tmp_path: Path, seed: int, divide_by: Any) -> None:

@@ -149,6 +149,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_full_disk_is_a_failure_and_a_reader_that_left_is_none(command: tuple[str, ...], tmp_path: Path) -> None:
     dump = dump_of(tmp_path, "c", 2000)

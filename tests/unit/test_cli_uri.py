@@ -46,6 +46,7 @@ def test_the_namespace_alone_is_one_where_the_environment_has_the_uri(monkeypatc
     assert parsed("doctor").uri is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["watch", "doctor"])
 def test_every_command_reads_the_uri_from_the_environment_or_a_file(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

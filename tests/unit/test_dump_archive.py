@@ -38,6 +38,7 @@ def test_the_checksum_is_the_published_one() -> None:
     assert crc64(b"123456789") == 0x995DC9BBDF1939FA
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 65_535, 65_536, 65_537, 200_001])
 def test_the_quick_checksum_is_the_plain_one(size: int) -> None:
     data = bytes(number * 7 & 255 for number in range(size))

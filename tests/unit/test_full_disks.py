@@ -161,6 +161,7 @@ def refused(run: Callable[[], object]) -> str | None:
     return None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sweep",
     [

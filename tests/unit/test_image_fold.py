@@ -91,6 +91,7 @@ class _History:
         return entry("u", self.time, {"$v": 2, "diff": {"u": {"n": self.time}, "so": inside}}, {"_id": key})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "memory_bytes"), [(1, 0), (2, 0), (3, 50_000)])
 def test_the_compiled_way_makes_what_the_plain_way_makes(tmp_path: Path, seed: int, memory_bytes: int) -> None:
     history = _History(seed)

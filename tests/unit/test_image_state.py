@@ -65,6 +65,7 @@ def test_a_batch_that_raises_has_changed_nothing(tmp_path: Path) -> None:
         assert state.position == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("memory_bytes", [0, 6_000, 1 << 30])
 def test_batches_given_again_give_the_same_answers(tmp_path: Path, memory_bytes: int) -> None:
     rng = random.Random(3)
@@ -289,6 +290,7 @@ while True:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("memory_bytes", [0, 100_000])
 def test_a_process_that_is_killed_leaves_whole_batches(tmp_path: Path, memory_bytes: int) -> None:
     """Every document is of the position's batch, and no batch is gone that was said to be on disk."""

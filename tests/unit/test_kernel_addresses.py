@@ -30,6 +30,7 @@ def test_what_other_threads_allocate_meanwhile_changes_nothing(monkeypatch: pyte
     assert (data.tobytes(), offsets.tolist()) == (b"12678", [0, 2, 5, 5])
 
 
+@pytest.mark.long
 def test_nobody_gives_the_address_of_what_has_no_name() -> None:
     """``address(np.array(...))`` frees the array before its address is used. No test can be relied on to notice."""
     wrong = []

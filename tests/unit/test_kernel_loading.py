@@ -147,6 +147,7 @@ def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> Non
     assert python(NONE + nowhere + EVENT) == "[2]"
 
 
+@pytest.mark.long
 def test_a_damaged_cache_counts_as_empty(tmp_path: Path) -> None:
     """Every process failed until somebody deleted the cache: no test had damaged one."""
     assert python(RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "0"

@@ -102,6 +102,7 @@ def outcome(place: Path) -> object:
         return "two lines" if "\n" in str(error) else None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_is_refused_or_found(sound: Path, tmp_path: Path, kind: str) -> None:
     victim = next(path for path in sorted(sound.rglob("*")) if kind in str(path) and path.is_file())

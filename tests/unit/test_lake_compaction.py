@@ -199,6 +199,7 @@ def test_a_reader_held_between_its_two_calls_misses_nothing(lake: tuple[Path, st
     assert sorted(dataset.to_table(columns=["number"]).column(0).to_pylist()) == EXPECTED
 
 
+@pytest.mark.long
 def test_a_stream_compacts_every_so_many_commits_and_rewrites_rows_rarely(tmp_path: Path) -> None:
     root, checkpoint = tmp_path / "lake", tmp_path / "checkpoint"
     claim = make(root, checkpoint).claim

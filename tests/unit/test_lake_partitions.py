@@ -87,6 +87,7 @@ def by_every_reader(root: Path, columns: Sequence[str]) -> dict[str, list[tuple[
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", DIVISIONS, ids="+".join)
 def test_every_reader_sees_every_event_and_its_partition(names: tuple[str, ...], tmp_path: Path) -> None:
     import duckdb

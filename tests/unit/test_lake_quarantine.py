@@ -117,6 +117,7 @@ def test_a_micro_batch_may_consist_of_what_was_put_aside(tmp_path: Path) -> None
     assert list((root / "_staging").iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("goes_on", ["replay", "fresh checkpoint", "abort"])
 def test_killed_at_any_step_of_a_commit_an_event_is_there_once(step: str, goes_on: str, tmp_path: Path) -> None:
@@ -238,6 +239,7 @@ def test_compaction_merges_the_quarantines_files(tmp_path: Path, capsys: pytest.
     assert list((root / "_staging").iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["merged", "noted", "placed", "replaced"])
 @pytest.mark.parametrize("goes_on", ["compact", "commit", "fresh checkpoint", "erase"])
 def test_killed_at_any_step_of_a_merge_an_event_is_there_once(step: str, goes_on: str, tmp_path: Path) -> None:

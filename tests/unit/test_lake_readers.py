@@ -24,6 +24,7 @@ def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield root, request.param
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", READERS)
 def test_a_reader_beside_appends_and_compactions_misses_nothing(beside: tuple[Path, int], reader: str) -> None:
     root, times = beside

@@ -92,6 +92,7 @@ def of_lmdb(content: bytes) -> Iterator[tuple[str, range]]:
             yield "node", range(node, node + 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(amount(1, 6)))
 def test_no_flipped_bit_of_lmdb_s_own_ends_the_process_or_gives_another_image(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -117,6 +118,7 @@ def test_no_flipped_bit_of_lmdb_s_own_ends_the_process_or_gives_another_image(tm
     assert refused > len(flipped) / 3  # the others are of pages that nobody uses any more
 
 
+@pytest.mark.long
 def test_the_state_of_tables_is_looked_at_too(tmp_path: Path) -> None:
     """Its writer, and who only reads it."""
     folder = tmp_path / "_tailrace" / "state"

@@ -92,6 +92,7 @@ _BOMBS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", _BOMBS)
 @pytest.mark.parametrize("disambiguated_paths", [False, True])
 def test_a_bomb_is_refused_while_it_is_made(kind: str, disambiguated_paths: bool) -> None:

@@ -110,6 +110,7 @@ def test_each_key_of_the_file_is_in_the_schema_and_no_other() -> None:
         assert all("description" in one for one in found.values())
 
 
+@pytest.mark.long
 def test_what_is_read_is_good_and_what_is_refused_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The files are JSON, which reads the same and costs a fifth: there are four thousand of them.
     monkeypatch.setattr(pipeline_file, "read_yaml", lambda file: json.loads(file.read_text()))

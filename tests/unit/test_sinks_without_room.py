@@ -72,6 +72,7 @@ def into_sqlite(given: MicroBatch, file: str) -> None:
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("connect", "write", "said"),
     [

@@ -99,6 +99,7 @@ def test_history_before_the_dump_is_lost_unless_the_dump_begins_with_the_replica
     assert drain(whole.tail(ZERO)) == ([begin, *ENTRIES], None)
 
 
+@pytest.mark.long
 def test_any_damaged_byte_is_told_after_everything_before_it(tmp_path: Path) -> None:
     data = b"".join(ENTRIES[:4])
     size = len(ENTRIES[0])

@@ -110,6 +110,7 @@ def of_records(content: bytes) -> Iterator[range]:
                 yield range(node + 8, node + 8 + key + (low | high << 16) * (kind == 0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(amount(2, 20)))
 @pytest.mark.parametrize("noticed", [True, False], ids=["the file was changed", "the disk has changed it"])
 def test_no_flipped_bit_of_a_record_gives_another_answer(tmp_path: Path, seed: int, noticed: bool) -> None:

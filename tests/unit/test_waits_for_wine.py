@@ -44,6 +44,7 @@ def last_words(folder: Path, *, has_wine: bool, options: list[str]) -> list[str]
     return done.stdout.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["one process", "two processes"])
 def test_the_last_line_says_how_many_tests_wait(tmp_path: Path, options: list[str]) -> None:
     said = last_words(tmp_path, has_wine=False, options=options)
