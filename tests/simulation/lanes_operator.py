@@ -145,6 +145,6 @@ class OperatedWorld:
             self.operator.act()
         elif not self.has_faults:
             for one in self.store.leases():
-                done = instructions.skipping(instructions.resumed(one), None)
+                done = instructions.mark_skip(instructions.resume(one), None)
                 if done != one:
                     self.store.amend(one, done)

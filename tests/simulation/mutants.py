@@ -40,7 +40,7 @@ class CommitsBeforeTheWork(ListenerLogic):
         before, last = self._position, batch[-1]
         assert before is not None
         assert last.token is not None
-        self._moved(before.moved_to(last.token, start_after=last.invalidate))
+        self._moved(before.move_to(last.token, start_after=last.invalidate))
         yield from self._commit(owned)
         self._moved(before)
         return (yield from super()._handle(owned, batch))

@@ -130,7 +130,7 @@ class Servers:
     def commit_skip(self, lease: Lease, position: Mapping[str, Any], seconds: float, client_time: Clock) -> Lease:
         self.refuse_locked(lease.resource)
         after = self._commit(lease, position, seconds, client_time)
-        return self.put(instructions.skipping(after, None), seconds)
+        return self.put(instructions.mark_skip(after, None), seconds)
 
     # An operator's requests
 

@@ -172,7 +172,7 @@ class Simulation:
         """The operator has done all that it wanted."""
         record = self._record()
         if record is not None and self.operator is not None:
-            self.servers.records[RESOURCE] = instructions.skipping(instructions.resumed(record), None)
+            self.servers.records[RESOURCE] = instructions.mark_skip(instructions.resume(record), None)
 
     def skipped(self, change: HandleChange) -> None:
         """A listener has left out what an operator wanted left out."""

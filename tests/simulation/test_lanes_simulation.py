@@ -186,12 +186,12 @@ def test_a_second_copy_of_everything_is_found() -> None:
 
 def test_lanes_that_are_no_newer_than_the_copy_before_them_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fence can find it too: it tells a lane that holds its lease of a newer owner, which ends the listener."""
-    copied = LanePlan.copied
+    after_copy = LanePlan.after_copy
 
     def same_generation(plan: LanePlan, position: Any, resource: str) -> LanePlan:
-        return replace(copied(plan, position, resource), generation=plan.generation)
+        return replace(after_copy(plan, position, resource), generation=plan.generation)
 
-    monkeypatch.setattr(LanePlan, "copied", same_generation)
+    monkeypatch.setattr(LanePlan, "after_copy", same_generation)
     # From shortly before a seed that finds it, as in ``test_a_planted_fault_is_found``.
     assert failing_seed(range(116, 1116), caught_by=HandlerFailed) is not None
 
@@ -205,6 +205,6 @@ def test_lanes_whose_late_commits_set_the_position_back_are_found(monkeypatch: p
 
 
 def test_lanes_that_are_not_sealed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_group, "sealed", lambda position: position)
+    monkeypatch.setattr(lane_group, "seal", lambda position: position)
     monkeypatch.setattr(lane_group, "is_sealed", lambda position: position is None)
     assert failing_seed(range(19, 1019)) is not None

@@ -18,51 +18,51 @@ def acquainted(lanes: Sequence[str], pause: float) -> Gathering:
     gathering = Gathering()
     for turn in range(1, 11):
         for lane in lanes:
-            gathering.came(lane, turn - _REQUEST_S)
-        gathering.sent(lanes)
-        gathering.answered(lanes, turn - _REQUEST_S, turn)
+            gathering.note_commit(lane, turn - _REQUEST_S)
+        gathering.note_sent(lanes)
+        gathering.note_answered(lanes, turn - _REQUEST_S, turn)
         for lane in lanes:
-            gathering.came(lane, turn + pause)
-    gathering.sent(lanes)
-    gathering.answered(lanes, 10, 10 + _REQUEST_S)
+            gathering.note_commit(lane, turn + pause)
+    gathering.note_sent(lanes)
+    gathering.note_answered(lanes, 10, 10 + _REQUEST_S)
     return gathering
 
 
 def test_the_first_commits_wait_for_nobody() -> None:
     gathering = Gathering()
-    gathering.came("a", 1.0)
+    gathering.note_commit("a", 1.0)
     assert gathering.wait(1.0, 1.0) <= 0
-    gathering.sent(["a"])
-    gathering.came("b", 1.001)
+    gathering.note_sent(["a"])
+    gathering.note_commit("b", 1.001)
     assert gathering.wait(1.001, 1.001) <= 0
 
 
 def test_a_quick_lane_is_waited_for_but_not_for_long() -> None:
     gathering = acquainted("ab", 0.0005)
     now = 10 + _REQUEST_S + 0.0005
-    gathering.came("a", now)
+    gathering.note_commit("a", now)
     left = gathering.wait(now, now)
     assert 0 < left < _REQUEST_S
     assert gathering.wait(now, now + left) <= 0
-    gathering.came("b", now + left / 2)
+    gathering.note_commit("b", now + left / 2)
     assert gathering.wait(now, now + left / 2) <= 0
 
 
 def test_a_lane_whose_handler_takes_as_long_as_a_request_is_not_waited_for() -> None:
     gathering = acquainted("ab", _REQUEST_S)
     now = 10 + 2 * _REQUEST_S
-    gathering.came("a", now)
+    gathering.note_commit("a", now)
     assert gathering.wait(now, now) <= 0
 
 
 def test_requests_without_an_answer_do_not_make_lanes_patient() -> None:
     gathering = acquainted("ab", 0.0005)
-    gathering.came("a", 11.0)
-    gathering.sent("a")
-    gathering.answered("a", None, 1000.0)
-    gathering.came("a", 1000.0005)
-    gathering.sent("a")
-    gathering.came("b", 1000.0006)
+    gathering.note_commit("a", 11.0)
+    gathering.note_sent("a")
+    gathering.note_answered("a", None, 1000.0)
+    gathering.note_commit("a", 1000.0005)
+    gathering.note_sent("a")
+    gathering.note_commit("b", 1000.0006)
     assert gathering.wait(1000.0006, 1000.0006) < _REQUEST_S
 
 
@@ -70,10 +70,10 @@ def test_slow_requests_do_not_make_lanes_wait_for_seconds() -> None:
     gathering = Gathering()
     for turn in range(100, 200, 10):
         for lane in "ab":
-            gathering.came(lane, turn + 0.001)
-        gathering.sent("ab")
-        gathering.answered("ab", turn + 0.001, turn + 10)
-    gathering.came("a", 200.001)
+            gathering.note_commit(lane, turn + 0.001)
+        gathering.note_sent("ab")
+        gathering.note_answered("ab", turn + 0.001, turn + 10)
+    gathering.note_commit("a", 200.001)
     assert 0 < gathering.wait(200.001, 200.001) <= 0.03
 
 
@@ -89,10 +89,10 @@ def played(
     while len(sizes) < requests:
         now, what, lanes, begun = heapq.heappop(events)
         if what == "came":
-            gathering.came(str(lanes[0]), now)
+            gathering.note_commit(str(lanes[0]), now)
             waiting[lanes[0]] = now
         elif what == "answered":
-            gathering.answered(map(str, lanes), begun, now)
+            gathering.note_answered(map(str, lanes), begun, now)
             for lane in lanes:
                 heapq.heappush(events, (now + pauses[lane](), "came", (lane,), 0.0))
         if not waiting:
@@ -102,7 +102,7 @@ def played(
         if left > 0:
             heapq.heappush(events, (now + left, "look", (), 0.0))
             continue
-        gathering.sent(map(str, waiting))
+        gathering.note_sent(map(str, waiting))
         sizes.append(len(waiting))
         waits.append(now - since)
         firsts.append(min(waiting, key=waiting.__getitem__))

@@ -21,7 +21,7 @@ from tailrace.act.consumer.rules.lane_need import (
     TakeLease,
     WriteRecord,
 )
-from tailrace.act.consumer.rules.lanes import LanePlan, sealed
+from tailrace.act.consumer.rules.lanes import LanePlan, seal
 from tailrace.act.consumer.rules.lease import Lease
 from tailrace.act.consumer.rules.need import Outcome, Pause
 from tailrace.act.consumer.rules.position import StreamPosition
@@ -97,7 +97,7 @@ def test_a_plan_that_is_there_is_taken_as_it_is_and_asked_to_change_where_anothe
     for lanes in (2, None):
         assert talk(logic(lanes, plan=None).steps(), (ReadRecords(("orders",)), (own(),))) == soon()
     group, lease = logic(3, plan=None), Lease("orders", "one", 2, PLAN.to_document())
-    asked = PLAN.asked_for(3)
+    asked = PLAN.with_request(3)
     needs = [
         (ReadRecords(("orders",)), (own(),)),
         (TakeLease("orders"), lease),
@@ -157,7 +157,7 @@ def test_lanes_that_an_operator_keeps_from_it_are_left_alone_and_those_left_to_i
 
 
 def test_another_plan_is_followed_once_all_lanes_of_this_one_have_ended() -> None:
-    group, later_plan = logic(), PLAN.asked_for(3)
+    group, later_plan = logic(), PLAN.with_request(3)
     records = (own(later_plan), None, None, None, None)
     steps = group.steps()
     assert talk(steps, (ALL, records), (RunLanes(PLAN, NOTHING), frozenset({1}))) == soon()
@@ -167,7 +167,7 @@ def test_another_plan_is_followed_once_all_lanes_of_this_one_have_ended() -> Non
 
 
 def test_a_change_of_the_number_seals_every_lane_and_writes_the_next_plan() -> None:
-    asked = PLAN.asked_for(1)
+    asked = PLAN.with_request(1)
     group = logic(plan=asked)
     first, second = Lease("orders/1.0", "one", 2, BEGIN.to_document()), Lease("orders/1.1", "one", 2)
     lease = Lease("orders", "one", 5, asked.to_document())
@@ -177,12 +177,12 @@ def test_a_change_of_the_number_seals_every_lane_and_writes_the_next_plan() -> N
         (RunLanes(asked, NOTHING), NOTHING),
         (TakeLease("orders"), lease),
         (TakeLease("orders/1.0"), first),
-        (WriteRecord(first, sealed(first.position)), None),
+        (WriteRecord(first, seal(first.position)), None),
         (GiveLease(first), None),
         (TakeLease("orders/1.1"), second),
-        (WriteRecord(second, sealed(None)), None),
+        (WriteRecord(second, seal(None)), None),
         (GiveLease(second), None),
-        (WriteRecord(lease, asked.changed([BEGIN, None]).to_document()), None),
+        (WriteRecord(lease, asked.next_generation([BEGIN, None]).to_document()), None),
         (GiveLease(lease), None),
     ]
     assert talk(group.steps(), *turns) == soon()
@@ -193,14 +193,14 @@ def test_a_change_of_the_number_seals_every_lane_and_writes_the_next_plan() -> N
 
 
 def test_what_an_operator_wants_left_out_is_left_out_before_the_number_changes() -> None:
-    asked = PLAN.asked_for(1)
+    asked = PLAN.with_request(1)
     group = logic(plan=asked)
     group._member = MEMBER
     records = (own(asked), Record(MEMBER, is_free=False), None, lane(0, skip={"letters": "d"}), lane(1))
     assert talk(group.steps(), (ALL, records)) == HoldLease(MEMBER)
-    is_sealed_already = (*records[:4], lane(1, position=sealed(None)))
+    is_sealed_already = (*records[:4], lane(1, position=seal(None)))
     assert talk(logic(plan=asked).steps(), (ALL, is_sealed_already)) == RunLanes(asked, NOTHING)
-    copies = PLAN.asked_for_copy()
+    copies = PLAN.with_copy_request()
     records = (own(copies), *records[1:])
     assert talk(logic(plan=copies).steps(), (ALL, records)) == RunLanes(copies, NOTHING)
 
@@ -218,7 +218,7 @@ def test_lost_history_is_followed_by_a_copy_that_is_asked_for_once() -> None:
         (HoldLease(MEMBER), None),
         run,
         (TakeLease("orders"), lease),
-        (WriteRecord(lease, PLAN.asked_for_copy().to_document()), None),
+        (WriteRecord(lease, PLAN.with_copy_request().to_document()), None),
         (GiveLease(lease), None),
     ]
     assert talk(steps, *turns) == soon()

@@ -307,8 +307,10 @@ def test_changes_of_their_number_lose_nothing_and_repeat_nothing(seed: int, numb
         done, positions = run_lanes(plan, events, rng)
         handled += done
         key = rng.choice(("", "path:half"))
-        asked = plan.asked_for(wanted, key)
-        plan = stored((asked if asked.next_lanes else plan.asked_for(plan.lanes + 1, key)).changed(positions))
+        asked = plan.with_request(wanted, key)
+        plan = stored(
+            (asked if asked.next_lanes else plan.with_request(plan.lanes + 1, key)).next_generation(positions)
+        )
         assert plan.key == key
     handled += [
         n
@@ -327,16 +329,16 @@ def test_a_time_is_before_every_event_of_that_time() -> None:
 
 def test_a_later_generation_s_owner_has_the_larger_fencing_token() -> None:
     plan = LanePlan(4, BEGIN)
-    later = plan.asked_for(6).changed([None] * 4)
+    later = plan.with_request(6).next_generation([None] * 4)
     assert later.fencing_token(0) > plan.fencing_token(1_000_000) > 1_000_000
 
 
 def test_a_floor_that_all_lanes_are_past_is_forgotten() -> None:
-    plan = LanePlan(2, BEGIN).asked_for(3).changed([at(3), at(9)])
+    plan = LanePlan(2, BEGIN).with_request(3).next_generation([at(3), at(9)])
     assert plan.floors == (Floor((order_of(at(3)), order_of(at(9)))),)
     assert plan.start == at(3)
-    assert len(plan.asked_for(2).changed([at(9), at(10), at(12)]).floors) == 1
-    assert plan.asked_for(2).changed([at(9)] * 3).floors == ()
+    assert len(plan.with_request(2).next_generation([at(9), at(10), at(12)]).floors) == 1
+    assert plan.with_request(2).next_generation([at(9)] * 3).floors == ()
 
 
 def test_lane_0_waits_at_a_barrier_for_all_others() -> None:
@@ -377,9 +379,9 @@ def test_nothing_is_below_the_floors_of_a_plan_without_any() -> None:
 
 def test_a_plan_is_changed_by_the_positions_of_all_its_lanes_and_no_earlier() -> None:
     with pytest.raises(UsageError, match="2 positions do not stop 2 lanes"):
-        LanePlan(2, BEGIN).changed([None, None])
+        LanePlan(2, BEGIN).next_generation([None, None])
     with pytest.raises(UsageError, match="1 positions do not stop 2 lanes"):
-        LanePlan(2, BEGIN).asked_for(3).changed([None])
+        LanePlan(2, BEGIN).with_request(3).next_generation([None])
 
 
 def leaving() -> LaneGroupLogic:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.act.consumer.rules.health import SILENT_AFTER_S, HealthLimits, ListenerFacts, NewestTimes, judged
+from tailrace.act.consumer.rules.health import SILENT_AFTER_S, HealthLimits, ListenerFacts, NewestTimes, judge
 from tailrace.base.health import Health, whole
 
 
@@ -61,17 +61,17 @@ LIMITS = HealthLimits(hung_after=60, behind_after=120)
     ],
 )
 def test_what_is_wrong_is_said(facts: ListenerFacts, dead: str | None, unready: str | None) -> None:
-    found = judged(facts, LIMITS)
+    found = judge(facts, LIMITS)
     assert (found.dead is None, found.unready is None) == (dead is None, unready is None)
     assert dead is None or dead in str(found.dead)
     assert unready is None or unready in str(found.unready)
 
 
 def test_one_that_stands_by_is_ready_and_one_that_has_not_begun_is_not() -> None:
-    by = judged(ListenerFacts("r", holds=False, lag_s=4), LIMITS)
+    by = judge(ListenerFacts("r", holds=False, lag_s=4), LIMITS)
     assert (by.trouble, by.said) == (None, "the listener on 'r' stands by: it does not hold the lease, 4 s behind")
     assert (
-        judged(ListenerFacts("r", begun=False), LIMITS).trouble == "the listener on 'r' has not asked for its lease yet"
+        judge(ListenerFacts("r", begun=False), LIMITS).trouble == "the listener on 'r' has not asked for its lease yet"
     )
 
 

@@ -32,7 +32,7 @@ from tailrace.act.consumer.rules.need import (
     TakeSnapshot,
     TellGap,
 )
-from tailrace.act.consumer.rules.position import GAPS_MAX, StreamPosition, joined_gaps
+from tailrace.act.consumer.rules.position import GAPS_MAX, StreamPosition, join_gaps
 from tailrace.act.consumer.rules.settings import ListenerSettings
 from tailrace.core.event.resume_token import ResumeToken
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -243,7 +243,7 @@ def test_a_listener_that_is_stopped_while_its_source_is_away_ends_in_peace(faili
 
 def test_more_gaps_than_are_kept_are_joined_and_cover_all_that_was_lost() -> None:
     gaps = [gap(10 * n, 10 * n + 2) for n in range(GAPS_MAX)] + [gap(1000, 1002), gap(1004, 1006)]
-    joined = joined_gaps(gaps[5:], gaps[:8])
+    joined = join_gaps(gaps[5:], gaps[:8])
     assert len(joined) == GAPS_MAX
     for lost in gaps:
         assert any(one["from"] <= lost["from"] and lost["to"] <= one["to"] for one in joined)
@@ -253,6 +253,6 @@ def test_more_gaps_than_are_kept_are_joined_and_cover_all_that_was_lost() -> Non
 def test_another_number_of_lanes_keeps_the_gaps_of_all() -> None:
     start = StreamPosition(at=Timestamp(1, 1))
     lanes = [StreamPosition(token(100 + n), gaps=(gap(10 + 5 * n, 14 + 5 * n),)) for n in range(3)]
-    plan = LanePlan(3, start).asked_for(2).changed(lanes)
+    plan = LanePlan(3, start).with_request(2).changed(lanes)
     assert list(plan.start.gaps) == [gap(10, 14), gap(15, 19), gap(20, 24)]
     assert plan.start.token == token(100)

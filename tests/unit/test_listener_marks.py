@@ -143,8 +143,8 @@ def test_entries_stay_with_the_position_and_are_read_back() -> None:
     mark = EntryMark(ClusterTime.of(7, 2), "ab")
     position = StreamPosition(token(9), deployment="rs0/id", entries={"rs0": mark})
     assert StreamPosition.from_document(position.to_document(), "r") == position
-    assert position.moved_to(token(10)).entries == {"rs0": mark}
-    assert position.jumped_to(Timestamp(11, 1)).entries == {"rs0": mark}
+    assert position.move_to(token(10)).entries == {"rs0": mark}
+    assert position.jump_to(Timestamp(11, 1)).entries == {"rs0": mark}
     assert StreamPosition.from_document({"token": token(9)}, "r").entries == {}
     for wrong in ({"rs0": 1}, {"rs0": {"ts": "x", "digest": ""}}, {"rs0": {}}, 7, ["rs0"]):
         with pytest.raises(LeaseDocumentError, match="cannot be read"):

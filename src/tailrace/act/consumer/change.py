@@ -214,7 +214,7 @@ class Change:
 
     def _end_transaction(self, started: float) -> None:
         self._committed = True
-        self._hands.ownership.extended(started + self._hands.lease_seconds)
+        self._hands.ownership.extend(started + self._hands.lease_seconds)
 
 
 def copied_document(change: Change) -> CopiedDocument | None:

@@ -65,7 +65,7 @@ class GroupCommit:
             return
         mine = _WaitingCommit(LeaseCommit(lease, position, seconds))
         with self._lock:
-            self._gathering.came(lease.resource, mine.came)
+            self._gathering.note_commit(lease.resource, mine.came)
             self._waiting.append(mine)
             timeout = self._look(mine)
         while mine.is_waiting:
@@ -93,7 +93,7 @@ class GroupCommit:
         self._requests_left -= 1
         sender.batch = [sender, *(waiting for waiting in self._waiting if waiting is not sender)]
         self._waiting = []
-        self._gathering.sent(waiting.commit.lease.resource for waiting in sender.batch)
+        self._gathering.note_sent(waiting.commit.lease.resource for waiting in sender.batch)
 
     def _send(self, batch: list[_WaitingCommit], store: CommitsTogether) -> None:
         errors: list[BaseException | None]
@@ -114,7 +114,7 @@ class GroupCommit:
     def _answer(self, batch: list[_WaitingCommit], errors: list[BaseException | None], begun: float | None) -> None:
         with self._lock:
             self._requests_left += 1
-            self._gathering.answered((waiting.commit.lease.resource for waiting in batch), begun, time.monotonic())
+            self._gathering.note_answered((waiting.commit.lease.resource for waiting in batch), begun, time.monotonic())
             for waiting, error in zip(batch, errors, strict=True):
                 waiting.error, waiting.is_done = error, True
             first = self._waiting[:1]

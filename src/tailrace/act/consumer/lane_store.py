@@ -174,7 +174,7 @@ class BeginningStore:
         )
 
     def _document(self, lease: Lease, position: Mapping[str, Any]) -> Mapping[str, Any]:
-        return position if self._plan is None else self._plan.copied(position, lease.resource).to_document()
+        return position if self._plan is None else self._plan.after_copy(position, lease.resource).to_document()
 
     def _outer(self, lease: Lease) -> Lease:
         if self._plan is None:

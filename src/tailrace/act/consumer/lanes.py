@@ -200,7 +200,7 @@ class Lanes:
         return WholeEventStream(self._watchable, self._options, begin)
 
     def _ends(self, plan: LanePlan, token: Mapping[str, Any]) -> None:
-        is_history = plan.start.began is not None and plan.start.moved_to(token).began is not None
+        is_history = plan.start.began is not None and plan.start.move_to(token).began is not None
         if not self._resumes and not is_history:
             raise StreamInvalidated(
                 f"what the listener on {self._resource!r} watched was dropped or renamed",

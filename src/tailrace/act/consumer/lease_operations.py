@@ -18,8 +18,8 @@ from typing import Any, Final
 from tailrace.act.consumer.lease import Lease, LeaseStoreUnavailable, OperatedLeaseStore
 from tailrace.act.consumer.rules import instructions
 from tailrace.act.consumer.rules import lease as rules
-from tailrace.act.consumer.rules.lanes import LanePlan, is_sealed, lane_position, lane_resource, least, sealed
-from tailrace.act.consumer.rules.position import StreamPosition, joined_gaps
+from tailrace.act.consumer.rules.lanes import LanePlan, is_sealed, lane_position, lane_resource, least, seal
+from tailrace.act.consumer.rules.position import StreamPosition, join_gaps
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import UsageError
 
@@ -114,8 +114,8 @@ class LeaseOperations:
             now: take the lease from its owner at once: what the owner does with the change in hand is not committed"""
 
         def pause(record: Lease, at: datetime) -> Lease:
-            held_still = instructions.paused(record, at)
-            return instructions.unowned(held_still) if now or record.is_free(at) else held_still
+            held_still = instructions.pause(record, at)
+            return instructions.disown(held_still) if now or record.is_free(at) else held_still
 
         marked: set[str] = set()
         while True:
@@ -132,7 +132,7 @@ class LeaseOperations:
         """Anybody may take the lease again. Returns whether it was paused."""
         leases = self.find(resource)
         lanes = [] if leases.plan is None else self._lanes_of(leases.name)
-        before = [self._amend(name, lambda record, _: instructions.resumed(record)) for name in [*lanes, leases.name]]
+        before = [self._amend(name, lambda record, _: instructions.resume(record)) for name in [*lanes, leases.name]]
         return any(record is not None and record.paused_at is not None for record in before)
 
     def _wait(self, names: Sequence[str]) -> None:
@@ -148,7 +148,7 @@ class LeaseOperations:
             record = self._store.read(name)
             if record is not None and record.owner is not None:
                 # Its lease has run out: a refresh that comes late must not hold it again.
-                self._amend(name, lambda one, at: instructions.unowned(one) if one.is_free(at) else one)
+                self._amend(name, lambda one, at: instructions.disown(one) if one.is_free(at) else one)
 
     def _held(self, names: Sequence[str]) -> list[Lease]:
         now = self._store.now()
@@ -164,7 +164,7 @@ class LeaseOperations:
             to: an owner's id, or its part before a hyphen, such as a host's name: others wait ``seconds`` for it"""
         if to is None:
             before = [
-                self._amend(name, lambda record, _: instructions.unowned(record)) for name in self._known(resource)
+                self._amend(name, lambda record, _: instructions.disown(record)) for name in self._known(resource)
             ]
         else:
             rules.check_arguments(resource, to, 1)
@@ -174,7 +174,7 @@ class LeaseOperations:
                 )
             given = to
             before = [
-                self._amend(name, lambda record, now: instructions.handed_over(record, given, seconds, now))
+                self._amend(name, lambda record, now: instructions.hand_over(record, given, seconds, now))
                 for name in self.find(resource).lanes
             ]
         return [record for record in before if record is not None]
@@ -233,21 +233,21 @@ class LeaseOperations:
             try:
                 positions.append(lane_position(lease.position, lease.resource) or plan.start)
                 if not is_sealed(lease.position):
-                    self._write(lease, sealed(lease.position))
+                    self._write(lease, seal(lease.position))
             finally:
                 self._store.release(lease)
-        return replace(least(positions), gaps=joined_gaps(*(position.gaps for position in positions)))
+        return replace(least(positions), gaps=join_gaps(*(position.gaps for position in positions)))
 
     def _seize(self, name: str) -> Lease:
         """The operator as an owner with the newest fencing token."""
-        self._amend(name, lambda record, now: instructions.seized(record, self._owner, _HOLDS_S, now))
+        self._amend(name, lambda record, now: instructions.seize(record, self._owner, _HOLDS_S, now))
         lease = self._store.read(name)
         if lease is None or lease.owner != self._owner:
             raise LeaseStoreUnavailable(f"somebody else has taken the lease on {name!r} in the meantime")
         return lease
 
     def _write(self, lease: Lease, position: Mapping[str, Any]) -> None:
-        if not self._store.amend(lease, instructions.placed(lease, position, self._store.now())):
+        if not self._store.amend(lease, instructions.place(lease, position, self._store.now())):
             raise rules.lease_lost(self._store.read(lease.resource), lease)
 
     # One change left out
@@ -282,7 +282,7 @@ class LeaseOperations:
 
     def _skip_one(self, name: str, skip: Mapping[str, Any], now: bool) -> None:
         before = self._amend(
-            name, lambda record, at: instructions.paused(instructions.unowned(record) if now else record, at)
+            name, lambda record, at: instructions.pause(instructions.disown(record) if now else record, at)
         )
         since = None if before is None else before.paused_at
         try:
@@ -293,7 +293,7 @@ class LeaseOperations:
 
         def mark(record: Lease, _: datetime) -> Lease:
             is_able = not is_sealed(record.position) and _plan_of(record) is None
-            return replace(instructions.skipping(record, skip) if is_able else record, paused_at=since)
+            return replace(instructions.mark_skip(record, skip) if is_able else record, paused_at=since)
 
         self._amend(name, mark)
         _refuse_unskippable(self._store.read(name))
@@ -301,7 +301,7 @@ class LeaseOperations:
     def withdraw_skip(self, resource: str) -> bool:
         """The next change is handled after all. Returns whether one was to be left out."""
         names = self._known(resource)
-        before = [self._amend(name, lambda record, _: instructions.skipping(record, None)) for name in names]
+        before = [self._amend(name, lambda record, _: instructions.mark_skip(record, None)) for name in names]
         return any(record is not None and record.skip is not None for record in before)
 
     def pending(self, names: Sequence[str]) -> list[str]:
@@ -326,7 +326,7 @@ class LeaseOperations:
         if not force:
             self._refuse_held([resource, *names])
         # Nobody begins while it is paused; who was about to is found by its lease.
-        self._amend(resource, instructions.paused)
+        self._amend(resource, instructions.pause)
         removed = [resource]
         try:
             while names and (not force or len(removed) == 1):

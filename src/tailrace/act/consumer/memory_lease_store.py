@@ -126,7 +126,7 @@ class MemoryLeaseStore:
         stored = bson.decode(bson.encode(position))
         with self._lock:
             after = rules.after_commit(self._records.get(lease.resource), lease, stored, seconds, self._clock())
-            return self._put(instructions.skipping(after, None))
+            return self._put(instructions.mark_skip(after, None))
 
     def now(self) -> datetime:
         """See LeaseStore."""

@@ -12,7 +12,7 @@ from pymongo.errors import PyMongoError
 
 from tailrace.act.consumer.lease import LeaseStore
 from tailrace.act.consumer.listening import ListenerBase
-from tailrace.act.consumer.rules.health import HealthLimits, ListenerFacts, NewestTimes, judged
+from tailrace.act.consumer.rules.health import HealthLimits, ListenerFacts, NewestTimes, judge
 from tailrace.act.consumer.rules.lanes import LanePlan, lane_position, lane_resource, least
 from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.act.consumer.watching import oplogs_of
@@ -145,7 +145,7 @@ class Standing:
         """Of all listeners."""
         if self._thread.failure is not None:
             return Health("", unready=f"the listeners are no longer supervised: {self._thread.failure.message}")
-        return whole(judged(self._facts(listener), self._limits) for listener in self.listeners)
+        return whole(judge(self._facts(listener), self._limits) for listener in self.listeners)
 
     def _facts(self, listener: ListenerBase) -> ListenerFacts:
         now = time.monotonic()

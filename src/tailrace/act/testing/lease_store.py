@@ -298,13 +298,13 @@ def _operated(new_store: Callable[[], Any], resource: str) -> None:
     if not isinstance(store, OperatedLeaseStore):
         return  # a store whose leases no operator can act on
     nobody = Lease(resource, None, 0)
-    _require(store.amend(None, instructions.paused(nobody, store.now())), "a record can be made by an operator")
+    _require(store.amend(None, instructions.pause(nobody, store.now())), "a record can be made by an operator")
     _require(not other.amend(None, nobody), "a record that is there is not made again")
     _require(store.acquire(resource, "a", _LONG) is None, "a lease that is paused is given to nobody")
-    _amended(store, resource, instructions.resumed)
+    _amended(store, resource, instructions.resume)
     lease = _held(store, resource, "a")
     _require(lease.version == 1, "what an operator writes is not an acquisition")
-    _amended(other, resource, lambda record: instructions.paused(record, store.now()))
+    _amended(other, resource, lambda record: instructions.pause(record, store.now()))
     _require(
         store.refresh(lease, _LONG).paused_at is not None, "an owner learns of a pause when it refreshes the lease"
     )
@@ -319,7 +319,7 @@ def _operated(new_store: Callable[[], Any], resource: str) -> None:
 
 def _handed_over(store: Any, other: Any, resource: str) -> None:
     _amended(
-        other, resource, lambda one: instructions.handed_over(instructions.resumed(one), "host$b", _LONG, store.now())
+        other, resource, lambda one: instructions.hand_over(instructions.resume(one), "host$b", _LONG, store.now())
     )
     for owner in ("a", "host$", "host$b2", "host$b2-1"):
         _require(
@@ -332,7 +332,7 @@ def _handed_over(store: Any, other: Any, resource: str) -> None:
     _require(
         store.acquire(resource, "a", _LONG) is None, "a lease is reserved for its next owner until the time is over"
     )
-    _amended(other, resource, lambda one: instructions.handed_over(one, "absent", _SHORT, store.now()))
+    _amended(other, resource, lambda one: instructions.hand_over(one, "absent", _SHORT, store.now()))
     lease = _held(store, resource, "c")
     _require(other.read(resource).reserved_for is None, "a reservation whose time is over is gone with the next owner")
     _require(_same(lease.position, _POSITION), "the position survives all of that")
@@ -341,16 +341,14 @@ def _handed_over(store: Any, other: Any, resource: str) -> None:
 def _moved_by_an_operator(store: Any, other: Any, resource: str) -> None:
     before = store.read(resource)
     held_by_c = store.acquire(resource, "c", _LONG)
-    _require(
-        not other.amend(before, instructions.unowned(before)), "a record that has changed its owner is not amended"
-    )
+    _require(not other.amend(before, instructions.disown(before)), "a record that has changed its owner is not amended")
     _require(not other.remove(before), "nor removed")
-    seized = instructions.seized(held_by_c, "$operator", _LONG, store.now())
+    seized = instructions.seize(held_by_c, "$operator", _LONG, store.now())
     _require(other.amend(held_by_c, seized), "an operator takes a lease that is held")
     _stale(store, held_by_c, other)
     back = {"token": {"_data": "8200"}, "why": "$$NOW"}
-    _require(other.amend(seized, instructions.placed(seized, back, store.now())), "an operator sets a position back")
-    _amended(other, resource, lambda one: instructions.skipping(one, {"letters": "$db.coll"}))
+    _require(other.amend(seized, instructions.place(seized, back, store.now())), "an operator sets a position back")
+    _amended(other, resource, lambda one: instructions.mark_skip(one, {"letters": "$db.coll"}))
     other.release(seized)
     lease = _held(store, resource, "d")
     _require(_same(lease.position, back), "a position is what an operator has made it")

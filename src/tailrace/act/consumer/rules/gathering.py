@@ -47,7 +47,7 @@ class Gathering:
         self._request_s = 0.0
         self._answered_at = 0.0
 
-    def came(self, resource: str, now: float) -> None:
+    def note_commit(self, resource: str, now: float) -> None:
         """A lane has a commit."""
         lane = self._lanes.get(resource)
         if lane is None:
@@ -57,12 +57,12 @@ class Gathering:
             lane.pause = pause if lane.pause is None else lane.pause + (pause - lane.pause) * _PAUSE_WEIGHT
         lane.at = _At.WAITING
 
-    def sent(self, resources: Iterable[str]) -> None:
+    def note_sent(self, resources: Iterable[str]) -> None:
         """A request for these lanes is on its way."""
         for resource in resources:
             self._lanes[resource].at = _At.ON_ITS_WAY
 
-    def answered(self, resources: Iterable[str], begun: float | None, now: float) -> None:
+    def note_answered(self, resources: Iterable[str], begun: float | None, now: float) -> None:
         """Their request, sent at ``begun``, has been answered; ``None`` if there was no answer."""
         if begun is not None:
             took = now - begun

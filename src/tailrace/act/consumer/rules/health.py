@@ -80,7 +80,7 @@ class ListenerFacts:
     silence: str = ""
 
 
-def judged(facts: ListenerFacts, limits: HealthLimits) -> Health:
+def judge(facts: ListenerFacts, limits: HealthLimits) -> Health:
     """A listener that waits for its turn is ready: it is what takes over."""
     return Health(_said(facts), _dead(facts, limits), _unready(facts, limits), facts.begun)
 

@@ -55,7 +55,7 @@ def _refresh(ownership: Ownership, lease_seconds: float) -> Generator[ListenerNe
     lease = ownership.lease
     outcome = yield RefreshLease(lease)
     if outcome.error is None:
-        ownership.extended(outcome.asked + lease_seconds)
+        ownership.extend(outcome.asked + lease_seconds)
         if isinstance(outcome.value, Lease) and outcome.value.paused_at is not None:
             ownership.asked_back = True
         return lease_seconds / _REFRESHES

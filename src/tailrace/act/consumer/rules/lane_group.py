@@ -34,7 +34,7 @@ from tailrace.act.consumer.rules.lanes import (
     lane_position,
     lane_resource,
     member_resource,
-    sealed,
+    seal,
 )
 from tailrace.act.consumer.rules.lease import Lease, names_of
 from tailrace.act.consumer.rules.need import Outcome, Pause
@@ -133,7 +133,7 @@ class LaneGroupLogic:
         self._note_pause(record)
         if record is not None and LanePlan.is_plan(record.lease.position):
             plan = LanePlan.from_document(record.lease.position, self._resource)
-            if self._wanted is None or plan == plan.asked_for(self._wanted, self._key):
+            if self._wanted is None or plan == plan.with_request(self._wanted, self._key):
                 return plan
         lease = None if self.paused_at is not None else (yield from self._ask(TakeLease(self._resource)))
         if lease is None:
@@ -141,7 +141,7 @@ class LaneGroupLogic:
         position: Mapping[str, Any] | None = lease.position
         if LanePlan.is_plan(position):
             plan = LanePlan.from_document(position or {}, self._resource)
-            plan = plan.asked_for(self._wanted or 1, self._key)
+            plan = plan.with_request(self._wanted or 1, self._key)
         elif position is None or "snapshot" in position:
             yield from self._ask(GiveLease(lease))
             yield from self._ask(FindBeginning())
@@ -170,11 +170,11 @@ class LaneGroupLogic:
                 yield from self._ask(GiveLease(lease))
                 return
             if not is_sealed(taken.position):
-                yield from self._ask(WriteRecord(taken, sealed(taken.position)))
+                yield from self._ask(WriteRecord(taken, seal(taken.position)))
             yield from self._ask(GiveLease(taken))
             positions.append(lane_position(taken.position, name))
         if positions:
-            yield from self._ask(WriteRecord(lease, plan.changed(positions).to_document()))
+            yield from self._ask(WriteRecord(lease, plan.next_generation(positions).to_document()))
         yield from self._ask(GiveLease(lease))
 
     def _ask_for_copy(self, lost: int) -> GroupSteps:
@@ -185,7 +185,7 @@ class LaneGroupLogic:
             return
         plan = LanePlan.from_document(lease.position, self._resource)
         if plan.generation == lost and plan.beginning is None:
-            yield from self._ask(WriteRecord(lease, plan.asked_for_copy().to_document()))
+            yield from self._ask(WriteRecord(lease, plan.with_copy_request().to_document()))
         self._lost = None
         yield from self._ask(GiveLease(lease))
 

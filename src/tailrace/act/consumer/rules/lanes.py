@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from tailrace.act.consumer.rules.errors import LeaseDocumentError
 from tailrace.act.consumer.rules.lane_key import PlacedEvent
-from tailrace.act.consumer.rules.position import StreamPosition, joined_gaps
+from tailrace.act.consumer.rules.position import StreamPosition, join_gaps
 from tailrace.errors import UsageError
 
 #: The lane that handles barriers.
@@ -114,7 +114,7 @@ class LanePlan:
         """The fencing token of the ``version``-th owner of a lane: it grows over generations too."""
         return (self.generation << _GENERATION_SHIFT) + version
 
-    def asked_for(self, lanes: int, key: str = "") -> LanePlan:
+    def with_request(self, lanes: int, key: str = "") -> LanePlan:
         """The plan with a change to ``lanes``, chosen by ``key``, begun. One that has begun is not called off: some
         lanes may be sealed."""
         check_lanes(lanes)
@@ -122,7 +122,7 @@ class LanePlan:
             return self
         return replace(self, next_lanes=lanes, next_key=key)
 
-    def asked_for_copy(self) -> LanePlan:
+    def with_copy_request(self) -> LanePlan:
         """The plan in which the change to a copy has begun."""
         return replace(self, next_lanes=self.next_lanes or self.lanes, copies=True)
 
@@ -131,20 +131,20 @@ class LanePlan:
         key = self.key if self.next_key is None else self.next_key
         return LanePlan(self.next_lanes or self.lanes, start, self.generation + 1, key=key)
 
-    def copied(self, position: Mapping[str, Any], resource: str) -> LanePlan:
+    def after_copy(self, position: Mapping[str, Any], resource: str) -> LanePlan:
         """The plan with the copy at ``position``; if the copy ends there, the next generation."""
         if "snapshot" in position:
             return replace(self, beginning=position)
         return LanePlan(self.lanes, StreamPosition.from_document(position, resource), self.generation + 1, key=self.key)
 
-    def changed(self, stopped: Sequence[StreamPosition | None]) -> LanePlan:
+    def next_generation(self, stopped: Sequence[StreamPosition | None]) -> LanePlan:
         """The next generation. ``stopped`` is what each lane of this one had committed when it could no longer go on;
         ``None`` for one that never did."""
         if self.next_lanes is None or len(stopped) != self.lanes:
             raise UsageError(f"{len(stopped)} positions do not stop {self.lanes} lanes")
         positions = [position or self.start for position in stopped]
         key = self.key if self.next_key is None else self.next_key
-        start = replace(least(positions), gaps=joined_gaps(*(position.gaps for position in positions)))
+        start = replace(least(positions), gaps=join_gaps(*(position.gaps for position in positions)))
         if self.copies or self.beginning is not None:
             return LanePlan(self.next_lanes, start, self.generation + 1, beginning=self.beginning or {}, key=key)
         floors = [*self.floors, Floor(tuple(map(order_of, positions)), self.key)]
@@ -236,7 +236,7 @@ def member_resource(resource: str, slot: int) -> str:
     return f"{resource}/member.{slot}"
 
 
-def sealed(position: Mapping[str, Any] | None) -> dict[str, Any]:
+def seal(position: Mapping[str, Any] | None) -> dict[str, Any]:
     """What is written over the ``position`` of a lane whose generation is at its end: nobody works on it any more."""
     return {_SEALED: position}
 

@@ -89,7 +89,7 @@ class LeaseLogic:
                 failures += 1
                 yield from self._pause(backoff(failures), error.message, always=True)
                 continue
-            owned.extended(self._asked + self.settings.lease_seconds)
+            owned.extend(self._asked + self.settings.lease_seconds)
             self._note_commit(position)
             return
 
@@ -110,7 +110,7 @@ class LeaseLogic:
         if renewed is None or renewed.version != lease.version + 1:
             # Another owner may have been there; the position is read back.
             raise LeaseLost(f"the lease on {lease.resource!r}, version {lease.version}, could not be renewed")
-        owned.renewed(renewed, self._asked + self.settings.lease_seconds)
+        owned.renew(renewed, self._asked + self.settings.lease_seconds)
         self.statistics.lease_version = renewed.version
 
     def _note_commit(self, position: StreamPosition) -> None:

@@ -193,13 +193,13 @@ class ListenerLogic(SkippingLogic):
         not fall off the oplog."""
         position = self._position
         if position is not None and pulled.token is not None:
-            self._came_to(position.moved_to(pulled.token))
+            self._came_to(position.move_to(pulled.token))
         if position is None or not self.settings.commits.is_due_when_quiet(
             self._uncommitted, self._committed_at, self._now
         ):
             return
         if pulled.token is not None and self._may_mark:
-            further = position.moved_to(pulled.token)
+            further = position.move_to(pulled.token)
             if further.cluster_time > position.cluster_time:
                 yield from self._mark(further)
         else:
@@ -279,7 +279,7 @@ class ListenerLogic(SkippingLogic):
                 raise InternalError("a change without a token")
             # What several shards log at one time may have one token, and no stream resumes between such changes.
             self._again = self._again + 1 if position.token == pulled.token else 0
-            position = pulled.position or position.moved_to(pulled.token, start_after=pulled.invalidate)
+            position = pulled.position or position.move_to(pulled.token, start_after=pulled.invalidate)
             changes.append(HandleChange(owned.lease, pulled.event, position, self._again))
         return changes
 
@@ -292,7 +292,7 @@ class ListenerLogic(SkippingLogic):
         owned.busy_since = None
         self._moved(position)
         if done.committed:
-            owned.extended(self._asked + self.settings.lease_seconds)
+            owned.extend(self._asked + self.settings.lease_seconds)
             self._note_commit(position)
         else:
             self._uncommitted += done.count

@@ -65,15 +65,15 @@ class Ownership:
         if self.on_lost is not None:
             self.on_lost()
 
-    def extended(self, until: float) -> None:
+    def extend(self, until: float) -> None:
         """The store has said that it is held until ``until``."""
         self.deadline = max(self.deadline, until)
 
-    def renewed(self, lease: Lease, until: float) -> None:
+    def renew(self, lease: Lease, until: float) -> None:
         """The lease has a newer fencing token, and is held until ``until``."""
         self.lease = lease
         self.renewing = False
-        self.extended(until)
+        self.extend(until)
 
     def is_current(self, lease: Lease) -> bool:
         """Whether an answer about ``lease`` is one about the ownership."""

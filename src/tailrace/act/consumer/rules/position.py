@@ -20,7 +20,7 @@ GAPS_MAX: Final = 20
 _FIELDS: Final = {"token", "startAfter", "at", "gaps", "snapshot", "deployment", "entries", "began"}
 
 
-def joined_gaps(*several: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def join_gaps(*several: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Gaps of several positions as those of one, oldest first: what adjoins or overlaps is one gap, and nothing that
     one of them covers is left out."""
     gaps: list[dict[str, Any]] = []
@@ -76,17 +76,17 @@ class StreamPosition:
             return ClusterTime(int(self.token["_data"][2:18], 16))
         return ClusterTime.from_timestamp(self.at) if self.at is not None else ClusterTime(0)
 
-    def moved_to(self, token: Mapping[str, Any], *, start_after: bool = False) -> StreamPosition:
+    def move_to(self, token: Mapping[str, Any], *, start_after: bool = False) -> StreamPosition:
         """The position after the change with ``token``; the record of gaps is kept."""
         moved = StreamPosition(token, start_after, None, self.gaps, self.snapshot, self.deployment, self.entries)
         if self.began is None or moved.cluster_time > ClusterTime.from_timestamp(self.began):
             return moved
         return replace(moved, began=self.began)
 
-    def jumped_to(self, time: Timestamp) -> StreamPosition:
+    def jump_to(self, time: Timestamp) -> StreamPosition:
         """The position at ``time``, with what lies between written down as a gap."""
         gap = {"from": self.cluster_time.to_timestamp(), "to": time}
-        return replace(self, token=None, start_after=False, at=time, snapshot=None, gaps=joined_gaps(self.gaps, [gap]))
+        return replace(self, token=None, start_after=False, at=time, snapshot=None, gaps=join_gaps(self.gaps, [gap]))
 
     def sought(self, target: StreamPosition) -> StreamPosition:
         """The position at ``target``, where an operator puts it. If that is further on, what lies between is recorded
@@ -94,7 +94,7 @@ class StreamPosition:
         begin, end = self.cluster_time.to_timestamp(), target.cluster_time.to_timestamp()
         kept = [{"from": gap["from"], "to": min(gap["to"], end)} for gap in self.gaps if gap["from"] < end]
         passed = [{"from": begin, "to": end}] if begin < end else []
-        return replace(target, gaps=joined_gaps(kept, passed), deployment=self.deployment)
+        return replace(target, gaps=join_gaps(kept, passed), deployment=self.deployment)
 
     def watch_arguments(self) -> dict[str, Any]:
         """The arguments of ``watch()`` with which a stream is opened."""

@@ -96,7 +96,7 @@ class StreamLogic(LeaseLogic):
         if ClusterTime.from_timestamp(time) <= position.cluster_time:
             return  # what is lost is another lane's
         self.statistics.gaps += 1
-        self._moved(position.jumped_to(time))
+        self._moved(position.jump_to(time))
         yield from self._ask(TellGap(position.cluster_time.to_timestamp(), time, error.message))
         yield from self._commit(owned)
 
