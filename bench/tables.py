@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,16 @@ import bson
 import bson.json_util
 import pyarrow as pa
 from bson.raw_bson import RawBSONDocument
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pymongo import DeleteOne, InsertOne, MongoClient, UpdateOne
 from pymongo.write_concern import WriteConcern
 
 from tailrace.embedded import ReplicaSet
+from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.names import place_of
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.versions import disk_use
 from tailrace.lake.tables.writer import TablesWriter
 
 _BATCH = 20_000
@@ -52,14 +58,16 @@ def fill(collection: Any, documents: int) -> None:
         collection.insert_many([document(number, chosen) for number in range(first, min(documents, first + 10_000))])
 
 
-def changes(collection: Any, count: int, documents: int, seed: int) -> None:
+def changes(
+    collection: Any, count: int, documents: int, seed: int, *, at_once: int = 10_000, pace: Callable[[], None] = int
+) -> None:
     chosen = random.Random(seed)
     alive = list(range(documents))
     following = documents
     done = 0
     while done < count:
         writes: list[Any] = []
-        for _ in range(min(10_000, count - done)):
+        for _ in range(min(at_once, count - done)):
             what = chosen.random()
             if what < 0.1:
                 writes.append(InsertOne(document(following, chosen)))
@@ -74,6 +82,7 @@ def changes(collection: Any, count: int, documents: int, seed: int) -> None:
                 writes.append(UpdateOne({"_id": chosen.choice(alive)}, change))
         collection.with_options(write_concern=_QUICKLY).bulk_write(writes, ordered=False)
         done += len(writes)
+        pace()
 
 
 def ours(uri: str, root: Any, write: Any, **options: Any) -> tuple[float, float]:
@@ -104,6 +113,84 @@ def nested(uri: str, root: Path, write: Any) -> dict[str, float]:
         with TablesWriter(uri, one) as writer:
             writer.run_to_present()
         found[name] = time.process_time() - begun
+    return found
+
+
+def amplified(uri: str, root: Path, collection: Any, args: argparse.Namespace, *, merge_on_read: bool) -> None:
+    """Follow ``--rate`` changes a second for ``--seconds``, and print what was written and how long readers read."""
+    collection.drop()
+    fill(collection, args.documents)
+    rule = TableRule("bench.orders")
+    # Nothing is removed meanwhile, so what lies there at the end is what was written.
+    settings = TableSettings(root, (rule,), grace_h=24.0, merge_on_read=merge_on_read)
+    with TablesWriter(uri, settings) as writer:
+        writer.run_to_present()
+        folder = place_of(root, "bench.orders")
+        before, copied = disk_use(folder), DeltaTable(str(folder)).version()
+        cpu = time.process_time()
+        load = threading.Thread(target=_paced, args=(collection, args, writer.stop))
+        load.start()
+        writer.run()
+        load.join()
+        cpu = time.process_time() - cpu
+    with TablesWriter(uri, settings) as writer:
+        writer.run_to_present()
+    written = disk_use(folder).bytes - before.bytes
+    table = CollectionTable(folder, "bench.orders")
+    rows, live, newest = table.rows(), table.live_bytes, table.version
+    taken = [copied + (newest - copied) * part // args.reads for part in range(1, args.reads + 1)]
+    table.compact(target_bytes=1 << 30)
+    *read, compacted = _reading(folder, taken)
+    changed = args.rate * args.seconds
+    row = table.live_bytes / rows
+    print(f"{'merged on read' if merge_on_read else 'files rewritten'}")
+    print(f"  written       {written / 1e6:12,.1f} MB for {changed:,} changes of rows of {row:.0f} bytes on the disk")
+    print(f"  amplification {written / (changed * row):12.1f} times the changed bytes")
+    print(f"                {written / live:12.1f} times the table's own bytes")
+    print(f"  processor     {1e6 * cpu / changed:12.1f} us for a change, the load's own part with it")
+    for name in compacted:
+        ratios = [one[name] / compacted[name] for one in read]
+        print(
+            f"  {name:<13} {statistics.mean(ratios):12.2f} times the time of the compacted table, at most "
+            f"{max(ratios):.2f} ({compacted[name]:.2f} s; {len(ratios)} versions)"
+        )
+
+
+def _paced(collection: Any, args: argparse.Namespace, stop: Callable[[], None]) -> None:
+    """Write ``--rate`` changes a second, and call ``stop`` at the end."""
+    begun, done = time.monotonic(), 0
+
+    def pace() -> None:
+        nonlocal done
+        done += 1
+        time.sleep(max(0.0, begun + done / 4 - time.monotonic()))
+
+    try:
+        changes(collection, args.rate * args.seconds, args.documents, 2, at_once=args.rate // 4, pace=pace)
+    finally:
+        stop()
+
+
+def _reading(folder: Path, taken: Sequence[int], best_of: int = 5) -> list[dict[str, float]]:
+    """Seconds of the processors for reading all rows of each version, and at last of the newest one, which is
+    compacted: the best of some turns, in each of which every one is read, so that other programs disturb all alike."""
+    import polars  # noqa: PLC0415
+
+    def by_deltalake(version: int | None) -> None:
+        table = DeltaTable(str(folder), version=version)
+        QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all()
+
+    def by_polars(version: int | None) -> None:
+        polars.scan_delta(str(folder), version=version).collect()
+
+    found: list[dict[str, float]] = [{} for _ in (*taken, None)]
+    for _ in range(best_of):
+        for version, best in zip((*taken, None), found, strict=True):
+            for name, read in (("deltalake", by_deltalake), ("polars", by_polars)):
+                begun = time.process_time()
+                read(version)
+                spent = time.process_time() - begun
+                best[name] = min(spent, best.get(name, spent))
     return found
 
 
@@ -158,6 +245,12 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=200_000)
     parser.add_argument("--loop", type=int, default=40_000, help="changes for the loop by hand (0: leave it out)")
     parser.add_argument("--nested", action="store_true", help="compare columns of structs and lists with text instead")
+    parser.add_argument(
+        "--merge-on-read", action="store_true", help="compare tables whose rows are marked as gone with others"
+    )
+    parser.add_argument("--rate", type=int, default=2000, help="with --merge-on-read: changes a second")
+    parser.add_argument("--seconds", type=int, default=200, help="with --merge-on-read: for so long")
+    parser.add_argument("--reads", type=int, default=8, help="with --merge-on-read: of so many versions")
     parser.add_argument("--uri", help="a deployment that runs already")
     args = parser.parse_args()
     with (
@@ -166,6 +259,10 @@ def main() -> None:
     ):
         client = MongoClient[Any](members.uri)
         collection = client.bench.orders
+        if args.merge_on_read:
+            for merged in (True, False):
+                amplified(members.uri, Path(directory) / str(merged), collection, args, merge_on_read=merged)
+            return
         fill(collection, args.documents)
         if args.nested:
             spent = nested(members.uri, Path(directory), lambda: changes(collection, args.changes, args.documents, 2))

@@ -68,6 +68,7 @@ class TablesProduct(Product):
             grace_h=rng.choice((0.0, _SECOND_H, 1 / 6)),
             versions=rng.choice((1, 7, 100_000)),
             feed_h=rng.choice((0.0, 24.0)),
+            merge_on_read=rng.choice((False, True)),
         )
 
     def _rules(self, job: Job) -> tuple[TableRule, ...]:

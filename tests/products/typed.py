@@ -27,8 +27,9 @@ from tailrace.lake.tables.names import folder_of
 from tailrace.lake.tables.schema import Decoded as Documents
 from tailrace.lake.tables.schema import Policy, TableSchema, convert, fill, typed_array
 from tailrace.lake.tables.settings import TableRule
+from tests.tables.equality import read
 from tests.tables.features import ODD
-from tests.tables.readers import READERS
+from tests.tables.readers import MERGING_READERS, READERS
 
 #: Collections of the same documents: one table has declared columns, the other one gets a column for each field.
 DECLARED: Final = "typed"
@@ -154,12 +155,13 @@ def unlike_its_documents(root: Path, namespace: str, rng: random.Random) -> list
     for file in table.files():
         with opened(folder, file.name) as opening:
             opening.read()  # most programs do not look whether what they read is damaged; who wants to know does so
-    rows = DeltaTable(folder).to_pyarrow_table(columns=["_key", "_bson"]).sort_by("_key")
+    delta = DeltaTable(folder)
+    rows = read(delta, "_key", "_bson").sort_by("_key")
     decoded = Documents(rows.column("_bson").to_pylist())
     documents = [decoded[number] for number in range(rows.num_rows)]
     columns = table.schema(TableSchema()).columns
     expected = {one.name: typed_array(fill(one, documents, far_is_null=True)[0], one.arrow) for one in columns}
-    reader = rng.choice(sorted(READERS))
+    reader = rng.choice(sorted(MERGING_READERS if delta.protocol().reader_features else READERS))
     found = READERS[reader](folder, None, None)
     where = f"{reader} reads in the table of {namespace}"
     told = _unlike(where, {name: values.to_pylist() for name, values in expected.items()}, found)

@@ -13,8 +13,10 @@ from pyspark.sql import functions as f
 
 from tailrace.errors import UsageError
 from tailrace.lake.spark.tables import read
+from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.schema import TableSchema
 from tests.amounts import WHOLE
-from tests.tables.features import FEATURES, ODD, odd_texts
+from tests.tables.features import FEATURES, ODD, Made, odd_texts
 from tests.tables.readers import plain
 
 pytestmark = pytest.mark.spark
@@ -38,3 +40,17 @@ def test_spark_finds_the_rows_of_a_value(spark: SparkSession, tmp_path: Path) ->
     assert read(spark, tmp_path / "t", version=0).count() == len(ODD)
     with pytest.raises(UsageError, match="is not a table of Tailrace"):
         read(spark, tmp_path)
+
+
+def test_spark_reads_no_row_that_is_marked_as_gone(spark: SparkSession, tmp_path: Path) -> None:
+    made = Made(tmp_path / "t", TableSchema.declared({"n": "int", "file": "string"}), merges=True)
+    made.whole([{"_id": one, "n": 0, "file": "x"} for one in range(1000)])
+    made.change([{"_id": one, "n": 1, "file": "y"} for one in range(5, 20)], gone=[0, 999])
+    made.change([{"_id": 6, "n": 2}], gone=[998])
+    frame = read(spark, tmp_path / "t")
+    expected = CollectionTable(tmp_path / "t", "shop.orders")
+    assert frame.count() == expected.rows() == 997
+    assert {row["n"]: row["count"] for row in frame.groupBy("n").count().collect()} == {0: 982, 1: 14, 2: 1}
+    assert frame.where(f.col("file") == "y").count() == 14
+    assert frame.columns == [field["name"] for field in expected.fields]
+    assert [read(spark, tmp_path / "t", version=version).count() for version in (0, 1)] == [1000, 998]

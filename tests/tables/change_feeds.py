@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from tailrace.lake.tables.names import OF_FEED, OURS
+from tests.tables.equality import read
 
 Row = tuple[tuple[str, Any], ...]
 
@@ -33,7 +34,7 @@ def feed_of(root: Path, version: int, names: Container[str] | None = None) -> li
 
 def in_version(root: Path, version: int, names: Container[str] | None = None) -> Counter[Row]:
     """The rows of a version, with the columns that are not NULL."""
-    return Counter(_row(one, names) for one in DeltaTable(root, version=version).to_pyarrow_table().to_pylist())
+    return Counter(_row(one, names) for one in read(DeltaTable(root, version=version)).to_pylist())
 
 
 def _row(found: dict[str, Any], names: Container[str] | None) -> Row:

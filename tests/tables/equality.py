@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 
 from tailrace.base.object_place import ObjectPlace
 from tailrace.core import raw_bson
@@ -41,11 +42,19 @@ def in_table(root: TablePlace, namespace: str, version: int | None = None) -> di
     if not commits_in(folder):  # a writer makes the directories before the first version
         return None
     table = DeltaTable(folder.absolute().as_uri(), version=version, storage_options=options)
-    rows = table.to_pyarrow_table(columns=["_key", "_bson"])
+    rows = read(table, "_key", "_bson")
     keys, documents = rows.column("_key").to_pylist(), rows.column("_bson").to_pylist()
     assert len(set(keys)) == len(keys), "a row is there twice"
     assert all(key_of(document) == key for key, document in zip(keys, documents, strict=True))
     return dict(zip(keys, documents, strict=True))
+
+
+def read(table: DeltaTable, *columns: str) -> pa.Table:
+    """Some columns of all rows, or all, by deltalake: its dataset knows no deletion vectors, its own engine does."""
+    if not table.protocol().reader_features:
+        return table.to_pyarrow_table(columns=list(columns) or None)
+    chosen = ", ".join(f'"{name}"' for name in columns) or "*"
+    return pa.table(QueryBuilder().register("t", table).execute(f"SELECT {chosen} FROM t").read_all())
 
 
 def collections(client: Any, databases: tuple[str, ...]) -> dict[str, dict[bytes, bytes]]:

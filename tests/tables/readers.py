@@ -108,6 +108,9 @@ READERS: dict[str, Reader] = {
     "pandas": by_pandas,
 }
 
+#: Those of them that know deletion vectors.
+MERGING_READERS = ("deltalake", "polars")
+
 
 def sql(value: Any) -> str:
     """A value as SQL has it."""

@@ -48,9 +48,12 @@ def random_step(made: Made, there: set[int], rng: random.Random) -> None:
 @pytest.mark.by_turns
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("divide_by", [(), ("b",)])
-def test_each_commit_s_feed_is_the_difference_of_two_versions(tmp_path: Path, seed: int, divide_by: Any) -> None:
+@pytest.mark.parametrize("merges", [False, True])
+def test_each_commit_s_feed_is_the_difference_of_two_versions(
+    tmp_path: Path, seed: int, divide_by: Any, merges: bool
+) -> None:
     rng, there = random.Random(seed), set[int]()
-    made = Made(tmp_path / "t", DECLARED, feed=True, partition_by=divide_by)
+    made = Made(tmp_path / "t", DECLARED, feed=True, partition_by=divide_by, merges=merges)
     made.whole([{"_id": one, "a": 0, "b": "x"} for one in range(rng.randint(0, 30))])
     for step in range(12):
         random_step(made, there, rng)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,28 +93,38 @@ def test_killed_at_any_moment_nothing_is_lost_or_twice(
     assert in_table(root, collection.full_name) == in_collection(collection)
 
 
-@pytest.mark.parametrize("step", ["tables.state", "table.commit", "tables.done"])
+@pytest.mark.parametrize(
+    ("step", "merges"),
+    [
+        ("tables.state", False),
+        ("table.commit", False),
+        ("tables.done", False),
+        ("table.commit", True),
+        ("table.compacted", True),
+    ],
+)
 def test_a_crash_between_any_two_steps_is_made_good(
-    replica_set: ReplicaSet, collection: Any, tmp_path: Path, step: str
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path, step: str, merges: bool
 ) -> None:
     chosen = random.Random(5)
     root = tmp_path / "t"
+    settings = replace(one_table(root, collection), merge_on_read=merges)
     work(collection, chosen, 50)
-    brought_up(replica_set.uri, one_table(root, collection))
+    brought_up(replica_set.uri, settings)
 
     def die(name: str) -> None:
         if name == step:
             raise KeyboardInterrupt
 
     for _ in range(3):
-        work(collection, chosen, 20)
+        work(collection, chosen, 40 if merges else 20)  # enough for a merge
         durable.observe_steps(die)
         try:
             with pytest.raises(KeyboardInterrupt):
-                brought_up(replica_set.uri, one_table(root, collection))
+                brought_up(replica_set.uri, settings)
         finally:
             durable.observe_steps(None)
-    brought_up(replica_set.uri, one_table(root, collection))
+    brought_up(replica_set.uri, settings)
     assert in_table(root, collection.full_name) == in_collection(collection)
     batches = [one.batch for one in stated(root / folder_of(collection.full_name))]
     assert len(set(batches)) == len(batches)

@@ -90,6 +90,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="with write: keep Delta's change feed for this long (s, m, h, d; default: none)",
     )
     parser.add_argument(
+        "--merge-on-read",
+        action="store_true",
+        help="with write: mark rows as gone in place of rewriting their files, which writes far fewer bytes. Only "
+        "readers that know Delta's deletion vectors read such tables. Give it at each start",
+    )
+    parser.add_argument(
         "--nested",
         action="store_true",
         help="with write: columns of objects and arrays are structs and lists; without it, JSON. Give it at each start",
@@ -255,6 +261,7 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
         rules,
         take_over=args.take_over,
         feed_h=feed_h,
+        merge_on_read=args.merge_on_read,
         masks=_masks(args),
         iceberg=_iceberg(args),
     )

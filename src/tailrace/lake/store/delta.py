@@ -2,11 +2,11 @@
 its actions, and a commit as lines and back.
 
 One file for each commit, one JSON object on each line (the protocol is public,
-https://github.com/delta-io/delta/blob/master/ PROTOCOL.md): ``add`` and ``remove`` name files, ``cdc`` those of a
-change feed, ``txn`` says which micro-batch it was, ``metaData`` the columns. Reader version 1 and writer version 2 are
-the oldest, which every reader knows; a change feed needs writer version 4. What Delta has no word for is in
-``commitInfo``, which other readers ignore: ``delta_log.py`` says what a lake puts there, ``tables/delta_commit.py``
-what tables do.
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md): ``add`` and ``remove`` name files, ``cdc`` those of a change
+feed, ``txn`` says which micro-batch it was, ``metaData`` the columns. Reader version 1 and writer version 2 are the
+oldest, which every reader knows; a change feed needs writer version 4, and deletion vectors need the versions that name
+what a reader has to know. What Delta has no word for is in ``commitInfo``, which other readers ignore:
+``delta_log.py`` says what a lake puts there, ``tables/delta_commit.py`` what tables do.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _READER_VERSION: Final = 1
 _WRITER_VERSION: Final = 2
 #: The first writer version that knows change feeds.
 FEED_WRITER_VERSION: Final = 4
+#: The versions of a protocol that names what readers and writers have to know.
+_NAMING_VERSIONS: Final = (3, 7)
 #: Where a table has the files of its change feed. Delta's readers and its VACUUM know the name.
 FEED_FOLDER: Final = "_change_data"
 _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
@@ -98,12 +100,14 @@ def commit(
     removed: Iterable[Mapping[str, Any]] = (),
     added: Iterable[Mapping[str, Any]] = (),
     fed: Iterable[Mapping[str, Any]] = (),
+    protocol: Mapping[str, Any] | None = None,
 ) -> list[Mapping[str, Any]]:
     """The actions of a commit in their order. ``creates``: it is the table's first. ``feeds``: the table has a change
-    feed from this commit on. ``fed``: the actions of the feed's files."""
-    writer = FEED_WRITER_VERSION if feeds else _WRITER_VERSION
-    protocol = {"protocol": {"minReaderVersion": _READER_VERSION, "minWriterVersion": writer}}
-    few = [info, protocol if creates or feeds else None, metadata, transaction]
+    feed from this commit on. ``fed``: the actions of the feed's files. ``protocol``: another one than follows from
+    these."""
+    if protocol is None and (creates or feeds):
+        protocol = plain_protocol(feeds=feeds)
+    few = [info, protocol, metadata, transaction]
     return [*(action for action in few if action is not None), *removed, *added, *fed]
 
 
@@ -130,6 +134,27 @@ def info_of(actions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 # -- its actions; times are milliseconds -------------------------------------------------------------------------------
+
+
+def plain_protocol(*, feeds: bool) -> dict[str, Any]:
+    """``protocol`` of a table that every reader knows. ``feeds``: with a change feed."""
+    writer = FEED_WRITER_VERSION if feeds else _WRITER_VERSION
+    return {"protocol": {"minReaderVersion": _READER_VERSION, "minWriterVersion": writer}}
+
+
+def naming_protocol(reader_features: Sequence[str], *, feeds: bool) -> dict[str, Any]:
+    """``protocol`` of a table that only those may read who know these features. Writers have to know them too, and what
+    every table asks of them."""
+    reader, writer = _NAMING_VERSIONS
+    also = ["appendOnly", "invariants", *(["changeDataFeed"] if feeds else [])]
+    return {
+        "protocol": {
+            "minReaderVersion": reader,
+            "minWriterVersion": writer,
+            "readerFeatures": list(reader_features),
+            "writerFeatures": [*reader_features, *also],
+        }
+    }
 
 
 def commit_info(
@@ -182,8 +207,10 @@ def add(
     changes: bool,
     stats: str,
     tags: Mapping[str, str] | None = None,
+    vector: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """``add``. ``changes``: it brings rows, and does not only move them from other files."""
+    """``add``. ``changes``: it brings rows, and does not only move them from other files. ``vector``: the file's
+    deletion vector."""
     return {
         "add": {
             "path": path,
@@ -193,6 +220,7 @@ def add(
             "dataChange": changes,
             "stats": stats,
             **({} if tags is None else {"tags": dict(tags)}),
+            **({} if vector is None else {"deletionVector": dict(vector)}),
         }
     }
 
@@ -202,8 +230,16 @@ def change(path: str, size: int) -> dict[str, Any]:
     return {"cdc": {"path": path, "partitionValues": {}, "size": size, "dataChange": False}}
 
 
-def remove(path: str, partition: Mapping[str, str | None], size: int, at: int, *, changes: bool) -> dict[str, Any]:
-    """``remove``; ``changes`` as for ``add``."""
+def remove(
+    path: str,
+    partition: Mapping[str, str | None],
+    size: int,
+    at: int,
+    *,
+    changes: bool,
+    vector: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """``remove``; ``changes`` as for ``add``, ``vector`` as it was in the file's ``add``."""
     return {
         "remove": {
             "path": path,
@@ -212,5 +248,6 @@ def remove(path: str, partition: Mapping[str, str | None], size: int, at: int, *
             "extendedFileMetadata": True,
             "partitionValues": dict(partition),
             "size": size,
+            **({} if vector is None else {"deletionVector": dict(vector)}),
         }
     }

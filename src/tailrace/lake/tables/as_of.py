@@ -36,6 +36,7 @@ from tailrace.lake.tables.rows import rows_of
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.standing import check_log, harm_of
 from tailrace.lake.tables.state import UNKNOWN, StoredDocument, TabledCollection, TableMark, TableState
+from tailrace.lake.tables.version_rows import all_rows
 from tailrace.read.archive.layout import existing
 from tailrace.read.archive.place import ArchivePlace, archive_place
 from tailrace.read.archive.source import ArchiveSource
@@ -121,7 +122,7 @@ def as_of(
     check_log(folder, found if following is None else following, known.mark)
     table = _load(folder, found)
     if following is None or time <= following.after:
-        return AsOf(time, found.version, 0, _rows(table, found))
+        return AsOf(time, found.version, 0, _rows(folder, table, found))
     check_masks(root, known.masks, masks)
     members, close = _members(archive, uri, namespace, time, around=(found, following), witness=known.witness)
     around = (found, following)
@@ -164,10 +165,10 @@ def _load(folder: TablePlace, wanted: Stated) -> DeltaTable:
         raise SinkError(f"version {wanted.version} of {folder} cannot be read: {reason(error)}") from error
 
 
-def _rows(table: DeltaTable, wanted: Stated) -> pa.Table:
+def _rows(folder: TablePlace, table: DeltaTable, wanted: Stated) -> pa.Table:
     """All rows of a version. Its commit may be there longer than its files."""
     try:
-        return table.to_pyarrow_table()
+        return all_rows(folder, table)
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise SinkError(
             f"version {wanted.version} of the table, which is that of {wanted.time}, cannot be read: {reason(error)}",
@@ -288,6 +289,7 @@ class _Replay:
         masks: Masks | None,
     ) -> None:
         self._root = root
+        self._folder = place_of(root, namespace)
         self._masks = masks
         self._namespace = namespace
         self._table = table
@@ -305,7 +307,7 @@ class _Replay:
         self._read(fold, self._following.after)
         if fold.unknown:
             return self._renamed(next(reversed(fold.unknown)))
-        base = _rows(self._table, found)
+        base = _rows(self._folder, self._table, found)
         touched, overlay, changes = self._applied(fold, base, found)
         number = next(
             (one.number for one in fold.collections.values() if one.namespace == self._namespace and not one.pending),
@@ -353,7 +355,7 @@ class _Replay:
                 continue
             fold = FoldOfOne(uuid, {uuid: TabledCollection(uuid.hex(), _NUMBER, self._namespace)})
             self._read(fold, max(found.time, (following or self._following).after))
-            base = _rows(_load(folder, found), found)
+            base = _rows(folder, _load(folder, found), found)
             touched, overlay, changes = self._applied(fold, base, found)
             return self._of(found, changes, [*_stored(base.filter(pc.invert(touched))), *overlay.documents(_NUMBER)])
         fold = FoldOfOne(uuid, {}, masks=self._masks)
@@ -364,11 +366,13 @@ class _Replay:
                 f"{self._time}: what it held is not in the oplog",
                 hint=f"Ask for {self._following.time} or later",
             )
-        _, overlay, changes = self._applied(fold, _rows(self._table, self._found).slice(0, 0), self._found)
+        _, overlay, changes = self._applied(
+            fold, _rows(self._folder, self._table, self._found).slice(0, 0), self._found
+        )
         return self._of(self._found, changes, overlay.documents(fold.collections[uuid].number))
 
     def _of(self, found: Stated, changes: int, documents: Sequence[StoredDocument]) -> AsOf:
-        none = _rows(self._table, self._found).slice(0, 0)
+        none = _rows(self._folder, self._table, self._found).slice(0, 0)
         return AsOf(self._time, found.version, changes, _together(none, documents, self._schema))
 
 

@@ -5,8 +5,8 @@ Nothing changes in the table except the files that hold its rows. One merged fil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from tailrace.errors import SinkError
 from tailrace.lake.store.place import TablePlace
-from tailrace.lake.tables.data_files import FILE_BYTES, Writers, key_range, opened
+from tailrace.lake.tables.data_files import FILE_BYTES, Writers, key_range, opened, with_columns, without
+from tailrace.lake.tables.deletion_vector import NONE, RowNumbers
 from tailrace.lake.tables.delta_commit import NewFile
 from tailrace.lake.tables.names import KEY
 
@@ -43,15 +44,23 @@ class Layout:
     divide_by: Sequence[str]
     bounds: Sequence[str]
     z_order: Sequence[str] = ()
+    #: By the names of files, the rows that are gone from them: merged files are without these.
+    gone: Mapping[str, RowNumbers] = field(default_factory=dict)
 
 
 def compacted(
-    layout: Layout, files: Sequence[tuple[str, int]], *, target_bytes: int | None = None, everything: bool = False
+    layout: Layout,
+    files: Sequence[tuple[str, int]],
+    *,
+    target_bytes: int | None = None,
+    everything: bool = False,
+    groups: Sequence[Sequence[str]] | None = None,
 ) -> tuple[list[NewFile], list[str]]:
     """The files that take the place of others, and these. ``files``: names and sizes of the table's files now.
 
     ``target_bytes``  files of less than half of that are small; a merged file has about so many bytes
     ``everything``    merge large files too: with a Z-order, to arrange all rows
+    ``groups``        the files that are merged, those of each new file together, and no others
     """
     unknown = next((name for name in layout.z_order if name not in layout.schema.names), None)
     if unknown is not None:
@@ -60,7 +69,7 @@ def compacted(
     writers = Writers(layout.root, layout.divide_by, layout.bounds)
     removed: list[str] = []
     try:
-        for names in _groups(layout, files, target, everything=everything):
+        for names in _groups(layout, files, target, everything=everything) if groups is None else groups:
             for table in _arranged(layout, names):
                 writers.write(table)
                 # What has been merged is a file: the next rows begin another one.
@@ -79,12 +88,13 @@ def _groups(layout: Layout, files: Sequence[tuple[str, int]], target: int, *, ev
     for name, size in files:
         folder = name.rpartition("/")[0]
         stray = bool(layout.divide_by) and not folder
-        if not (everything or stray or size < target // 2):
+        worn = name in layout.gone
+        if not (everything or stray or worn or size < target // 2):
             continue
         with opened(layout.root, name) as file:
             metadata, keys = file.metadata, key_range(file)
             rows = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-        if everything or stray or rows < FILE_BYTES:
+        if everything or stray or worn or rows < FILE_BYTES:
             folders.setdefault(folder, []).append(_Piece(name, size, rows, keys[0] if keys else b""))
     for folder, pieces in folders.items():
         if everything:
@@ -92,7 +102,7 @@ def _groups(layout: Layout, files: Sequence[tuple[str, int]], target: int, *, ev
             continue
         alone = bool(layout.divide_by) and not folder
         for group in _bins(sorted(pieces, key=lambda one: one.first), target):
-            if len(group) > 1 or alone:
+            if len(group) > 1 or alone or group[0].name in layout.gone:
                 yield [one.name for one in group]
 
 
@@ -138,15 +148,10 @@ def _size(layout: Layout, name: str) -> int:
 
 def _read(layout: Layout, name: str, columns: Sequence[str] | None = None) -> pa.Table:
     """A file's rows with the columns of the table: those that are younger than the file are NULL."""
-    wanted = [field for field in layout.schema if columns is None or field.name in columns]
+    wanted = [one for one in layout.schema if columns is None or one.name in columns]
     with opened(layout.root, name) as file:
-        there = set(file.schema_arrow.names)
-        table = file.read(columns=[field.name for field in wanted if field.name in there])
-        arrays = [
-            table.column(field.name).cast(field.type) if field.name in there else pa.nulls(table.num_rows, field.type)
-            for field in wanted
-        ]
-        return pa.Table.from_arrays(arrays, schema=pa.schema(wanted))
+        found = with_columns(file, wanted)
+    return without(found, layout.gone.get(name, NONE))
 
 
 def _z_order(table: pa.Table, columns: Sequence[str]) -> npt.NDArray[np.uint64]:

@@ -32,13 +32,14 @@ from tailrace.base.object_place import ObjectPlace, StoreAwayError
 from tailrace.errors import SinkError
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.store.places import UPLOADS, open_file, parquet_file
+from tailrace.lake.tables.deletion_vector import RowNumbers
 from tailrace.lake.tables.delta_commit import NewFile
 from tailrace.lake.tables.names import BSON, CHANGED, JSON, KEY
 
 #: A data file grows to about this many bytes of rows (before compression).
 FILE_BYTES: Final = 256 << 20
 REBUILD: Final = "`tailrace tables rebuild` lets the next run rewrite the table from its state"
-#: Rows of a divided table wait in memory until there are this many bytes of them, so that files are not tiny.
+#: RowNumbers of a divided table wait in memory until there are this many bytes of them, so that files are not tiny.
 _WAITING_BYTES: Final = 128 << 20
 _OPEN_MAX: Final = 64
 #: A longer text is cut in the log's bounds.
@@ -95,6 +96,28 @@ def key_range(file: pq.ParquetFile) -> tuple[bytes, bytes] | None:
         low.append(statistics.min)
         high.append(statistics.max)
     return (min(low), max(high)) if low else None
+
+
+def with_columns(file: pq.ParquetFile, wanted: Sequence[pa.Field]) -> pa.Table:
+    """A file's rows with these columns: those that are younger than the file are NULL."""
+    there = set(file.schema_arrow.names)
+    table = file.read(columns=[one.name for one in wanted if one.name in there])
+    if not any(one.name in there for one in wanted):
+        return pa.table({one.name: pa.nulls(file.metadata.num_rows, one.type) for one in wanted})
+    arrays = [
+        table.column(one.name).cast(one.type) if one.name in there else pa.nulls(table.num_rows, one.type)
+        for one in wanted
+    ]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(wanted))
+
+
+def without(table: pa.Table, gone: RowNumbers) -> pa.Table:
+    """The rows but those with these numbers."""
+    if not len(gone):
+        return table
+    stay = np.ones(table.num_rows, np.bool_)
+    stay[gone] = False
+    return table.filter(pa.array(stay))
 
 
 def divided(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:

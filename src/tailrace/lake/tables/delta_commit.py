@@ -86,17 +86,25 @@ class NewFile:
 
 
 class TableFile(NamedTuple):
-    """A data file of a version: path as the log has it, which is escaped like a URI; size in bytes; and how many rows
-    it has, if the log says so."""
+    """A data file of a version: path as the log has it, which is escaped like a URI; size in bytes; how many rows it
+    has, if the log says so; and for a table that is merged on read the deletion vector, and what the log says of the
+    file's values."""
 
     path: str
     size: int
     rows: int | None = None
+    vector: Mapping[str, Any] | None = None
+    stats: str = ""
 
     @property
     def name(self) -> str:
         """The path in the file system, relative to the table."""
         return unquote(self.path)
+
+    @property
+    def gone(self) -> int:
+        """How many of its rows are gone."""
+        return 0 if self.vector is None else int(self.vector["cardinality"])
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,9 @@ class Batch:
 
 @dataclass
 class Actions:
-    """What a commit does to the table's files. ``fed``: those of its change feed; ``feeds``: the feed begins now."""
+    """What a commit does to the table's files. ``fed``: those of its change feed; ``feeds``: the feed begins now;
+    ``marked``: those of ``removed`` that stay, with their new deletion vectors; ``protocol``: the table's from now on,
+    if it is not one that every reader knows."""
 
     kind: str
     added: list[NewFile] = field(default_factory=list)
@@ -122,6 +132,8 @@ class Actions:
     metadata: Mapping[str, Any] | None = None
     fed: list[NewFile] = field(default_factory=list)
     feeds: bool = False
+    marked: list[TableFile] = field(default_factory=list)
+    protocol: Mapping[str, Any] | None = None
 
 
 def time_text(time: ClusterTime) -> str:
@@ -214,7 +226,8 @@ def publish(
             metadata=actions.metadata,
             transaction=delta.transaction(app, batch.number, at),
             removed=_removed(actions.removed, at, changes=True),
-            added=_added(actions.added, at, changes=True),
+            added=[*_added(actions.added, at, changes=True), *_marked(actions.marked, at)],
+            protocol=actions.protocol,
             fed=[delta.change(quote(one.path), one.size) for one in actions.fed],
         ),
         previous,
@@ -246,7 +259,22 @@ def _added(files: Sequence[NewFile], at: int, *, changes: bool) -> list[dict[str
 
 
 def _removed(files: Sequence[TableFile], at: int, *, changes: bool) -> list[dict[str, Any]]:
-    return [delta.remove(one.path, {}, one.size, at, changes=changes) for one in files]
+    return [delta.remove(one.path, {}, one.size, at, changes=changes, vector=one.vector) for one in files]
+
+
+def _marked(files: Sequence[TableFile], at: int) -> list[dict[str, Any]]:
+    """Files of the version before, with other deletion vectors. Their bounds may be those of rows that are gone."""
+
+    def stats(file: TableFile) -> str:
+        return json.dumps({**json.loads(file.stats), "tightBounds": False}, ensure_ascii=False)
+
+    return [delta.add(one.path, {}, one.size, at, changes=True, stats=stats(one), vector=one.vector) for one in files]
+
+
+def rows_in(stats: str) -> int | None:
+    """How many rows a file has, as the ``stats`` of its ``add`` say; ``None`` if they do not."""
+    found = json.loads(stats).get("numRecords") if stats else None
+    return None if found is None else int(found)
 
 
 def _publish(root: TablePlace, number: int, actions: Sequence[Mapping[str, Any]], previous: Mapping[int, str]) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -25,26 +24,25 @@ from tailrace.errors import SinkError
 from tailrace.lake.store import delta, places
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.store.published_checkpoint import publish_checkpoint
-from tailrace.lake.tables import delta_commit, log_chain, versions
-from tailrace.lake.tables.change_feed import begins_feed, new_feed
-from tailrace.lake.tables.compaction import Layout, compacted
-from tailrace.lake.tables.data_files import bounded, key_range, new_files, opened
+from tailrace.lake.tables import delta_commit, log_chain, merging, table_properties, versions
+from tailrace.lake.tables.change_feed import ChangeFeed, begins_feed, new_feed
+from tailrace.lake.tables.compaction import Layout
+from tailrace.lake.tables.data_files import bounded, new_files
+from tailrace.lake.tables.deletion_vector import RowNumbers, vector_of
 from tailrace.lake.tables.delta_commit import Actions, Batch, NewFile, TableFile
-from tailrace.lake.tables.names import KEY
+from tailrace.lake.tables.live_files import LiveFiles
+from tailrace.lake.tables.merge_on_read import has_vectors, next_protocol
+from tailrace.lake.tables.row_search import RowSearch, WantedKeys
 from tailrace.lake.tables.rows import arrow_schema
 from tailrace.lake.tables.schema import Column, TableSchema
+from tailrace.lake.tables.table_properties import TableProperties
 from tailrace.lake.tables.versions import Keeping
 
 #: A checkpoint of the log is written every this many versions.
 CHECKPOINT_EVERY: Final = 50
+CHECKPOINT_EVERY_MERGED: Final = 10
 #: Where the next checkpoint is made. Readers and Delta's VACUUM pass over names that begin so.
 BESIDE: Final = "_checkpoint"
-_NAMESPACE: Final = "tailrace.namespace"
-_FEED: Final = "delta.enableChangeDataFeed"
-_DECLARED: Final = "tailrace.declared"
-_DEPLOYMENT: Final = "tailrace.deployment"
-_DIVIDED, _CUT = "tailrace.partitionBy", "tailrace.cut"
-_POLICY: Final = "tailrace.onMismatch"
 
 
 class HasColumns(Protocol):
@@ -66,6 +64,7 @@ class CollectionTable:
     ``policy``        what becomes of values that do not fit (``TableSchema.policy``), which the table keeps
     ``deployment``    whose collection it is, which the table keeps
     ``feed``          whether it has a change feed; ``None``: as it has now
+    ``merges``        whether it is merged on read; ``None``: as it is now
     """
 
     def __init__(
@@ -79,6 +78,7 @@ class CollectionTable:
         policy: str | None = None,
         deployment: str = "",
         feed: bool | None = None,
+        merges: bool | None = None,
     ) -> None:
         self.root = root
         self.namespace = namespace
@@ -88,11 +88,13 @@ class CollectionTable:
         self._policy = policy
         self._deployment = deployment
         self._feed = feed
+        self._merges = merges
         #: The bytes of the files that commits of this object have replaced.
         self.replaced_bytes = 0
         self._live: int | None = None
         self._app = f"tailrace/{namespace}"
-        self._ranges: dict[str, tuple[bytes, bytes] | None] = {}
+        self._search = RowSearch(root)
+        self._files = LiveFiles(root)
         self._seen = -1
         #: The version that our last commit made, and the digest of its file, once there is one.
         self.committed: tuple[int, str] | None = None
@@ -100,16 +102,10 @@ class CollectionTable:
         self.checkpoints: dict[int, str] = {}
         #: What was found to be wrong with the log while it was written to.
         self.harm: str | None = None
-        self._delta: DeltaTable | None = None
-        try:
-            self._delta = places.delta_table(root)
-        except TableNotFoundError:
-            pass
-        except (DeltaError, OSError, ValueError) as error:
-            raise SinkError(f"the table {root} cannot be read: {reason(error)}", hint=ANEW.format(root=root)) from error
+        self._delta = _opened(root)
         if declared is None and self._delta is not None:  # whoever only maintains the table knows no rule
-            self._divide_by = tuple(json.loads(self._setting(_DIVIDED) or "[]"))
-            stats = self._setting("delta.dataSkippingStatsColumns") or ""
+            self._divide_by = tuple(json.loads(self._setting(table_properties.DIVIDED) or "[]"))
+            stats = self._setting(table_properties.STATS) or ""
             self._bounds = tuple(filter(None, stats.split(",")))
 
     # -- what is there ----------------------------------------------------------------------------------------------
@@ -139,12 +135,12 @@ class CollectionTable:
     @property
     def made_for(self) -> str | None:
         """The namespace that it was made for; ``None`` if it does not say."""
-        return self._setting(_NAMESPACE)
+        return self._setting(table_properties.NAMESPACE)
 
     @property
     def deployment(self) -> str:
         """The deployment that it was made for; ``""`` if it does not say."""
-        return self._setting(_DEPLOYMENT) or ""
+        return self._setting(table_properties.DEPLOYMENT) or ""
 
     def _setting(self, name: str) -> str | None:
         """What the table keeps under ``name``."""
@@ -167,7 +163,7 @@ class CollectionTable:
         columns of ``given``."""
         if self._delta is None or self.redeclared:
             return given
-        cut = json.loads(self._setting(_CUT) or "[]")
+        cut = json.loads(self._setting(table_properties.CUT) or "[]")
         return given.with_columns(delta_commit.columns_of(self.fields), cut)
 
     @property
@@ -181,13 +177,14 @@ class CollectionTable:
         policy that has left out what it has to hold now: documents in quarantine, or fields that came later."""
         if self._delta is None or self._declared is None:
             return False
-        divided = json.loads(self._setting(_DIVIDED) or "[]")
+        if has_vectors(self._delta) and not self.merges:
+            return True  # every reader is to read it again
+        divided = json.loads(self._setting(table_properties.DIVIDED) or "[]")
         if tuple(divided) != self._divide_by:
             return True
-        if self._setting(_DECLARED) not in {None, self._declared}:
+        if self._setting(table_properties.DECLARED) not in {None, self._declared}:
             return True
-        before, now = self._setting(_POLICY), self._policy
-        return None not in (before, now) and before != now and (before == "quarantine" or now == "evolve")
+        return _has_left_out(self._setting(table_properties.POLICY), self._policy)
 
     def refresh(self, state: str = "", known: int = -1) -> None:
         """Read new versions of the log. Raises SinkError if another program has changed rows, or another process of
@@ -206,12 +203,17 @@ class CollectionTable:
 
     def rows(self) -> int:
         """How many rows the newest version has."""
+        if self.merges:
+            return sum((file.rows or 0) - file.gone for file in self.files())
         with places.asking(self.root):
             return 0 if self._delta is None else int(self._delta.count())
 
     def files(self) -> Iterator[TableFile]:
         """The data files of the newest version."""
         if self._delta is None:
+            return
+        if self.merges or has_vectors(self._delta):
+            yield from self._files.at(self.version)
             return
         with places.asking(self.root):
             actions = pa.table(self._delta.get_add_actions())
@@ -234,55 +236,44 @@ class CollectionTable:
             for piece in pieces:
                 writers.write(pa.Table.from_batches([piece]))
             added = writers.finish()
+        if self.has_feed:
+            merging.purge_all(self)  # readers make this commit's feed of the files that it removes
         self._commit(batch, schema, Actions(kind, added, list(self.files())))
 
     def change(self, batch: Batch, schema: HasColumns, keys: Sequence[bytes], rows: Iterable[pa.RecordBatch]) -> None:
         """Remove the rows with these keys, and add ``rows``. ``schema`` is read after the last row was made."""
-        removed: list[TableFile] = []
+        actions = Actions("changes")
         with (
             new_files(self.root, self._divide_by, self._bounds) as writers,
             new_feed(self.root, wanted=self.has_feed) as feed,
         ):
             if keys:
-                wanted = pa.array(keys, pa.binary())
-                low, high = min(keys), max(keys)
+                wanted = WantedKeys.of(keys)
                 for file in self.files():
-                    divided = self._divided(file.name, wanted, low, high)
-                    if divided is not None:
-                        left, gone = divided
-                        removed.append(file)
-                        writers.write(left)
-                        feed.before(gone)
+                    if self.merges and file.rows is not None:
+                        gone = self._search.numbered(file, wanted, read=self.has_feed)
+                        _mark(file, gone, feed, actions)
+                    elif (divided := self._search.divided(file.name, wanted)) is not None:
+                        actions.removed.append(file)
+                        writers.write(divided[0])
+                        feed.before(divided[1])
             for made in (pa.Table.from_batches([piece]) for piece in rows):
                 writers.write(made)
                 feed.after(made)
-            added, fed = writers.finish(), feed.finish()
-        self._commit(batch, schema, Actions("changes", added, removed, fed=fed))
-
-    def _divided(self, name: str, keys: pa.Array, low: bytes, high: bytes) -> tuple[pa.Table, pa.Table] | None:
-        """A file's rows without those with the keys, and those with them; ``None`` if it has none of them."""
-        known = self._ranges.get(name)
-        if known is not None and (known[0] > high or known[1] < low):
-            return None
-        with opened(self.root, name) as file:
-            known = self._ranges[name] = key_range(file)
-            if known is not None and (known[0] > high or known[1] < low):
-                return None
-            found = pc.is_in(file.read(columns=[KEY]).column(KEY), value_set=keys)
-            if not pc.any(found).as_py():
-                return None
-            rows = file.read()
-            return rows.filter(pc.invert(found)), rows.filter(found)
+            actions.added, actions.fed = writers.finish(), feed.finish()
+        self._commit(batch, schema, actions)
 
     def _commit(self, batch: Batch, schema: HasColumns, actions: Actions) -> None:
         fields = delta_commit.delta_fields(schema.columns)
         configuration = self._configuration(schema)
-        if self._delta is None or self.redeclared or self._described != (fields, configuration):
+        known = None if self._delta is None else (self.fields, dict(self._delta.metadata().configuration))
+        if self._delta is None or self.redeclared or known != (fields, configuration):
             table_id = str(uuid.uuid4()) if self._delta is None else str(self._delta.metadata().id)
             actions.metadata = delta_commit.metadata_action(table_id, fields, configuration)
             if self._delta is None:
                 actions.kind = "create"
             actions.feeds = self.has_feed and begins_feed(self.root, self._delta, schema.columns)
+            actions.protocol = next_protocol(self._delta, merges=self.merges, feeds=self.has_feed)
         places.make_log(self.root, delta.LOG)
         number = self.version + 1
         previous = log_chain.previous(self.root, number)
@@ -290,21 +281,29 @@ class CollectionTable:
         self.committed = number, made
         if self._delta is None:
             self._delta = places.delta_table(self.root)
-        self._committed(number, actions.added, actions.removed)
-        if self._seen and self._seen % CHECKPOINT_EVERY == 0:
+        marked = {file.path for file in actions.marked}
+        self._committed(number, actions.added, [file for file in actions.removed if file.path not in marked])
+        if self._checkpoint_is_due:
             self.harm = log_chain.harm(self.root, number, self.checkpoints)
             if self.harm is None:  # otherwise it would be in the checkpoint
                 self.make_checkpoint()
 
     @property
-    def has_feed(self) -> bool:
-        """Whether commits of this object write a change feed."""
-        return self._setting(_FEED) == "true" if self._feed is None else self._feed
+    def _checkpoint_is_due(self) -> bool:
+        if not self.merges:
+            return bool(self._seen) and self._seen % CHECKPOINT_EVERY == 0
+        # Its commits are larger, since they have vectors, and some of its versions are merges.
+        return self._seen - max(self.checkpoints, default=0) >= CHECKPOINT_EVERY_MERGED
 
     @property
-    def _described(self) -> tuple[list[dict[str, Any]], dict[str, str]] | None:
-        """What the table's metadata says of its columns and settings."""
-        return None if self._delta is None else (self.fields, dict(self._delta.metadata().configuration))
+    def merges(self) -> bool:
+        """Whether commits of this object leave rows that are gone in their files."""
+        return has_vectors(self._delta) if self._merges is None else self._merges
+
+    @property
+    def has_feed(self) -> bool:
+        """Whether commits of this object write a change feed."""
+        return self._setting(table_properties.FEED) == "true" if self._feed is None else self._feed
 
     def _committed(self, number: int, added: Sequence[NewFile], removed: Sequence[TableFile]) -> None:
         assert self._delta is not None
@@ -314,24 +313,12 @@ class CollectionTable:
         gone = sum(file.size for file in removed)
         self.replaced_bytes += gone
         self._live = None if live is None else live - gone + sum(file.size for file in added)
-        for file in removed:
-            self._ranges.pop(file.name, None)
+        self._search.forget(file.name for file in removed)
 
     def _configuration(self, schema: HasColumns) -> dict[str, str]:
-        # deltalake treats a missing bound as NULL, and leaves the file out of every query that filters by the column.
         bounds = [one.name for one in schema.columns if one.name in self._bounds and bounded(one.arrow)]
-        stats = {"delta.dataSkippingStatsColumns": ",".join(bounds)} if bounds else {}
-        return {
-            _NAMESPACE: self.namespace,
-            **({_DIVIDED: json.dumps(self._divide_by)} if self._divide_by else {}),
-            **({} if self._declared is None else {_DECLARED: self._declared}),
-            **({} if self._policy is None else {_POLICY: self._policy}),
-            **({_DEPLOYMENT: self._deployment} if self._deployment else {}),
-            **({_CUT: json.dumps(schema.cut)} if schema.cut else {}),
-            "delta.enableExpiredLogCleanup": "false",
-            **({_FEED: "true"} if self.has_feed else {}),
-            **(stats or {"delta.dataSkippingNumIndexedCols": "0"}),
-        }
+        own = (self.namespace, self._divide_by, self._declared, self._policy, self._deployment, schema.cut, bounds)
+        return TableProperties(*own, feed=self.has_feed, merges=self.merges).configuration()
 
     def make_checkpoint(self) -> None:
         """Write a checkpoint of the newest version, if it has none. From then on the log before it does not matter."""
@@ -352,25 +339,37 @@ class CollectionTable:
         """Merge small files; with ``z_order`` the rows of a merged file are arranged by these columns. ``everything``:
         with a Z-order, arrange the rows of large files too. Returns how many files were removed and added."""
         self.refresh()
-        added: list[NewFile] = []
-        removed: list[TableFile] = []
-        if self._delta is not None:
-            layout = Layout(self.root, _arrow(self.fields), self._divide_by, self._bounds, z_order)
-            known = {file.name: file for file in self.files()}
-            sizes = [(name, file.size) for name, file in known.items()]
-            arranged = everything and bool(z_order)
-            added, names = compacted(layout, sizes, target_bytes=target_bytes, everything=arranged)
-            removed = [known[name] for name in names]
-        if removed:
-            number = self.version + 1
-            delta_commit.publish_compaction(self.root, number, added, removed, log_chain.previous(self.root, number))
-            self._committed(number, added, removed)
-        return {"numFilesRemoved": len(removed), "numFilesAdded": len(added)}
+        return merging.merge(self, z_order, target_bytes=target_bytes, everything=everything and bool(z_order))
+
+    def layout(self, z_order: Sequence[str] = (), gone: Mapping[str, RowNumbers] | None = None) -> Layout:
+        """How merged files are laid out, without the rows of ``gone``."""
+        return Layout(self.root, _arrow(self.fields), self._divide_by, self._bounds, z_order, gone or {})
+
+    def replace(self, added: Sequence[NewFile], removed: Sequence[TableFile]) -> None:
+        """Let files take the place of others that have the same rows."""
+        number = self.version + 1
+        delta_commit.publish_compaction(self.root, number, added, removed, log_chain.previous(self.root, number))
+        self._committed(number, added, removed)
 
     def expire(self, keeping: Keeping, now_ms: int | None = None) -> list[str]:
         """Remove files and versions that are not kept. Returns the files' names."""
         self.refresh()
         return versions.expire(self.root, keeping, [file.name for file in self.files()], now_ms) if self.exists else []
+
+
+def _has_left_out(before: str | None, now: str | None) -> bool:
+    """Whether the policy ``before`` has left out what a table has to hold under that of ``now``."""
+    return None not in (before, now) and before != now and (before == "quarantine" or now == "evolve")
+
+
+def _opened(root: TablePlace) -> DeltaTable | None:
+    """The table as it is there; ``None`` if there is none."""
+    try:
+        return places.delta_table(root)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError, ValueError) as error:
+        raise SinkError(f"the table {root} cannot be read: {reason(error)}", hint=ANEW.format(root=root)) from error
 
 
 def _update(table: DeltaTable, root: TablePlace) -> None:
@@ -386,6 +385,20 @@ def _publish_checkpoint(root: TablePlace, table: DeltaTable) -> None:
     version = table.version()
     base = max((one for one in delta.checkpoints_in(root) if one < version), default=None)
     publish_checkpoint(root, version, root / BESIDE, base=base)
+
+
+def _mark(
+    file: TableFile, found: tuple[RowNumbers, pa.Table | None] | None, feed: ChangeFeed, actions: Actions
+) -> None:
+    """Let rows of a file be gone, if any were ``found``. A file whose rows are all gone goes itself."""
+    if found is None:
+        return
+    gone, rows = found
+    actions.removed.append(file)
+    if len(gone) < (file.rows or 0):
+        actions.marked.append(file._replace(vector=vector_of(gone)))
+    if rows is not None:
+        feed.before(rows)
 
 
 def _check_versions(root: TablePlace, numbers: Iterable[int], state: str) -> None:
@@ -408,7 +421,7 @@ def tables_in(root: TablePlace) -> dict[str, int]:
         if not delta.is_table(folder):
             continue
         with contextlib.suppress(DeltaError, OSError, ValueError):
-            namespace = places.delta_table(folder).metadata().configuration.get(_NAMESPACE)
+            namespace = places.delta_table(folder).metadata().configuration.get(table_properties.NAMESPACE)
             if namespace is not None:
                 found[namespace] = CollectionTable(folder, namespace).batch
     return found

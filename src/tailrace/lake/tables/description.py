@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.core.printable import in_a_line
 from tailrace.lake.tables.column_values import is_far
-from tailrace.lake.tables.data_files import opened
+from tailrace.lake.tables.data_files import opened, without
 from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.live_files import gone_of
 from tailrace.lake.tables.names import BSON, OURS
 from tailrace.lake.tables.nested import is_nested
 from tailrace.lake.tables.schema import COLUMNS_MAX, CUT_MAX, Column, Decoded, TableSchema, fill_values, value_at
@@ -64,7 +66,11 @@ def _far_dates(table: CollectionTable, column: Column) -> int:
         with opened(table.root, file.name) as opening:
             if column.name not in opening.schema_arrow.names:
                 continue  # the file is older than the column
-            for batch in opening.iter_batches(columns=[column.name, BSON]):
+            gone, first = gone_of(table.root, file), 0
+            for read in opening.iter_batches(columns=[column.name, BSON]):
+                here = gone[(gone >= first) & (gone < first + read.num_rows)] - first
+                first += read.num_rows
+                batch = without(pa.Table.from_batches([read]), here)
                 is_null = pc.is_null(batch.column(column.name))
                 if is_nested(column.type):
                     is_null = pc.invert(is_null)

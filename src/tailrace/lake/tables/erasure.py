@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
@@ -28,8 +29,12 @@ from tailrace.core.event.named_document import NamedDocuments, StoreErasure
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import delta, places
 from tailrace.lake.tables.data_files import opened
+from tailrace.lake.tables.deletion_vector import NONE, RowNumbers
+from tailrace.lake.tables.delta_commit import TableFile
 from tailrace.lake.tables.delta_table import BESIDE, CollectionTable
 from tailrace.lake.tables.holding import STATE, lock
+from tailrace.lake.tables.live_files import gone_of
+from tailrace.lake.tables.merging import purge
 from tailrace.lake.tables.names import KEY, place_of
 from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE
 from tailrace.lake.tables.state import TableMark, TableState
@@ -114,14 +119,16 @@ class _TablePast:
     notes: list[str] = field(default_factory=list)
     _files: list[Path] = field(default_factory=list)
     _folder: Path = field(init=False)
-    _live: set[str] = field(init=False, default_factory=set)
+    _live: dict[str, TableFile] = field(init=False, default_factory=dict)
+    #: Files of the newest version in which only rows that are gone are of the documents.
+    _worn: list[str] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._folder = place_of(self.root, self.namespace)
         if not delta.is_table(self._folder):
             return
         table = CollectionTable(self._folder, self.namespace)
-        self._live = {file.name for file in table.files()}
+        self._live = {file.name: file for file in table.files()}
         for name in sorted(file.name for file in places.files_below(self._folder)):
             self._look(name)
 
@@ -137,23 +144,33 @@ class _TablePast:
         if not count:
             return
         if name in self._live:
-            raise _still_there(self.root, self.namespace)
+            gone = gone_of(self._folder, self._live[name])
+            if self._count(name, gone):
+                raise _still_there(self.root, self.namespace)
+            self._worn.append(name)
         what = "rows of the change feed" if above == [delta.FEED_FOLDER] else "rows of earlier versions"
         self.rows[what] = self.rows.get(what, 0) + count
         self._files.append(self._folder / name)
 
-    def _count(self, name: str) -> int:
+    def _count(self, name: str, gone: RowNumbers = NONE) -> int:
+        """How many rows of a file are of the documents, without those that are gone."""
         wanted = pa.array(sorted(self.keys), pa.binary())
         with opened(self._folder, name) as file:
             if KEY not in file.schema_arrow.names:
                 raise SinkError(f"{self._folder / name} is not a file of this table", hint="Remove it, and repeat")
-            pieces = file.iter_batches(65_536, columns=[KEY])
-            return sum(pc.sum(pc.is_in(one.column(0), value_set=wanted)).as_py() or 0 for one in pieces)
+            first, count = 0, 0
+            for one in file.iter_batches(65_536, columns=[KEY]):
+                numbers = first + np.flatnonzero(pc.is_in(one.column(0), value_set=wanted))
+                count += int(np.isin(numbers, gone, assume_unique=True, invert=True).sum())
+                first += one.num_rows
+            return count
 
     def carry_out(self) -> None:
-        """Remove the files, and from the log the bounds of their columns."""
+        """Remove the files, and from the log the bounds of their columns. Files of the newest version are written anew
+        first, without the rows that are gone."""
         if not delta.is_table(self._folder):
             return
+        purge(CollectionTable(self._folder, self.namespace), self._worn)
         if self._bounded() and any(not one.name.startswith(".") for one in self._files):
             self._shorten_log()
         shutil.rmtree(self._folder / BESIDE, ignore_errors=True)  # of a checkpoint that was not finished

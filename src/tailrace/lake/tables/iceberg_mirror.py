@@ -468,6 +468,8 @@ def files_of(table: CollectionTable) -> dict[str, SizedFile]:
 
     root, found = Path(str(table.root)).absolute(), {}
     for file in table.files():
+        if file.gone:
+            raise SinkError(f"the table {table.root} is merged on read: it cannot be an Iceberg table too")
         rows = file.rows
         if rows is None:
             with places.parquet_file(table.root / file.name) as opened:

@@ -20,8 +20,8 @@ from deltalake.exceptions import DeltaError
 
 from tailrace.lake.store import delta, places
 from tailrace.lake.store.place import TablePlace
-from tailrace.lake.tables import delta_commit
-from tailrace.lake.tables.delta_commit import PREVIOUS, DamagedCommitError
+from tailrace.lake.tables import delta_commit, live_files
+from tailrace.lake.tables.delta_commit import PREVIOUS, DamagedCommitError, TableFile
 
 #: So many commits of other programs on top of our last one are named in the next.
 _BETWEEN: Final = 1000
@@ -127,7 +127,25 @@ def _agrees(
                 live.discard(unquote(action["remove"]["path"]))
             if "add" in action:
                 live.add(unquote(action["add"]["path"]))
-    return live == {unquote(name) for name in read.column("path").to_pylist()}
+    if live != {unquote(name) for name in read.column("path").to_pylist()}:
+        return False
+    return not _marks(commits) or _agrees_on_rows(root, there.get(base, ()), version, commits)
+
+
+def _marks(commits: _Commits) -> bool:
+    """Whether a commit says that rows of a file are gone."""
+    return any("deletionVector" in one.get("add", {}) for _, actions in commits.values() for one in actions)
+
+
+def _agrees_on_rows(root: TablePlace, base: Sequence[TablePlace], version: int, commits: _Commits) -> bool:
+    """Whether the same rows of the files are gone, too."""
+    found: dict[str, TableFile] = {}
+    for path in base:
+        live_files.apply(found, live_files.in_checkpoint(path))
+    for number in sorted(commits):
+        live_files.apply(found, commits[number][1])
+    read = {file.path: live_files.gone_of(root, file).tolist() for file in live_files.files_at(root, version)}
+    return read == {file.path: live_files.gone_of(root, file).tolist() for file in found.values()}
 
 
 def _live(checkpoint: TablePlace) -> list[str]:

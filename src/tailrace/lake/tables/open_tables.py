@@ -51,6 +51,7 @@ class OpenTables:
                 policy=rule.schema.policy,
                 deployment=self._oplogs.deployment_id,
                 feed=self._settings.feed_h > 0,
+                merges=self._settings.merge_on_read,
             )
             self.opened[namespace] = table
         return table

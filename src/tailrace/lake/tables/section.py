@@ -30,6 +30,7 @@ KEYS: Final = (
     "versions",
     "changeFeed",
     "iceberg",
+    "mergeOnRead",
 )
 _RULE_KEYS: Final = ("columns", "nested", "onMismatch", "partitionBy", "zOrder")
 
@@ -53,6 +54,7 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
         feed_h=_hours(given, "changeFeed", default.feed_h),
         versions=whole_number(given.get("versions", default.versions), "tables.versions"),
         iceberg=IcebergSettings.of(given["iceberg"], "tables.iceberg") if "iceberg" in given else None,
+        merge_on_read=_truth(given, "tables.mergeOnRead"),
     )
     found.check()
     return found
@@ -122,7 +124,7 @@ def _names(given: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 
 def _truth(given: Mapping[str, Any], where: str, *, default: bool = False) -> bool:
-    found = given.get("nested", default)
+    found = given.get(where.rpartition(".")[2], default)
     if not isinstance(found, bool):
         raise UsageError(f"{where} must be true or false, not {found!r}")
     return found

@@ -67,6 +67,8 @@ class TableSettings:
         masks: what is masked in every document before it is kept
         take_over: write tables in an object store that another state has written
         iceberg: the catalogue in which the tables are Iceberg tables too (``None``: in none)
+        merge_on_read: a micro-batch marks the rows that it changes as gone (Delta's deletion vectors), and files are
+            merged later. Far fewer bytes are written, and only readers that know deletion vectors read the tables
     """
 
     root: TablePlace
@@ -82,6 +84,7 @@ class TableSettings:
     take_over: bool = False
     masks: Masks | None = None
     iceberg: IcebergSettings | None = None
+    merge_on_read: bool = False
 
     @property
     def keeping(self) -> Keeping:
@@ -95,8 +98,14 @@ class TableSettings:
 
     def check(self) -> None:
         """Raises UsageError if a pattern selects nothing that a collection can be called, and where tables of Iceberg
-        cannot lie."""
+        cannot lie, or cannot be merged on read."""
         if self.iceberg is not None:
+            if self.merge_on_read:
+                raise UsageError(
+                    "tables that are merged on read cannot be Iceberg tables too: their files hold rows that are gone, "
+                    "and Iceberg does not read Delta's deletion vectors",
+                    hint="Leave out one of the two, or write two directories of tables",
+                )
             check_place(self.root)
         Selection.of((rule.pattern for rule in self.rules), "tables.collections")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tailrace.errors import TailraceError
+from tailrace.lake.tables import merging
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.settings import TableSettings
 
@@ -50,17 +51,26 @@ class Upkeep:
         self._next = clock()
 
     def compact(self, tables: Mapping[str, CollectionTable], batch: int) -> None:
-        """Merge small files, every ``compact_every`` micro-batches."""
+        """Merge small files, every ``compact_every`` micro-batches; those of tables that are merged on read after each
+        one."""
+        if self._settings.merge_on_read:
+            self._merge(tables, merging.tidy)
+            return
         every = self._settings.compact_every
         if not every or batch // every == self._compacted // every:
             return
         self._compacted = batch
+        size = self._settings.target_bytes
+        self._merge(tables, lambda table, z_order: table.compact(target_bytes=size, z_order=z_order))
+
+    def _merge(
+        self, tables: Mapping[str, CollectionTable], merge: Callable[[CollectionTable, Sequence[str]], object]
+    ) -> None:
         for namespace, table in tables.items():
             if self._merged.get(namespace) == table.version:
                 continue
             try:
-                z_order = self._settings.rule(namespace).z_order
-                table.compact(target_bytes=self._settings.target_bytes, z_order=z_order)
+                merge(table, self._settings.rule(namespace).z_order)
             except TailraceError as error:
                 _log.warning("%s: small files were not merged: %s", namespace, error)
             self._merged[namespace] = table.version

@@ -40,6 +40,7 @@ from tailrace.lake.tables.names import BEGIN_ANEW, BSON, KEY, place_of
 from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE_FOLDER
 from tailrace.lake.tables.standing import harm_of
 from tailrace.lake.tables.state import UNKNOWN, TabledCollection, TableMark, TablesPosition, TableState
+from tailrace.lake.tables.version_rows import batches, rows_in
 from tailrace.read.snapshot.places import Placement
 from tailrace.read.snapshot.reader import places_of, range_reader
 from tailrace.read.snapshot.state import LOWEST, KeyRange
@@ -268,14 +269,13 @@ class _Verification:
 
     def _digests(self, table: DeltaTable) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
-        for batch in table.to_pyarrow_dataset().to_batches(columns=[KEY, BSON]):
+        for batch in batches(self._folder, table, [KEY, BSON]):
             for key, document in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
                 found[key] = _digest(document)
         return found
 
     def _rows(self, table: DeltaTable, keys: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        wanted = pc.field(KEY).isin(pa.array(sorted(keys), pa.binary()))
-        rows = table.to_pyarrow_dataset().to_table(columns=[KEY, BSON], filter=wanted)
+        rows = rows_in(self._folder, table, KEY, sorted(keys), [KEY, BSON])
         return dict(zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), strict=True))
 
     def _quarantined(self, keys: set[bytes]) -> dict[bytes, bytes]:

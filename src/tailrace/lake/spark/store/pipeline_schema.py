@@ -239,6 +239,10 @@ def _tables() -> dict[str, JsonSchema]:
         "retention": _said("How far back as-of reaches.", time),
         "versions": _said("How many versions are kept between grace and retention.", _number(0)),
         "changeFeed": _said("How far back the change feed reaches.", time),
+        "mergeOnRead": _said(
+            "Mark rows as gone (deletion vectors) in place of rewriting their files. Not every reader knows them.",
+            {"type": "boolean"},
+        ),
         "iceberg": _said(
             "The Iceberg catalogue that has the tables too: its URI, its name in .pyiceberg.yaml, or a mapping of "
             "pyiceberg's properties.",
