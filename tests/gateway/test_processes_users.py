@@ -96,7 +96,6 @@ def root(guarded: Mongod) -> Iterator[pymongo.MongoClient[dict[str, Any]]]:
         yield client
 
 
-@pytest.mark.slow  # test_rights.py, of one process; of several: the tests below
 @pytest.mark.by_turns
 @pytest.mark.parametrize("stages", [[], [COMPUTES]], ids=["plain", "computing"])
 @pytest.mark.parametrize("user", [*ROLES, ROOT])

@@ -20,7 +20,6 @@ from tests.spark.test_foreach_batch import assert_in_postgresql, changes_of, tok
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 
 
-@pytest.mark.slow  # rolled back: test_foreach_batch.py; drivers killed: test_crash.py
 @pytest.mark.parametrize("moments", [["note 4"], pytest.param(["note 4", "end 1"], marks=pytest.mark.slow)])
 def test_a_driver_that_is_killed_before_and_after_a_commit_leaves_every_event_once(
     replica_set: ReplicaSet, tmp_path: Path, moments: list[str]
