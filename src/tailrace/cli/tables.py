@@ -84,22 +84,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="with write and s3://: write tables whose state is lost. They are rewritten, and their writer is stopped",
     )
-    parser.add_argument(
-        "--change-feed",
-        metavar="1d",
-        help="with write: keep Delta's change feed for this long (s, m, h, d; default: none)",
-    )
-    parser.add_argument(
-        "--merge-on-read",
-        action="store_true",
-        help="with write: mark rows as gone in place of rewriting their files, which writes far fewer bytes. Only "
-        "readers that know Delta's deletion vectors read such tables. Give it at each start",
-    )
-    parser.add_argument(
-        "--nested",
-        action="store_true",
-        help="with write: columns of objects and arrays are structs and lists; without it, JSON. Give it at each start",
-    )
+    _add_forms(parser)
     parser.add_argument(
         "--iceberg",
         metavar="CATALOG",
@@ -140,6 +125,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.set_defaults(run=run)
     return parser
+
+
+def _add_forms(parser: argparse.ArgumentParser) -> None:
+    """What tables are like: the arguments of ``write`` that are given at each start."""
+    parser.add_argument(
+        "--change-feed",
+        metavar="1d",
+        help="with write: keep Delta's change feed for this long (s, m, h, d; default: none)",
+    )
+    parser.add_argument(
+        "--merge-on-read",
+        action="store_true",
+        help="with write: mark rows as gone in place of rewriting their files, which writes far fewer bytes. Only "
+        "readers that know Delta's deletion vectors read such tables. Give it at each start",
+    )
+    parser.add_argument(
+        "--nested",
+        action="store_true",
+        help="with write: columns of objects and arrays are structs and lists; without it, JSON. Give it at each start",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
