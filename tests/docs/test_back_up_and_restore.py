@@ -121,7 +121,7 @@ TESTS: dict[str, dict[str, str]] = {
         "a first copy that was not finished, at another deployment": (
             RESTORED + "test_a_first_copy_of_another_deployment_is_refused"
         ),
-        "a first copy that was not finished: the deployment, from a backup from its middle": (
+        "a first copy that was not finished: the deployment, from a backup made while the copy ran": (
             RESTORED + "test_a_first_copy_is_not_ended_on_a_set_that_was_restored_from_a_backup_from_its_middle"
         ),
         "the deployment, from an older backup": (
@@ -137,11 +137,12 @@ TESTS: dict[str, dict[str, str]] = {
     },
     "An archive": {
         "the archive, older": HISTORY + "test_an_older_copy_of_an_archive_goes_on_and_so_do_two",
-        "two copies that both went on": DAMAGE + "test_two_copies_of_an_archive_that_both_went_on_are_read_together",
+        "two copies of which each went on": DAMAGE
+        + "test_two_copies_of_an_archive_that_both_went_on_are_read_together",
         "`head.json`, older": DAMAGE + "test_an_older_copy_of_the_head_hides_nothing",
         "`head.json` is lost": DAMAGE + "test_a_writer_deletes_nothing_where_the_head_is_lost",
         "a segment is lost": f"{DAMAGE}test_a_file_that_is_lost_is_told {EACH_SEGMENT}",
-        "two segments have changed places": f"{DAMAGE}test_two_files_that_changed_places_are_told {EACH_SEGMENT}",
+        "two segments have swapped places": f"{DAMAGE}test_two_files_that_changed_places_are_told {EACH_SEGMENT}",
         "a segment of another archive": (
             f"{DAMAGE}test_a_file_of_another_archive_in_the_place_of_one_is_told {EACH_SEGMENT}"
         ),
@@ -160,7 +161,7 @@ TESTS: dict[str, dict[str, str]] = {
         ),
         "another deployment, of the same name": HISTORY + "test_another_deployment_of_the_same_name_is_refused",
         "another cluster": "sharded/test_archive.py::test_what_an_archive_cannot_tell_is_refused",
-        "a shard was removed while nothing archived": (
+        "a shard was removed while no archive was being written": (
             "sharded/test_archive.py::test_what_a_shard_held_that_was_removed_while_nobody_archived_is_in_the_archive"
         ),
     },
