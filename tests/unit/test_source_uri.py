@@ -311,3 +311,11 @@ def test_the_file_that_cannot_be_read_is_named() -> None:
     assert parse_complaint(said, "mongodb://h/?tls=true&tlsCAFile=/no%20thing.pem") == f"{said}: '/no thing.pem'"
     assert parse_complaint(said, "mongodb://h/?tls=true") == said
     assert "s3cret" not in str(parse_complaint(said, "mongodb://ann:a?tlsCAFile=/s3cret@h/"))
+
+
+def test_the_option_that_is_not_known_is_named() -> None:
+    """PyMongo 4.20.1 no longer names it."""
+    said = "Unknown option. Refer to docstring."
+    uri = "mongodb://ann:a&b=c@h/?tls=true&noSuch=1&other=2"
+    assert parse_complaint(said, uri) == "Unknown option noSuch, other. Refer to docstring."
+    assert parse_complaint(said, "mongodb://h/?tls=true") == said

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote_plus
@@ -41,6 +43,7 @@ _SECRET_ARGUMENT = re.compile(rf"\b((?:{'|'.join(_SECRET_NAMES)})=)('[^']*'|\"[^
 _PORT = re.compile(r"\d{0,5}[.:;)]*")
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 _UNREADABLE: Final = re.compile(r"The (tls\w+) file is not readable")
+_UNKNOWN: Final = "Unknown option."
 _FRAGMENT_CHARS_MIN: Final = 3
 _URI_BYTES_MAX: Final = 1 << 16
 
@@ -199,7 +202,7 @@ def parse_complaint(complaint: str, uri: str, options: Mapping[str, Any] | None 
     A parser that stumbles over an unescaped password quotes pieces of it as host, port or database name. Words that are
     not part of a secret stay.
     """
-    complaint = _with_file(complaint, uri)
+    complaint = _with_option(_with_file(complaint, uri), uri)
     secrets = [*_secrets(uri), *ClientOptions(options or {}).secrets]
     hidden = [text.lower() for secret in secrets for text in (secret, unquote_plus(secret))]
     fragments = {word for text in hidden for word in _words(text)} | set(hidden)
@@ -219,6 +222,23 @@ def _with_file(complaint: str, uri: str) -> str:
     option = _UNREADABLE.search(complaint)
     found = option and re.search(rf"[?&]{option[1]}=([^&]*)", uri, re.IGNORECASE)
     return f"{complaint}: '{unquote_plus(found[1])}'" if found else complaint
+
+
+def _with_option(complaint: str, uri: str) -> str:
+    """From PyMongo 4.20.1 on, an option that it does not know has no name in its warning: each is tried alone."""
+    if not complaint.startswith(_UNKNOWN):
+        return complaint
+    from pymongo.errors import PyMongoError  # noqa: PLC0415  this module is read by commands that need no driver
+    from pymongo.uri_parser import parse_uri  # noqa: PLC0415
+
+    unknown = []
+    for name in re.findall(r"[?&;]([^=&;]+)=", uri.rpartition("@")[2]):
+        with warnings.catch_warnings(record=True) as warned, suppress(PyMongoError, ValueError):
+            warnings.simplefilter("always")
+            parse_uri(f"mongodb://host/?{name}=1", warn=True)
+        if any("Unknown option" in str(one.message) for one in warned):
+            unknown.append(name)
+    return f"Unknown option {', '.join(unknown)}.{complaint.removeprefix(_UNKNOWN)}" if unknown else complaint
 
 
 def _secrets(uri: str) -> Iterator[str]:
