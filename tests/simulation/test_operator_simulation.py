@@ -75,7 +75,7 @@ def test_a_lease_that_is_given_in_spite_of_an_operator_is_found(monkeypatch: pyt
 
 def test_a_position_that_is_moved_under_its_owner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner goes on where it was, and what is between is handled by nobody."""
-    monkeypatch.setattr(lease_operations.instructions, "seized", lambda record, *_: dataclasses.replace(record))
+    monkeypatch.setattr(lease_operations.instructions, "seize", lambda record, *_: dataclasses.replace(record))
     monkeypatch.setattr(LeaseOperations, "_seize", lambda self, name: self._store.read(name))
     assert finding() is not None
 

@@ -229,7 +229,7 @@ def test_tables_with_their_state_that_are_older_than_the_oplog_are_refused(
         wait_until_truncated(source, source.newest())
         before = in_table(root, collection.full_name)
         collection.insert_one({"_id": "later"})
-        with pytest.raises(ChangeStreamHistoryLost, match=r"UTC \(\d+,\d+\).*anew, give another directory") as lost:
+        with pytest.raises(ChangeStreamHistoryLost, match=r"UTC \(\d+,\d+\).*start again, give another dir") as lost:
             brought_up(replica_set.uri, root, collection)
         assert "Timestamp(" not in str(lost.value)
         assert in_table(root, collection.full_name) == before

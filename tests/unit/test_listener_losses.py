@@ -253,6 +253,6 @@ def test_more_gaps_than_are_kept_are_joined_and_cover_all_that_was_lost() -> Non
 def test_another_number_of_lanes_keeps_the_gaps_of_all() -> None:
     start = StreamPosition(at=Timestamp(1, 1))
     lanes = [StreamPosition(token(100 + n), gaps=(gap(10 + 5 * n, 14 + 5 * n),)) for n in range(3)]
-    plan = LanePlan(3, start).with_request(2).changed(lanes)
+    plan = LanePlan(3, start).with_request(2).next_generation(lanes)
     assert list(plan.start.gaps) == [gap(10, 14), gap(15, 19), gap(20, 24)]
     assert plan.start.token == token(100)
