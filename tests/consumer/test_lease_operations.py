@@ -156,9 +156,11 @@ def test_a_listener_whose_handler_does_not_end_keeps_its_lease_until_that_is_tak
         until(lambda: shop.counts == {1: 2})
 
 
-@pytest.mark.parametrize("partitions", [ONE_LANE, 4])
+@pytest.mark.parametrize("partitions", [ONE_LANE, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_lease_goes_to_whom_it_is_handed(shop: Shop, partitions: int) -> None:
-    """The owner before took it again in ten of ten attempts: it asks a moment after it has lost it."""
+    """The owner before took it again in ten of ten attempts: it asks a moment after it has lost it. A listener without
+    a lane, of which there are some where lanes are fewer, did not take what it was handed, and nobody else could: no
+    test had so few lanes."""
     owners = ["host1-1-a", "host10-2-b", "host2-3-c"]
     listeners = {owner: shop.listener(owner, partitions=partitions) for owner in owners}
     with ExitStack() as stack:

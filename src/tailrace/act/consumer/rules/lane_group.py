@@ -216,12 +216,12 @@ class LaneGroupLogic:
         if plan.beginning is not None:
             yield from self._ask(FindBeginning())
             return True
-        if not (yield from self._take_part(plan, slots)):
-            yield from self._ask(RunLanes(plan, frozenset()))
-            return True
+        handed = frozenset(lane for lane, record in enumerate(lanes) if record is not None and self._is_handed(record))
+        if not (yield from self._take_part(plan, slots)):  # more processes than lanes: what an operator hands to it
+            running = yield from self._ask(RunLanes(plan, handed))
+            return not handed or running == handed
         members = {record.holder for record in slots if record is not None} - {None}
         owners = {lane: record.holder for lane, record in enumerate(lanes) if record is not None and record.holder}
-        handed = {lane for lane, record in enumerate(lanes) if record is not None and self._is_handed(record)}
         closed = {lane for lane, record in enumerate(lanes) if record is not None and self._is_closed(record)}
         everybody = {str(member) for member in members}
         move = moves(self._owner, everybody, owners, plan.lanes, handed=handed, closed=closed)
