@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,10 +126,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+class SignalEvent:
+    """An event that a signal's handler may set in the thread that waits for it: a ``threading.Event`` has a lock that
+    its ``wait`` may hold just then, and the handler would wait for it for ever."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    def set(self) -> None:
+        os.write(self._write, b"1")
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether it is set; waits for that, ``timeout_s`` at most."""
+        return bool(select.select([self._read], [], [], timeout_s)[0])
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
 @contextmanager
-def ended_by_signals() -> Iterator[threading.Event]:
+def ended_by_signals() -> Iterator[SignalEvent]:
     """An event that Ctrl-C and SIGTERM set; a second signal ends at once."""
-    ended = threading.Event()
+    ended = SignalEvent()
 
     def end(number: int, _frame: object) -> None:
         signal.signal(number, before[signal.Signals(number)])
@@ -140,3 +160,4 @@ def ended_by_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        ended.close()
