@@ -40,6 +40,8 @@ _RETRYABLE: Final = "RetryableWriteError"
 #: What a transaction has begun is gone; or it was too much for the cache just now (TemporarilyUnavailable).
 _AGAIN: Final = frozenset({251, 365})
 T = TypeVar("T")
+#: Longer than an election takes; somebody may wait for the sentence that TARGET leads to a secondary.
+_ELECTION_S: Final = 20.0
 
 
 def is_worth_again(error: PyMongoError) -> bool:
@@ -78,9 +80,9 @@ def answered(what: str, ask: Callable[[], T], *, check: Callable[[], None] | Non
     connection: PyMongo repeats a read once, and a command that returns a cursor never.
 
     ``check``: the owner's, called before each try. An owner waits ``RETRY_SECONDS`` for a target without a primary,
-    others only as long as the driver. Raises SinkError.
+    others only as long as the driver, and ``_ELECTION_S`` where a member says that it is none. Raises SinkError.
     """
-    backoff = Backoff(give_up_s=RETRY_SECONDS)
+    backoff = Backoff(give_up_s=_ELECTION_S if check is None else RETRY_SECONDS)
     while True:
         if check is not None:
             check()
