@@ -31,6 +31,7 @@ KNOWN = {
     "read.archive.writer": "_write keeps what ends it, empties the queue, and run() raises it",
     "read.source.next_reply": "result() raises it, or nobody waits for the reply any more",
     "cli.gateway": "awaited",
+    "cli.signal_calls": "it sets what the command waits for; Python prints what it raises",
     "cli.tables": "it only tells; carry_out says what has ended a thread, and fails",
     "cli.web.feed": "what it calls puts a message into queues; what that raises is logged by the event loop",
     "cli.web.guard": "awaited",

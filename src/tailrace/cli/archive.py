@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tailrace.cli.output import say, show_progress, tell
+from tailrace.cli.signal_calls import call_aside
 from tailrace.cli.stream_arguments import address_of, parse_duration
 from tailrace.cli.usage import WrongUsageError
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -191,7 +192,7 @@ def _stop_at_signals(recorder: Recorder) -> None:
     def stop(number: int, frame: object) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
-        recorder.stop()
+        call_aside(recorder.stop)
 
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, stop)

@@ -14,6 +14,7 @@ from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
 from tailrace.cli.output import say, tell
 from tailrace.cli.sampled import report_path
+from tailrace.cli.signal_calls import call_aside
 from tailrace.cli.stream_arguments import (
     add_image_arguments,
     add_switches,
@@ -165,7 +166,7 @@ def _stopped_by_signals(comparison: DeploymentComparison) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         for each in numbers:
             signal.signal(each, before[each])
-        comparison.stop()
+        call_aside(comparison.stop)
 
     for number in numbers:
         signal.signal(number, stop)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import threading
 from pathlib import Path
 
 from tailrace.cli.output import say, show_progress
+from tailrace.cli.stopped_by_signals import stopped_by_signals
 
 _DESCRIPTION = """\
 Start a real MongoDB, run a simulated shop on it, and keep its changes in a lake of Parquet files with Spark. Kill the
@@ -55,15 +55,13 @@ def run(args: argparse.Namespace) -> int:
         version=args.mongod_version,
     )
     stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     screen = _Screen()
     try:
         if args.keep_running:
             screen.say("The shop runs until Ctrl-C")
-        result = Demo(settings, say=screen.say, show=screen.show, stop=stop).run()
+        with stopped_by_signals(stop):
+            result = Demo(settings, say=screen.say, show=screen.show, stop=stop).run()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         screen.end_line()
     print_summary(result)
     return 0 if result.good else 1

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from tailrace.cli.console_beside import ServiceNumbers, add_console_argument, check_console, console_beside
 from tailrace.cli.handler_argument import LETTERS, STORE, load_handler, store_namespace
 from tailrace.cli.output import tell
+from tailrace.cli.signal_calls import call_aside
 from tailrace.cli.standing import add_health_arguments, watched_over
 from tailrace.cli.stream_arguments import add_lease_seconds, address_of, pipeline_of
 from tailrace.core.oplog.namespace import Scope
@@ -263,7 +264,7 @@ def _stopping_on_signals(calls: Sequence[Callable[[], None]], is_part: bool) -> 
         signal.signal(number, (lambda *_: None) if is_part else before[signal.Signals(number)])
         tell("tailrace: stopping: the change in hand is finished first")
         for call in calls:
-            call()
+            call_aside(call)
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

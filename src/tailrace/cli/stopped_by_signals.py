@@ -1,4 +1,4 @@
-"""Signals that end ``tailrace run``: it stops what it has begun, and exits."""
+"""Signals that end ``tailrace run`` and ``tailrace demo``: they stop what they have begun, and exit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tailrace.cli.signal_calls import call_aside
+
 
 @contextmanager
 def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
@@ -14,7 +16,7 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     what is entered later counts."""
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, lambda *_: stop.set())
+        before[number] = signal.signal(number, lambda *_: call_aside(stop.set))
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tailrace.base.health import Health
 from tailrace.base.service_manager import notifying
 from tailrace.cli.output import say, show_progress, tell
+from tailrace.cli.signal_calls import call_aside
 from tailrace.cli.stream_arguments import add_lease_seconds, address_of
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import SinkError, UsageError
@@ -188,7 +189,7 @@ def _stop_at_signals(sync: Sync) -> None:
     def stop(number: int, frame: object) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
-        sync.stop()
+        call_aside(sync.stop)
 
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, stop)

@@ -17,6 +17,7 @@ from tailrace.base.service_manager import notifying
 from tailrace.cli.console_beside import ServiceNumbers, add_console_argument, check_console, console_beside
 from tailrace.cli.output import say, tell
 from tailrace.cli.sampled import add_compare_arguments, check_compare, collectors, sampled
+from tailrace.cli.signal_calls import call_aside
 from tailrace.cli.stream_arguments import address_of, parse_duration
 from tailrace.cli.uri_arguments import is_uri
 from tailrace.cli.usage import WrongUsageError
@@ -294,7 +295,7 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
         _told_of_copy(lambda: writer.progress),
     ):
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: writer.stop())
+            signal.signal(number, lambda *_: call_aside(writer.stop))
         if args.once:
             writer.run_to_present()
         else:

@@ -1,0 +1,67 @@
+"""What a signal's handler calls may need a lock that the interrupted thread holds.
+
+Every command but ``top`` and ``console`` called it in the handler itself. The moments in question are a few steps of
+Python long, so no test that ends a command by a signal had met one; here the lock is held for certain.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+
+from tailrace.cli import archive, compare, listen, sync
+from tailrace.cli.stopped_by_signals import stopped_by_signals
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(threading.Event):
+    """What a command stops: takes a lock for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def set(self) -> None:
+        if self.lock.acquire(timeout=1):  # a second is for ever where the thread that holds it waits
+            super().set()
+
+    def stop(self) -> None:
+        self.set()
+
+
+@contextmanager
+def for_good(install: Callable[[Any], None], stopped: Stopped) -> Iterator[None]:
+    """Handlers that the command leaves in force to its end."""
+    before = {number: signal.getsignal(number) for number in _NUMBERS}
+    try:
+        install(stopped)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+HANDLERS: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
+    "run, demo": stopped_by_signals,
+    "archive": lambda stopped: for_good(archive._stop_at_signals, stopped),
+    "compare": compare._stopped_by_signals,
+    "listen": lambda stopped: listen._stopping_on_signals([stopped.stop], False),
+    "a part of listen": lambda stopped: listen._stopping_on_signals([stopped.stop], True),
+    "sync": lambda stopped: for_good(sync._stop_at_signals, stopped),
+}
+
+
+@pytest.mark.parametrize("number", _NUMBERS)
+@pytest.mark.parametrize("command", HANDLERS)
+def test_a_signal_stops_a_command_that_holds_the_lock(command: str, number: signal.Signals) -> None:
+    stopped = Stopped()
+    with HANDLERS[command](stopped):
+        with stopped.lock:
+            signal.raise_signal(number)
+        assert stopped.wait(20)
