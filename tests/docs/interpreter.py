@@ -10,11 +10,13 @@ At the socket it is asked for ``tailrace run``, which it carries out in that ses
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import select
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -29,6 +31,8 @@ from tests.docs.session_server import carry_out_next, listening
 ENDLESS = ("for event in ", "awaitTermination()")
 _AFTER_OUTPUT_S = 0.7
 _LIMIT_S = 300.0
+#: After an interrupt; on a busy machine a query takes long to stop.
+_ENDS_WITHIN_S = 90.0
 
 
 def _query_has_worked(names: dict[str, Any]) -> bool:
@@ -36,7 +40,7 @@ def _query_has_worked(names: dict[str, Any]) -> bool:
     return query is not None and any(progress["numInputRows"] for progress in query.recentProgress)
 
 
-def _interrupt(code: str, names: dict[str, Any], out: StringIO, done: threading.Event) -> None:
+def _interrupt(code: str, names: dict[str, Any], out: StringIO, done: threading.Event, lost: list[str]) -> None:
     endless = any(words in code for words in ENDLESS)
     began, seen = time.monotonic(), None
     while not done.wait(0.1):
@@ -45,13 +49,20 @@ def _interrupt(code: str, names: dict[str, Any], out: StringIO, done: threading.
             seen = now
         if now - began > _LIMIT_S or (seen is not None and now - seen > _AFTER_OUTPUT_S):
             os.kill(os.getpid(), signal.SIGINT)
-            return
+            break
+    while not done.wait(_ENDS_WITHIN_S):
+        # An interrupt that was lost is a fault to look at, and not a page that hangs for 15 minutes.
+        with tempfile.TemporaryFile("w+") as stacks:
+            faulthandler.dump_traceback(stacks)
+            stacks.seek(0)
+            lost.append(stacks.read())
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def run_python(code: str, names: dict[str, Any], where: str) -> str:
     """What the block prints."""
-    out, done = StringIO(), threading.Event()
-    threading.Thread(target=_interrupt, args=(code, names, out, done), daemon=True).start()
+    out, done, lost = StringIO(), threading.Event(), list[str]()
+    threading.Thread(target=_interrupt, args=(code, names, out, done, lost), daemon=True).start()
     try:
         with redirect_stdout(out):
             exec(compile(code, where, "exec"), names)
@@ -61,6 +72,8 @@ def run_python(code: str, names: dict[str, Any], where: str) -> str:
     finally:
         done.set()
         _stop_queries(names)
+    if lost:
+        raise AssertionError(f"it went on for {_ENDS_WITHIN_S:.0f} s after an interrupt, here:\n{lost[0]}")
     return out.getvalue()
 
 
