@@ -104,6 +104,8 @@ def written(replica_set: ReplicaSet, tmp_path_factory: pytest.TempPathFactory) -
         client.drop_database(DATABASE)
 
 
+#: Those that read files: they know no current documents and no views.
+STORED = (DumpSource, ArchiveSource)
 #: Those that read the deployment as it runs.
 LIVE = ("mongod", "hybrid", "tailed", "exact", "exact over hybrid")
 
@@ -148,7 +150,7 @@ def given(batches: Iterator[OplogBatch]) -> list[bytes]:
 
 def test_it_has_every_method_and_a_name_without_a_password(source: OplogSource) -> None:
     assert isinstance(source, OplogSource)
-    assert isinstance(source, LiveSource) != isinstance(source, (DumpSource, ArchiveSource))
+    assert isinstance(source, LiveSource) != isinstance(source, STORED)
     assert source.name
     assert "@" not in source.name
 
@@ -259,14 +261,14 @@ def test_current_documents_are_answered_in_the_order_asked(source: OplogSource, 
     changed, kept = bson.encode({"_id": 1, "text": "new"}), bson.encode({"_id": 5, "text": "x" * 500})
     answer = source.documents(asked)
     assert answer in ([changed, None, kept, None, None, changed], [None] * 6)
-    assert (answer[0] is None) == isinstance(source, (DumpSource, ArchiveSource))
+    assert (answer[0] is None) == isinstance(source, STORED)
     assert source.documents([]) == []
 
 
 def test_a_view_is_refused_where_the_source_knows_it(source: OplogSource) -> None:
     source.refuse_view(DATABASE, "c")
     source.refuse_view(DATABASE, "nothing")
-    if isinstance(source, (DumpSource, ArchiveSource)):
+    if isinstance(source, STORED):
         source.refuse_view(DATABASE, "v")
         return
     with pytest.raises(ServerError) as caught:

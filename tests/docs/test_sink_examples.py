@@ -23,3 +23,9 @@ def test_an_example_that_is_called_wrongly_says_how_it_is_called(
             runpy.run_path(str(program), run_name="__main__")
         assert f"python {program.name} URI" in str(ended.value.code), "a text: it is printed, and the status is 1"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_example_has_its_row() -> None:
+    """A new program was on no page, and no test said so."""
+    rows = (SINKS[0].parents[2] / "docs" / "how-to" / "sinks.md").read_text()
+    assert [one.name for one in SINKS if f"\n| [`{one.name}`](../../examples/sinks/{one.name})" not in rows] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "server-versions.md"
 
 def test_the_page_on_server_versions_is_the_one_that_the_table_makes() -> None:
     assert PAGE.read_text() == reference()
+
+
+def test_every_rule_is_one_that_the_code_follows() -> None:
+    """A new field with its row on the page and in each profile passed all tests before any stage asked for it."""
+    source = Path(main_module.__file__).parents[1]
+    own = {source / "core" / "plan" / name for name in ("profile.py", "reference.py")}
+    code = "\n".join(path.read_text() for path in source.rglob("*.py") if path not in own)
+    asked = set(re.findall(r"\.(\w+)", code))
+    assert {one.name for one in dataclasses.fields(ServerProfile)} - asked == {"measured"}
 
 
 def test_every_difference_is_explained_and_makes_a_difference() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
+import re
+from pathlib import Path
 
 import bson
 import pytest
@@ -11,6 +14,7 @@ from tailrace.core.event.resume_token import ResumeToken
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.plan.profile import profile_for
 from tailrace.errors import InvalidResumeToken, TailraceError, UsageError
+from tailrace.lake.spark.query import options as options_module
 from tailrace.lake.spark.query.options import COLUMNS, cluster_time, parse
 
 URI = "mongodb://user:s3cret@localhost/?replicaSet=rs0"
@@ -182,3 +186,12 @@ def test_options_travel_to_the_workers_and_never_show_the_uri() -> None:
 def test_an_unknown_option_is_a_usage_error() -> None:
     with pytest.raises(UsageError):
         parse({"uri": URI, "path": "/tmp"})
+
+
+def test_every_option_is_one_that_a_reader_asks_for() -> None:
+    """A new option that was parsed, and on the page, passed all tests before anything used it."""
+    own = Path(options_module.__file__)
+    code = "\n".join(path.read_text() for path in own.parents[1].rglob("*.py") if path != own)
+    asked = set(re.findall(r"\.(\w+)", code))
+    through = {"collation", "selection", "v2_tokens"}  # by way of the stream's own options, or of ``watched``
+    assert {one.name for one in dataclasses.fields(options_module.ReadOptions)} - asked <= through
