@@ -10,7 +10,7 @@ import pytest
 from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
-from tailrace.errors import UsageError
+from tailrace.errors import SourceError, UsageError
 from tailrace.sync import Sync
 from tests.sync.both import STATE_DB, is_users, normal
 from tests.sync.equality import differences, held
@@ -122,6 +122,30 @@ def test_without_the_right_to_apply_operations(filled: tuple[ReplicaSet, Replica
         client.drop_database("shop")
         sync.run(to_present=True)
         assert unlike(source, target) == []
+
+
+def test_a_verification_tells_at_which_side_a_right_is_missing(filled: tuple[ReplicaSet, ReplicaSet]) -> None:
+    """Both are replica sets of one name, and the message named that alone; and without useUUID a server answers as if
+    the user might not read the database. No test verified with another user than the one who had copied."""
+    source, target = filled
+    with Sync(source.uri, target.uri, lease_s=4) as sync:
+        sync.run(to_present=True)
+    roles = ["readAnyDatabase", {"role": "read", "db": "local"}, {"role": "readWrite", "db": STATE_DB}]
+    by_uuid = {"resource": {"cluster": True}, "actions": ["useUUID"]}
+    half = [OPLOG, LISTS, DATABASES, find_in("shop"), by_uuid]
+    for side, other in ((source, target), (target, source)):
+        name = "source" if side is source else "target"
+        users = {
+            f"the {name}'s user may not name collections by their UUIDs": as_user(side, "noUUID", [], roles),
+            f"the {name}'s user may not read the database blog": as_user(side, "half", half, roles[2:]),
+            f"the {name}'s user may not list all databases": as_user(side, "lists", [OPLOG, by_uuid], roles[2:]),
+        }
+        for told, uri in users.items():
+            ends = (uri, other.uri) if side is source else (other.uri, uri)
+            with Sync(*ends, lease_s=4) as sync, pytest.raises(SourceError, match=told) as raised:
+                sync.verify()
+            assert raised.value.code == 13
+            assert ("useUUID" in str(raised.value.hint)) == ("UUIDs" in told)
 
 
 def unlike(source: ReplicaSet, target: ReplicaSet) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tailrace.core import raw_bson
@@ -48,6 +48,27 @@ def compare_documents(namespace: str, source: Iterable[bytes], target: Iterable[
     for key, document in theirs.items():
         if key not in seen:
             yield DocumentDifference(namespace, shown_id(document), "extra")
+
+
+def compare_places(
+    namespace: str, mine: Sequence[tuple[bytes, bytes]], theirs: Sequence[tuple[bytes, bytes]]
+) -> Iterator[DocumentDifference]:
+    """How two sequences of documents differ: by what is in them, or where it lies."""
+    if mine == theirs:
+        return
+    here, there = dict(mine), dict(theirs)
+    alike = True
+    for key, digest in here.items():
+        if there.get(key) != digest:
+            alike = False
+            how = "missing" if key not in there else "other bytes"
+            yield DocumentDifference(namespace, shown(key), how)
+    for key in there.keys() - here.keys():
+        alike = False
+        yield DocumentDifference(namespace, shown(key), "extra")
+    if alike:
+        place = next((one[0] for one, other in zip(mine, theirs, strict=False) if one != other), mine[-1][0])
+        yield DocumentDifference(namespace, shown(place), "is at another place")
 
 
 def how_they_differ(mine: bytes, theirs: bytes) -> str:

@@ -21,6 +21,7 @@ from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
 from tailrace.act.sync.catalog import entries_between
+from tailrace.act.sync.rights import TARGET, at_side
 from tailrace.act.sync.state import SyncDocument, SyncState, document_of
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SourceError
@@ -65,7 +66,7 @@ def state_at(state: SyncState, at: ClusterTime) -> SyncDocument | None:
     client = state.client
     if state.cluster is not None:
         client = state.cluster.primary_client(state.database) or client
-    with MomentReader(client).reading(at) as (concern, session):
+    with MomentReader(client, TARGET).reading(at) as (concern, session):
         there = client.get_database(state.database, read_concern=concern)
         document = there["syncs"].find_one({"_id": state.name}, session=session)
     return None if document is None else document_of(document)
@@ -91,10 +92,10 @@ def nothing_written(deployment: MongoClient[Any] | Cluster, after: ClusterTime, 
 
 
 class MomentReader:
-    """Reads one replica set. Belongs to one thread."""
+    """Reads one replica set of a side, which errors name. Belongs to one thread."""
 
-    def __init__(self, client: MongoClient[Any]) -> None:
-        self._client = client
+    def __init__(self, client: MongoClient[Any], side: str) -> None:
+        self._client, self._side = client, side
         self._connection = Connection(client, retry_seconds=RETRY_SECONDS)
         self._connection.wait_for_hello()
         version = self._connection.retrying(client.server_info)["versionArray"]
@@ -144,7 +145,8 @@ class MomentReader:
             return RunOfDocuments(b"".join(replies)), is_cut
 
         try:
-            return self._connection.retrying(read)
+            with at_side(self._side, self._client):
+                return self._connection.retrying(read)
         except SourceError as error:
             if error.code == _EMPTY_RANGE:
                 return RunOfDocuments(b""), False
@@ -160,7 +162,8 @@ class MomentReader:
                 with closing(RawReplyCursor(there, query, session=session)) as cursor:
                     return b"".join(cursor)
 
-        return self._connection.retrying(read)
+        with at_side(self._side, self._client):
+            return self._connection.retrying(read)
 
     @contextmanager
     def reading(self, at: ClusterTime) -> Iterator[tuple[ReadConcern | None, ClientSession | None]]:
@@ -210,5 +213,5 @@ class TargetReader:
     def _reader(self, client: MongoClient[Any]) -> MomentReader:
         known = self._readers.get(id(client))
         if known is None:
-            known = self._readers[id(client)] = MomentReader(client)
+            known = self._readers[id(client)] = MomentReader(client, TARGET)
         return known

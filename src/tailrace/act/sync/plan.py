@@ -26,7 +26,15 @@ from tailrace.act.sync.catalog import (
     shown,
     version_of,
 )
-from tailrace.act.sync.rights import may_read_by_uuid, missing_rights, unreadable
+from tailrace.act.sync.rights import (
+    GRANT_BY_UUID,
+    NOT_BY_UUID,
+    SOURCE,
+    TARGET,
+    may_read_by_uuid,
+    missing_rights,
+    unreadable,
+)
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.shard_keys import CLUSTER_SINCE, chosen_key, refused_key, source_keys
 from tailrace.act.sync.sizes import disk_of, in_time, in_units, reach_of, sizes_of
@@ -302,13 +310,10 @@ class _Examination(_Parties):
         self.refusals += needed.refusals
         self.warnings += needed.warnings
         self.keeps_uuids = needed.keeps_uuids and isinstance(self.there, MongoClient)
-        sides = {"source": self._members_of_source(), "target": self._members(self.there)}
+        sides = {SOURCE: self._members_of_source(), TARGET: self._members(self.there)}
         for side, clients in sides.items():
             if not all(may_read_by_uuid(client) for client in clients):
-                self.warnings.append(
-                    f"the {side}'s user may not name collections by their UUIDs, which a verification does: "
-                    "the action useUUID on the cluster (the roles clusterMonitor, backup and restore hold it)"
-                )
+                self.warnings.append(f"{NOT_BY_UUID.format(side)}. {GRANT_BY_UUID}")
 
     def _readable(self, names: Sequence[str]) -> None:
         """What a user may list and not read would be missed by the copy alone."""

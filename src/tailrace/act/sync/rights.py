@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+from tailrace.errors import SourceError
 
 #: What a sync does in each database that it fills, and in its own.
 _IN_DATABASES: Final = (
@@ -26,6 +30,12 @@ _IN_DATABASES: Final = (
 _OF_STATE: Final = ("find", "insert", "update", "remove", "createCollection", "createIndex")
 #: What ``applyOps`` with UUIDs takes.
 _BY_UUID: Final = ("applyOps", "forceUUID", "useUUID")
+#: What a verification takes, by the side whose user lacks it.
+NOT_BY_UUID: Final = "the {}'s user may not name collections by their UUIDs, which a verification does"
+GRANT_BY_UUID: Final = "Grant it the action useUUID on the cluster (clusterMonitor, backup and restore hold it)"
+SOURCE: Final = "source"
+TARGET: Final = "target"
+_UNAUTHORIZED: Final = 13
 _HINT: Final = "Grant the target's user the roles readWriteAnyDatabase, dbAdminAnyDatabase and restore"
 
 
@@ -92,6 +102,25 @@ def may_read_by_uuid(client: MongoClient[Any]) -> bool:
     return not status.get("authenticatedUsers") or _may_on_cluster(
         status.get("authenticatedUserPrivileges", ()), "useUUID"
     )
+
+
+@contextmanager
+def at_side(side: str, client: MongoClient[Any] | None = None) -> Iterator[None]:
+    """Let the error of a user who lacks a right tell at which side: both may be replica sets of one name.
+
+    ``client``: of that side, where collections are named by their UUIDs. The server does not say whether that is what
+    the user may not do.
+    """
+    try:
+        yield
+    except SourceError as error:
+        if error.code != _UNAUTHORIZED:
+            raise
+        message, hint = error.message.replace("this user", f"the {side}'s user", 1), error.hint
+        with suppress(PyMongoError):
+            if client is not None and not may_read_by_uuid(client):
+                message, hint = NOT_BY_UUID.format(side), GRANT_BY_UUID
+        raise SourceError(message, code=error.code, hint=hint) from None
 
 
 def _may(privileges: Iterable[Mapping[str, Any]], database: str, action: str) -> bool:

@@ -35,9 +35,10 @@ from tailrace.act.sync.catalog import (
     name_of,
     read_catalog,
 )
-from tailrace.act.sync.comparing import DocumentDifference, compare_documents
+from tailrace.act.sync.comparing import DocumentDifference, compare_documents, compare_places
 from tailrace.act.sync.moments import ANOTHER_MOMENT, MomentReader, TargetReader, nothing_written, state_at, target_now
 from tailrace.act.sync.natural import AGAIN, Lying, changes, in_natural_order
+from tailrace.act.sync.rights import SOURCE, TARGET, at_side
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import Committed, SyncDocument, SyncedCollection, SyncState
 from tailrace.act.sync.target import answered, answering
@@ -48,7 +49,7 @@ from tailrace.read.snapshot.chunk import ChunkReader, id_alone
 from tailrace.read.snapshot.documents import RunOfDocuments
 from tailrace.read.snapshot.places import Placement, Places
 from tailrace.read.snapshot.reader import places_of
-from tailrace.read.snapshot.state import KeyRange, key_ranges, shown
+from tailrace.read.snapshot.state import KeyRange, key_ranges
 from tailrace.read.source.connection import RETRY_SECONDS
 from tailrace.read.source.topology import Cluster
 
@@ -277,10 +278,14 @@ class _VerificationRun:
         for _ in range(_TRIES):
             moment = self.moments.newest()
             waiting = indexes.waiting(self.state)
-            there = read_catalog(self._source, OnSource(self._settings)).renamed(self._settings.target_of)
-            here = read_catalog(self.state.deployment, OnTarget(self._settings))
-            until = places_of(self._source, RETRY_SECONDS).now()
-            if not definitions_changed(self._source, moment.time, until):
+            with at_side(SOURCE):
+                there = read_catalog(self._source, OnSource(self._settings)).renamed(self._settings.target_of)
+            with at_side(TARGET):
+                here = read_catalog(self.state.deployment, OnTarget(self._settings))
+            with at_side(SOURCE):
+                until = places_of(self._source, RETRY_SECONDS).now()
+                has_changed = definitions_changed(self._source, moment.time, until)
+            if not has_changed:
                 held = {(one.namespace, name_of(one.spec)): one.held for one in waiting}
                 return difference(there, here, held=held)
             time.sleep(_LOOK_S)
@@ -320,6 +325,7 @@ class _VerificationRun:
                 left.append(_RangeToCompare(collection, int(one["_id"]["range"]), within, int(one["estimate"])))
         return left
 
+    @at_side(SOURCE)
     def _cut(self, one: SyncedCollection) -> list[_RangeToCompare]:
         reader = ChunkReader(retry_seconds=RETRY_SECONDS)
         database = one.namespace.partition(".")[0]
@@ -343,15 +349,17 @@ class _VerificationRun:
         """Where short ranges begin, at random: at documents of both sides, so that one that is too many is met too."""
         count = -(-sample // _SAMPLE_DOCUMENTS)
         pipeline = [{"$sample": {"size": count}}, {"$project": {"_id": 1}}]
-        clients = [(client, placement.namespace) for client in placement.members.values()]
+        clients = [(SOURCE, client, placement.namespace) for client in placement.members.values()]
         found: list[bytes] = []
-        for client, namespace in (*clients, (self.state.client, one.target)):  # a mongos takes that too
+        for side, client, namespace in (*clients, (TARGET, self.state.client, one.target)):  # a mongos takes that too
             database, _, name = namespace.partition(".")
             try:
                 with client[database][name].aggregate_raw_batches(pipeline) as cursor:
                     found += [id_alone(document) for batch in cursor for document in raw_bson.split(batch)]
             except PyMongoError as error:
-                raise SourceError(f"documents of {namespace} cannot be chosen at random: {error}") from None
+                raise SourceError(
+                    f"documents of {namespace} on the {side} cannot be chosen at random: {error}"
+                ) from None
         different = list(dict.fromkeys(found))
         random.shuffle(different)
         return different[:count]
@@ -474,7 +482,8 @@ class _Comparer:
         after: ClusterTime | None = None
         last: SourceError | None = None
         for _ in range(_TRIES):
-            placement = self._places.placement(one.collection.uuid, one.collection.namespace.partition(".")[0])
+            with at_side(SOURCE):
+                placement = self._places.placement(one.collection.uuid, one.collection.namespace.partition(".")[0])
             if placement is None:
                 return None
             if placement.chunks is not None:
@@ -550,21 +559,23 @@ class _Comparer:
         known = one.collection
         client = next(iter(placement.members.values()))
         database, target = placement.namespace.partition(".")[0], known.target.partition(".")[0]
-        here = _lying(in_natural_order(client, database, known.uuid, moment.time))
-        there = _lying(in_natural_order(self._work.state.client, target, known.target_uuid, moment.at))
+        with at_side(SOURCE, client):
+            here = _lying(in_natural_order(client, database, known.uuid, moment.time))
+        with at_side(TARGET, self._work.state.client):
+            there = _lying(in_natural_order(self._work.state.client, target, known.target_uuid, moment.at))
         since = changes(client, known.uuid, moment.time, self._places.now())
         changed = {id_alone(part) for entry in since if (part := entry.o2 or entry.o) is not None}
         mine, theirs = ([pair for pair in side if pair[0] not in changed] for side in (here, there))
         if any(entry.operation == "i" for entry in since):  # the oldest may have made room on one side alone
             left = min(len(mine), len(theirs))
             mine, theirs = mine[len(mine) - left :], theirs[len(theirs) - left :]
-        found = list(_places_differ(known.target, mine, theirs))
+        found = list(compare_places(known.target, mine, theirs))
         return _Compared(one.within.to, moment.time, len(here), 0, found)
 
     def _reader(self, client: MongoClient[Any]) -> MomentReader:
         known = self._readers.get(id(client))
         if known is None:
-            known = self._readers[id(client)] = MomentReader(client)
+            known = self._readers[id(client)] = MomentReader(client, SOURCE)
         return known
 
 
@@ -575,24 +586,3 @@ class _MovedError(Exception):
 def _lying(found: Iterator[Lying]) -> list[tuple[bytes, bytes]]:
     """The ``_id`` of each document, and what tells its bytes apart, in their order."""
     return [(id_alone(one.document), blake2b(one.document, digest_size=16).digest()) for one in found]
-
-
-def _places_differ(
-    namespace: str, mine: Sequence[tuple[bytes, bytes]], theirs: Sequence[tuple[bytes, bytes]]
-) -> Iterator[DocumentDifference]:
-    """How two sequences of documents differ: by what is in them, or where it lies."""
-    if mine == theirs:
-        return
-    here, there = dict(mine), dict(theirs)
-    alike = True
-    for key, digest in here.items():
-        if there.get(key) != digest:
-            alike = False
-            how = "missing" if key not in there else "other bytes"
-            yield DocumentDifference(namespace, shown(key), how)
-    for key in there.keys() - here.keys():
-        alike = False
-        yield DocumentDifference(namespace, shown(key), "extra")
-    if alike:
-        place = next((one[0] for one, other in zip(mine, theirs, strict=False) if one != other), mine[-1][0])
-        yield DocumentDifference(namespace, shown(place), "is at another place")
