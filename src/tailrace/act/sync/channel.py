@@ -22,6 +22,7 @@ from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.hand_over import (
     HandOver,
     begin_back,
+    check_can_be_cut_over,
     cut_over_of,
     has_begun,
     has_noted,
@@ -265,19 +266,10 @@ class Sync:
         caller must have stopped all writers. ``sample``: how many documents of each collection are compared; ``None``:
         all. Raises TailraceError, and then the sync continues as before, unless the error says that it is cut over:
         then only what was held is not restored yet, and another call does that."""
-        document = self._document()
         hand_over = HandOver(self.ends, self.settings, self._handed_over, self.verify, told)
         if is_unfinished(self.ends.state):
             return hand_over.finish()
-        if document.phase == standing.CUT_OVER:
-            raise UsageError("the sync is cut over already", hint="`tailrace sync reverse` is the way back")
-        if document.phase != standing.FOLLOW:
-            raise UsageError(
-                f"a sync in the phase {document.phase!r} cannot be cut over",
-                hint="Its copy must be done; `tailrace sync status` shows how far it is",
-            )
-        if document.extra.get("paused"):
-            raise UsageError("a paused sync writes nothing, so it cannot be cut over", hint="`tailrace sync resume` it")
+        check_can_be_cut_over(self._document())
         return hand_over(block=block, sample=sample)
 
     def reverse(self, *, unblock: bool = False) -> Sync:

@@ -167,6 +167,19 @@ def _is_cut_over(state: SyncState) -> bool:
         return False
 
 
+def check_can_be_cut_over(document: SyncDocument) -> None:
+    """Raise UsageError unless a sync follows."""
+    if document.phase == standing.CUT_OVER:
+        raise UsageError("the sync is cut over already", hint="`tailrace sync reverse` is the way back")
+    if document.phase != standing.FOLLOW:
+        raise UsageError(
+            f"a sync in the phase {document.phase!r} cannot be cut over",
+            hint="Its copy must be done; `tailrace sync status` shows how far it is",
+        )
+    if document.extra.get("paused"):
+        raise UsageError("a paused sync writes nothing, so it cannot be cut over", hint="`tailrace sync resume` it")
+
+
 def is_unfinished(state: SyncState) -> bool:
     """Whether a cut-over has ended the sync and has not restored everything."""
     return standing.document_of(state).phase == standing.CUT_OVER and any(one.there for one in waiting(state))
