@@ -248,6 +248,11 @@ def test_the_source_refuses_writes_for_as_long_as_it_is_cut_over(uris: tuple[str
         with sync.reverse(unblock=True) as back:
             write(uris[1], 100)
             back.run(to_present=True)
+            # Whose user bypasses the block needs no unblock, and then nobody could write after the cut-over back:
+            with MongoClient[Any](uris[0]) as client:
+                client.admin.command("setUserWriteBlockMode", 1, **{"global": True})
+            with pytest.raises(UsageError, match="the target refuses its users' writes"):
+                back.cutover(block=False)
     assert has(uris[0], 100)
 
 

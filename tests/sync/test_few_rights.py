@@ -10,7 +10,7 @@ import pytest
 from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
-from tailrace.errors import SourceError, UsageError
+from tailrace.errors import SinkError, SourceError, UsageError
 from tailrace.sync import Sync
 from tests.sync.both import STATE_DB, is_users, normal
 from tests.sync.equality import differences, held
@@ -146,6 +146,71 @@ def test_a_verification_tells_at_which_side_a_right_is_missing(filled: tuple[Rep
                 sync.verify()
             assert raised.value.code == 13
             assert ("useUUID" in str(raised.value.hint)) == ("UUIDs" in told)
+
+
+def may(running: ReplicaSet, name: str, privilege: dict[str, Any], *, so: bool) -> None:
+    command = "grantPrivilegesToRole" if so else "revokePrivilegesFromRole"
+    with MongoClient[Any](running.uri) as root:
+        root.admin.command({command: name, "privileges": [privilege]})
+
+
+def refuses_writes(running: ReplicaSet) -> bool:
+    with MongoClient[Any](running.uri) as root:
+        return bool(root.admin.command("serverStatus")["repl"]["userWriteBlockMode"] == 2)
+
+
+def test_the_right_to_block_writes_goes_away_during_a_cut_over(filled: tuple[ReplicaSet, ReplicaSet]) -> None:
+    """Without it a cut-over went on, and no one had stopped the writers; taken away meanwhile, it left the source
+    blocked and said nothing of it. Tests of cut-overs had users who may do all."""
+    source, target = filled
+    mode = {"resource": {"cluster": True}, "actions": ["setUserWriteBlockMode"]}
+    uri = as_user(source, "blocks", [], ["readAnyDatabase", "clusterMonitor"])
+    with Sync(uri, target.uri, lease_s=4) as sync:
+        sync.run(to_present=True)
+        with pytest.raises(SourceError, match="cannot be blocked: not authorized") as refused:
+            sync.cutover()
+        assert "--writers-stopped" in str(refused.value.hint)
+        assert sync.status().phase == "follow"
+        may(source, "blocks", mode, so=True)
+        with MongoClient[Any](target.uri) as there:
+            there.shop.a.update_one({"_id": 7}, {"$set": {"planted": True}})
+        with pytest.raises(SourceError, match=r"differs.*; and the source still refuses its users' writes") as left:
+            sync.cutover(sample=None, told=lambda _: may(source, "blocks", mode, so=False))
+        assert "setUserWriteBlockMode: 1, global: false" in str(left.value.hint)
+        assert refuses_writes(source)
+    with MongoClient[Any](source.uri) as root:
+        root.admin.command("setUserWriteBlockMode", 1, **{"global": False})
+
+
+def test_a_right_that_goes_away_when_limits_of_age_are_restored(filled: tuple[ReplicaSet, ReplicaSet]) -> None:
+    """One was restored and another not, and the sync went on: documents expired on the target during a sync. No test
+    ended a cut-over between the two."""
+    source, target = filled
+    alters = [{"resource": {"db": database, "collection": ""}, "actions": ["collMod"]} for database in ("blog", "shop")]
+    others = {"resource": LISTS["resource"], "actions": ["bypassDocumentValidation"]}
+    uri = as_user(target, "alters", [*alters, others], ["readWriteAnyDatabase", "clusterMonitor"])
+    with MongoClient[Any](source.uri) as client, Sync(source.uri, uri, only=["shop.*", "blog.*"], lease_s=4) as sync:
+        for database in (client.shop, client.blog):
+            database.a.create_index("at", expireAfterSeconds=10**6)
+        sync.run(to_present=True)
+
+        def told(text: str) -> None:
+            if text.startswith("the target equals"):
+                may(target, "alters", alters[1], so=False)
+
+        with pytest.raises(SinkError, match=r"the sync is cut over, but not every expireAfterSeconds .* is restored"):
+            sync.cutover(told=told)
+        assert refuses_writes(source)
+        assert sync.status().phase == "cutOver"
+        with pytest.raises(UsageError, match="has not restored every expireAfterSeconds"):
+            sync.reverse()
+        may(target, "alters", alters[1], so=True)
+        sync.cutover()
+        sides = [held(one.uri, but=[STATE_DB], selected=is_users) for one in (source, target)]
+        assert differences(*sides, uuids=False, known=normal("", "", ages=True)) == []
+        with pytest.raises(UsageError, match="cut over already"):
+            sync.cutover()
+        client.admin.command("setUserWriteBlockMode", 1, **{"global": False})
 
 
 def unlike(source: ReplicaSet, target: ReplicaSet) -> list[str]:

@@ -22,9 +22,11 @@ from tailrace.act.sync.ends import Ends
 from tailrace.act.sync.hand_over import (
     HandOver,
     begin_back,
+    check_can_be_cut_over,
     cut_over_of,
     has_begun,
     has_noted,
+    is_unfinished,
     refuse_foreign_writes,
     settings_back,
 )
@@ -262,22 +264,24 @@ class Sync:
         """Let the target take the source's place: wait for the last write, prove that it is the last, compare, restore
         what was held, and end the sync. ``block``: let a source from 6.0 on refuse its users' writes; otherwise the
         caller must have stopped all writers. ``sample``: how many documents of each collection are compared; ``None``:
-        all. Raises TailraceError, and then the sync continues as before."""
-        document = self._document()
-        if document.phase != standing.FOLLOW:
-            raise UsageError(
-                f"a sync in the phase {document.phase!r} cannot be cut over",
-                hint="Its copy must be done; `tailrace sync status` shows how far it is",
-            )
-        if document.extra.get("paused"):
-            raise UsageError("a paused sync writes nothing, so it cannot be cut over", hint="`tailrace sync resume` it")
-        return HandOver(self.ends, self.settings, self._handed_over, self.verify, told)(block=block, sample=sample)
+        all. Raises TailraceError, and then the sync continues as before, unless the error says that it is cut over:
+        then only what was held is not restored yet, and another call does that."""
+        hand_over = HandOver(self.ends, self.settings, self._handed_over, self.verify, told)
+        if is_unfinished(self.ends.state):
+            return hand_over.finish()
+        check_can_be_cut_over(self._document())
+        return hand_over(block=block, sample=sample)
 
     def reverse(self, *, unblock: bool = False) -> Sync:
         """After a cut-over: a sync from what was the target to what was the source, which begins where the cut-over was
         and copies nothing. Raises UsageError if somebody has written to the former source since. ``unblock``: let it
         accept its users' writes again; this is needed if the sync's user has no right to bypass the block."""
         time_, at = cut_over_of(self._document())
+        if is_unfinished(self.ends.state):
+            raise UsageError(
+                "the cut-over has not restored every expireAfterSeconds of the target yet",
+                hint="`tailrace sync cutover` again does that; then reverse",
+            )
         there = list(self.ends.state.collections().values())
         back = Sync.of(self._target, self._source, settings_back(self.settings, there))
         try:

@@ -26,8 +26,15 @@ from tailrace.read.window.oplogs import Oplogs
 #: Servers know the mode from this version on.
 BLOCKS_SINCE: Final = (6, 0)
 _UNAUTHORIZED: Final = 13
-_NO_COMMAND: Final = 59
+#: What a server says that does not know the mode, or whose feature compatibility version does not.
+_WITHOUT_MODE: Final = (20, 59)
 _BLOCKED: Final = 371
+_MODE_BLOCKED: Final = 2
+_COMMAND: Final = "db.adminCommand({setUserWriteBlockMode: 1, global: false})"
+_UNBLOCK: Final = (
+    f"Run {_COMMAND} on the source, as a user with the role clusterManager: until then no application can write there"
+)
+_ALLOW: Final = f"Run {_COMMAND} on the target, as a user with the role clusterManager (`reverse --unblock` does that)"
 #: A primary that cannot reach a majority for so long is none, or soon none.
 _CONFIRMED_MS: Final = 30_000
 #: What is written there is no change of a synced collection.
@@ -68,39 +75,68 @@ class CutOver:
 
 
 def block_writes(client: MongoClient[Any], version: str) -> bool:
-    """Let the source refuse its users' writes. Whether it does: not before 6.0, nor where the user may not say so."""
-    return _set_mode(client, version, blocked=True)
-
-
-def allow_writes(client: MongoClient[Any], version: str) -> None:
-    """Let a deployment take its users' writes again."""
-    _set_mode(client, version, blocked=False)
-
-
-def _set_mode(client: MongoClient[Any], version: str, *, blocked: bool) -> bool:
+    """Let the source refuse its users' writes. Whether it does: not before 6.0. Raises SourceError where the user may
+    not say so: nobody has stopped the writers then."""
     if _numbers(version) < BLOCKS_SINCE:
         return False
     try:
-        client.admin.command({"setUserWriteBlockMode": 1, "global": blocked})
-    except OperationFailure as error:
-        if error.code in (_UNAUTHORIZED, _NO_COMMAND):
-            return False
-        raise SourceError(f"the source's writes cannot be blocked: {_said(error)}", code=error.code) from error
+        client.admin.command({"setUserWriteBlockMode": 1, "global": True})
     except PyMongoError as error:
-        raise SourceError(f"the source's writes cannot be blocked: {_said(error)}") from error
+        raise SourceError(
+            f"the source's writes cannot be blocked: {_said(error)}",
+            code=error.code if isinstance(error, OperationFailure) else None,
+            hint="Grant the source's user the action setUserWriteBlockMode (the role clusterManager has it); or stop "
+            "all writers and give --writers-stopped (block=False)",
+        ) from error
     return True
 
 
+def allow_writes(client: MongoClient[Any], version: str) -> None:
+    """Let a deployment take its users' writes again. Raises SourceError where it cannot be told so."""
+    if _numbers(version) < BLOCKS_SINCE:
+        return
+    try:
+        client.admin.command({"setUserWriteBlockMode": 1, "global": False})
+    except PyMongoError as error:
+        code = error.code if isinstance(error, OperationFailure) else None
+        if code in _WITHOUT_MODE:
+            return
+        raise SourceError(
+            f"the source still refuses its users' writes, and cannot be told otherwise: {_said(error)}",
+            code=code,
+            hint=_UNBLOCK,
+        ) from error
+
+
 @contextmanager
-def blocked_writes(client: MongoClient[Any], version: str, *, wanted: bool) -> Iterator[bool]:
-    """Block the source's writes; where the block ends with an error, allow them again. Whether they are blocked."""
+def blocked_writes(
+    client: MongoClient[Any], version: str, *, wanted: bool, is_cut_over: Callable[[], bool]
+) -> Iterator[bool]:
+    """Block the source's writes; where the block ends with an error, allow them again unless the sync is cut over.
+    Whether they are blocked."""
     blocked = wanted and block_writes(client, version)
     try:
         yield blocked
-    except BaseException:
-        if blocked:
+    except BaseException as error:
+        if not blocked or is_cut_over():
+            raise
+        try:
             allow_writes(client, version)
+        except SourceError as unblocking:
+            before = error.message if isinstance(error, TailraceError) else str(error) or type(error).__name__
+            raise SourceError(f"{before}; and {unblocking.message}", code=unblocking.code, hint=_UNBLOCK) from error
         raise
+
+
+def refuse_blocked(target: MongoClient[Any]) -> None:
+    """Raise UsageError if the target refuses its users' writes, as a former source does: after the cut-over nobody
+    could write. Where the user may not see that, nothing is refused."""
+    try:
+        mode = target.admin.command({"serverStatus": 1}).get("repl", {}).get("userWriteBlockMode")
+    except PyMongoError:
+        return
+    if mode == _MODE_BLOCKED:
+        raise UsageError("the target refuses its users' writes, so it cannot take the source's place", hint=_ALLOW)
 
 
 @contextmanager
@@ -142,6 +178,8 @@ def confirm_primaries(clients: Sequence[MongoClient[Any]], namespace: str) -> No
         try:
             client[database].command({**read, "maxTimeMS": _CONFIRMED_MS})
         except PyMongoError as error:
+            if isinstance(error, OperationFailure) and error.code == _UNAUTHORIZED:
+                raise source_error(error, client) from error
             raise SourceError(
                 f"the source's primary cannot prove that it is one: {_said(error)}",
                 code=error.code if isinstance(error, OperationFailure) else None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from tailrace.act.sync.cutover import (
     blocked_writes,
     check_primaries,
     confirm_primaries,
+    refuse_blocked,
     refuse_written,
     written,
 )
@@ -27,10 +29,10 @@ from tailrace.act.sync.indexes import expires, noted, restore_held, set_expiry, 
 from tailrace.act.sync.ownership import SyncOwnership, own
 from tailrace.act.sync.recognition import DEPLOYMENT, deployment_of
 from tailrace.act.sync.settings import SyncSettings
-from tailrace.act.sync.state import SyncDocument, SyncedCollection
+from tailrace.act.sync.state import SyncDocument, SyncedCollection, SyncState
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.selection import Selection
-from tailrace.errors import SinkError, UsageError
+from tailrace.errors import SinkError, TailraceError, UsageError
 
 if TYPE_CHECKING:
     from tailrace.act.sync.verification import Verification
@@ -56,31 +58,50 @@ class HandOver:
         self._take, self._compare, self._told = take, compare, told
 
     def __call__(self, *, block: bool, sample: int | None) -> CutOver:
-        """Carry it out. Raises TailraceError: the source takes writes again then."""
+        """Carry it out. Raises TailraceError: the source takes writes again then, unless the error says that the sync
+        is cut over."""
         ends, state = self._ends, self._ends.state
         version = str(ends.source.server_info()["version"])
         primaries = ends.members
         check_primaries(primaries)
+        refuse_blocked(ends.target)
+        with self._taken() as ownership:
+            self._step(ownership, ends.now())  # nearly all, while writers still write
+            is_cut_over = partial(_is_cut_over, state)
+            with blocked_writes(ends.source, version, wanted=block, is_cut_over=is_cut_over) as blocked:
+                begun = time.monotonic()
+                self._told("the source refuses writes" if blocked else "the source's writers should have stopped")
+                self._confirm(primaries)
+                last = ends.now()
+                self._step(ownership, last)
+                proof = ends.now()
+                self._prove(last, proof)
+                self._step(ownership, proof)
+                self._told(f"the target equals the source at {proof.seconds},{proof.increment}")
+                compared = self._equal(sample)
+                self._prove(proof, ends.now())
+                at = ownership.now()  # before anything can expire on the target
+                self._end(ownership, CutOver(proof, at, blocked, time.monotonic() - begun, compared, 0))
+            restored = self._restore(ownership)
+            return CutOver(proof, at, blocked, time.monotonic() - begun, compared, restored)
+
+    def finish(self) -> CutOver:
+        """Restore what a cut-over that has ended the sync has left held. Raises TailraceError."""
+        document = standing.document_of(self._ends.state)
+        last, at = cut_over_of(document)
+        cut = document.extra["cutOver"]
+        with self._taken() as ownership:
+            restored = self._restore(ownership)
+        return CutOver(last, at, cut["blocked"], cut.get("seconds", 0.0), cut.get("documents", 0), restored)
+
+    @contextmanager
+    def _taken(self) -> Iterator[SyncOwnership]:
         try:
             with self._take("cutover", _HAND_OVER_LEASES * self._settings.lease_s) as ownership:
-                self._step(ownership, ends.now())  # nearly all, while writers still write
-                with blocked_writes(ends.source, version, wanted=block) as blocked:
-                    begun = time.monotonic()
-                    self._told("the source refuses writes" if blocked else "the source's writers should have stopped")
-                    self._confirm(primaries)
-                    last = ends.now()
-                    self._step(ownership, last)
-                    proof = ends.now()
-                    self._prove(last, proof)
-                    self._step(ownership, proof)
-                    self._told(f"the target equals the source at {proof.seconds},{proof.increment}")
-                    compared = self._equal(sample)
-                    self._prove(proof, ends.now())
-                    at = ownership.now()  # before anything can expire on the target
-                    found = {"compared": compared, "restored": len(restore_held(state, ownership))}
-                    return self._ended(ownership, proof, at, blocked=blocked, begun=begun, **found)
+                yield ownership
         finally:
-            standing.note(state, {"request": None})
+            with suppress(TailraceError):  # it is forgotten after a while anyway
+                standing.note(self._ends.state, {"request": None})
 
     def _step(self, ownership: SyncOwnership, until: ClusterTime) -> None:
         with Follower(self._ends.oplogs, self._ends.state, ownership, self._settings) as follower:
@@ -109,25 +130,59 @@ class HandOver:
             )
         return int(verification.documents)
 
-    def _ended(
-        self,
-        ownership: SyncOwnership,
-        last: ClusterTime,
-        at: ClusterTime,
-        *,
-        blocked: bool,
-        begun: float,
-        compared: int,
-        restored: int,
-    ) -> CutOver:
-        done = CutOver(last, at, blocked, time.monotonic() - begun, compared, restored)
-        noted = {"time": last.to_timestamp(), "at": at.to_timestamp(), "blocked": blocked}
+    def _end(self, ownership: SyncOwnership, done: CutOver) -> None:
+        """End the sync: from now on, documents may expire on the target, and the source is to take no more writes."""
+        noted = {
+            "time": done.time.to_timestamp(),
+            "at": done.at.to_timestamp(),
+            "blocked": done.blocked,
+            "seconds": done.seconds,
+            "documents": done.verified,
+        }
         ownership.run(_nothing, sets={"phase": standing.CUT_OVER, "cutOver": noted}, what="end the sync")
-        return done
+
+    def _restore(self, ownership: SyncOwnership) -> int:
+        """Restore the limits of age: how many. Never before the sync has ended: what had expired on the target by then
+        would be missing if it went on."""
+        try:
+            return len(restore_held(self._ends.state, ownership))
+        except TailraceError as error:
+            raise SinkError(
+                f"the sync is cut over, but not every expireAfterSeconds of the target is restored: {error.message}",
+                code=error.code,
+                hint="The target may take the source's place, but nothing expires there by these indexes yet. Remove "
+                "the cause, then run `tailrace sync cutover` again: it restores the rest",
+            ) from error
 
 
 def _nothing(_: ClientSession) -> None:
     return None
+
+
+def _is_cut_over(state: SyncState) -> bool:
+    """Whether the sync has ended, as far as the target can say."""
+    try:
+        return standing.document_of(state).phase == standing.CUT_OVER
+    except TailraceError:
+        return False
+
+
+def check_can_be_cut_over(document: SyncDocument) -> None:
+    """Raise UsageError unless a sync follows."""
+    if document.phase == standing.CUT_OVER:
+        raise UsageError("the sync is cut over already", hint="`tailrace sync reverse` is the way back")
+    if document.phase != standing.FOLLOW:
+        raise UsageError(
+            f"a sync in the phase {document.phase!r} cannot be cut over",
+            hint="Its copy must be done; `tailrace sync status` shows how far it is",
+        )
+    if document.extra.get("paused"):
+        raise UsageError("a paused sync writes nothing, so it cannot be cut over", hint="`tailrace sync resume` it")
+
+
+def is_unfinished(state: SyncState) -> bool:
+    """Whether a cut-over has ended the sync and has not restored everything."""
+    return standing.document_of(state).phase == standing.CUT_OVER and any(one.there for one in waiting(state))
 
 
 def cut_over_of(document: SyncDocument) -> tuple[ClusterTime, ClusterTime]:

@@ -60,7 +60,8 @@ def sink_error(what: str, error: PyMongoError | BSONError) -> SinkError:
     hint = None
     if code == _UNAUTHORIZED:
         hint = (
-            "The user needs readWrite on the target's databases and on that of the sync, and for UUIDs the role restore"
+            "The user needs readWrite and dbAdmin on the target's databases, readWrite on that of the sync, and for "
+            f"UUIDs the role restore. {_GOES_ON}"
         )
     elif code in _NOT_STORABLE:
         hint = "No server accepts such a document from a client. Change it on the source, or leave its collection out"

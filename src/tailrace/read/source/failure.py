@@ -141,6 +141,12 @@ def _not_authorized(text: str, where: str) -> SourceError:
     if refused is None:
         return SourceError(f"this user is {redact_uri(text.partition(' {')[0])} at {where}", code=_UNAUTHORIZED)
     database, collection = refused["database"], refused["collection"] or refused["command"]
+    if text.startswith("UUID(", refused.end()):
+        return SourceError(
+            f"this user may not read a collection of the database {database} of {where} by its UUID",
+            code=_UNAUTHORIZED,
+            hint=f"Grant it the role read on {database}, and the action useUUID (clusterMonitor and backup hold it)",
+        )
     what, hint = (
         _RIGHTS.get((database, collection))
         or _RIGHTS.get((database, None))
