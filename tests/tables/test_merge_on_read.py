@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -246,7 +247,29 @@ def test_files_whose_rows_have_gone_are_written_anew_in_time() -> None:
     worn = [file("big", 1000, 450), *(file(f"s{one}", 10) for one in range(3)), file("half", 500)]
     assert [sorted(group) for group in to_merge(worn)] == [["big", "s0", "s1", "s2"]]
     # The worst first, and no more than it takes.
-    assert to_merge([file("a", 1000, 300), file("b", 1000, 500), file("c", 1000, 300)]) == [["b"]]
+    assert to_merge([file("a", 1000, 200), file("b", 1000, 500), file("c", 1000, 200)]) == [["b"]]
+    # A file that is not small beside it has younger rows, and stays.
+    assert to_merge([file("big", 1000, 450), file("small", 30), file("younger", 60)]) == [["big", "small"]]
+
+
+def test_readers_read_little_more_than_what_is_there() -> None:
+    """A table of 2,000 documents, 20 of which change in each micro-batch: its model, without a file."""
+    rng, where, rows, written = random.Random(1), dict.fromkeys(range(2000), 0), {0: 2000}, 0
+    for batch in range(1, 401):
+        changed = rng.sample(range(2000), 20)
+        where.update(dict.fromkeys(changed, batch))
+        rows[batch], live = 20, Counter(where.values())
+        rows = {name: count for name, count in rows.items() if live[name]}
+        files = [file(str(name), count, count - live[name]) for name, count in rows.items()]
+        for number, group in enumerate(to_merge(files)):
+            merged, name = {int(one) for one in group}, 1000 + 10 * batch + number
+            rows = {one: count for one, count in rows.items() if one not in merged}
+            rows[name] = sum(live[one] for one in merged)
+            where = {one: name if at in merged else at for one, at in where.items()}
+            written += rows[name]
+        assert sum(rows.values()) <= 2000 * 1.26, "of rows that are gone"
+        assert len(rows) <= 11, "of files"
+    assert 1 + written / (400 * 20) < 5, "times the changed rows"
 
 
 def test_many_files_of_one_size_are_merged_and_large_ones_are_left_alone() -> None:
