@@ -39,6 +39,7 @@ from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.version_rows import all_rows, batches, rows_in
 from tailrace.lake.tables.versions import Keeping, names_at
 from tailrace.lake.tables.writer import TablesWriter
+from tests.products import nested
 from tests.tables.equality import in_collection, in_table, key_of, read
 from tests.tables.features import Made
 from tests.tables.readers import MERGING_READERS, READERS
@@ -190,6 +191,23 @@ def test_readers_read_it_right_or_refuse_it_by_the_feature_s_name(tmp_path: Path
         else:
             with pytest.raises(DeltaProtocolError, match="deletionVectors"):
                 reader(tmp_path / "t", None, None)
+
+
+def test_the_players_look_into_such_tables_and_are_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their reading by pyarrow alone was a refusal, which they count as right, so no column of them was compared."""
+    made = Made(tmp_path / "shop.nested", TableSchema(nested=True), merges=True)
+    made.whole([{"_id": one, "items": [{"n": one}]} for one in range(5)])
+    made.change([{"_id": 2, "items": [{"n": 7, "late": ["x"]}]}], gone=[1])
+    rule = TableRule("shop.nested", TableSchema(nested=True))
+    assert read(DeltaTable(str(tmp_path / "shop.nested")), "_key", "_bson").sort_by("_key").num_rows == 4
+
+    def told() -> list[str]:
+        return nested.unlike_its_documents(tmp_path, rule, random.Random(1))
+
+    assert told() == []
+    for name in MERGING_READERS:
+        monkeypatch.setitem(READERS, name, lambda *_, by=READERS[name]: [{**one, "items": []} for one in by(*_)])
+    assert "not [{'n': 0" in told()[0]
 
 
 def test_whoever_stops_merging_gets_a_table_that_every_reader_reads(tmp_path: Path) -> None:
