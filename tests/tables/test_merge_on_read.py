@@ -208,6 +208,10 @@ def test_the_players_look_into_such_tables_and_are_not_refused(tmp_path: Path, m
     for name in MERGING_READERS:
         monkeypatch.setitem(READERS, name, lambda *_, by=READERS[name]: [{**one, "items": []} for one in by(*_)])
     assert "not [{'n': 0" in told()[0]
+    for file in made.table.files():
+        (tmp_path / "shop.nested" / file.name).unlink()
+    with pytest.raises(OSError, match="Object Store error"):  # as of a file that pyarrow does not find
+        read(DeltaTable(str(tmp_path / "shop.nested")))
 
 
 def test_whoever_stops_merging_gets_a_table_that_every_reader_reads(tmp_path: Path) -> None:
