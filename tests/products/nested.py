@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import bson
+import pyarrow as pa
 from bson.binary import Binary
 from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
@@ -19,12 +20,14 @@ from bson.objectid import ObjectId
 from deltalake import DeltaTable
 
 from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.merge_on_read import has_vectors
 from tailrace.lake.tables.names import folder_of
 from tailrace.lake.tables.nested import parsed
 from tailrace.lake.tables.schema import CODEC, TableSchema
 from tailrace.lake.tables.settings import TableRule
+from tests.tables.equality import read
 from tests.tables.nested_oracle import NotShownError, expected, renamed
-from tests.tables.readers import READERS
+from tests.tables.readers import MERGING_READERS, READERS
 
 NESTED: Final = "nested"
 _IDS: Final = 20
@@ -102,7 +105,8 @@ def unlike_its_documents(root: Path, rule: TableRule, rng: random.Random) -> lis
     folder = root / folder_of(namespace)
     if not (folder / "_delta_log").exists():
         return []
-    reader = rng.choice(sorted(READERS))
+    merged = has_vectors(DeltaTable(folder))
+    reader = rng.choice(sorted(MERGING_READERS if merged else READERS))
     told = _differences(folder, rule, reader)
     return [f"{reader} reads in the table of {namespace} {one}" for one in told]
 
@@ -111,8 +115,8 @@ def _differences(folder: Path, rule: TableRule, reader: str) -> Iterator[str]:
     grows = rule.schema.grows
     columns = CollectionTable(folder, rule.pattern).schema(rule.schema).columns
     table = DeltaTable(folder)
-    arrow = table.to_pyarrow_dataset().schema
-    rows = table.to_pyarrow_table(columns=["_key", "_bson"]).sort_by("_key").column("_bson").to_pylist()
+    arrow = pa.schema(table.schema().to_arrow())
+    rows = read(table, "_key", "_bson").sort_by("_key").column("_bson").to_pylist()
     found = READERS[reader](folder, None, None)
     if len(found) != len(rows):
         yield f"{len(found)} rows, not {len(rows)}"

@@ -54,7 +54,16 @@ def read(table: DeltaTable, *columns: str) -> pa.Table:
     if not table.protocol().reader_features:
         return table.to_pyarrow_table(columns=list(columns) or None)
     chosen = ", ".join(f'"{name}"' for name in columns) or "*"
-    return pa.table(QueryBuilder().register("t", table).execute(f"SELECT {chosen} FROM t").read_all())
+    try:
+        found = pa.table(QueryBuilder().register("t", table).execute(f"SELECT {chosen} FROM t").read_all())
+    except Exception as error:
+        # A file that is missing or damaged is an exception without a class of its own.
+        if type(error) is Exception and "External error: " in str(error):
+            raise OSError(str(error)) from error
+        raise
+    # What that engine gives are views, which Arrow does not sort.
+    plain = {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}
+    return found.cast(pa.schema([(one.name, plain.get(one.type, one.type)) for one in found.schema]))
 
 
 def collections(client: Any, databases: tuple[str, ...]) -> dict[str, dict[bytes, bytes]]:

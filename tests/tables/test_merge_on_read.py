@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.version_rows import all_rows, batches, rows_in
 from tailrace.lake.tables.versions import Keeping, names_at
 from tailrace.lake.tables.writer import TablesWriter
+from tests.products import nested
 from tests.tables.equality import in_collection, in_table, key_of, read
 from tests.tables.features import Made
 from tests.tables.readers import MERGING_READERS, READERS
@@ -191,6 +193,27 @@ def test_readers_read_it_right_or_refuse_it_by_the_feature_s_name(tmp_path: Path
                 reader(tmp_path / "t", None, None)
 
 
+def test_the_players_look_into_such_tables_and_are_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their reading by pyarrow alone was a refusal, which they count as right, so no column of them was compared."""
+    made = Made(tmp_path / "shop.nested", TableSchema(nested=True), merges=True)
+    made.whole([{"_id": one, "items": [{"n": one}]} for one in range(5)])
+    made.change([{"_id": 2, "items": [{"n": 7, "late": ["x"]}]}], gone=[1])
+    rule = TableRule("shop.nested", TableSchema(nested=True))
+    assert read(DeltaTable(str(tmp_path / "shop.nested")), "_key", "_bson").sort_by("_key").num_rows == 4
+
+    def told() -> list[str]:
+        return nested.unlike_its_documents(tmp_path, rule, random.Random(1))
+
+    assert told() == []
+    for name in MERGING_READERS:
+        monkeypatch.setitem(READERS, name, lambda *_, by=READERS[name]: [{**one, "items": []} for one in by(*_)])
+    assert "not [{'n': 0" in told()[0]
+    for file in made.table.files():
+        (tmp_path / "shop.nested" / file.name).unlink()
+    with pytest.raises(OSError, match="Object Store error"):  # as of a file that pyarrow does not find
+        read(DeltaTable(str(tmp_path / "shop.nested")))
+
+
 def test_whoever_stops_merging_gets_a_table_that_every_reader_reads(tmp_path: Path) -> None:
     root = tmp_path / "t"
     plain = Made(root, DECLARED)
@@ -246,7 +269,29 @@ def test_files_whose_rows_have_gone_are_written_anew_in_time() -> None:
     worn = [file("big", 1000, 450), *(file(f"s{one}", 10) for one in range(3)), file("half", 500)]
     assert [sorted(group) for group in to_merge(worn)] == [["big", "s0", "s1", "s2"]]
     # The worst first, and no more than it takes.
-    assert to_merge([file("a", 1000, 300), file("b", 1000, 500), file("c", 1000, 300)]) == [["b"]]
+    assert to_merge([file("a", 1000, 200), file("b", 1000, 500), file("c", 1000, 200)]) == [["b"]]
+    # A file that is not small beside it has younger rows, and stays.
+    assert to_merge([file("big", 1000, 450), file("small", 30), file("younger", 60)]) == [["big", "small"]]
+
+
+def test_readers_read_little_more_than_what_is_there() -> None:
+    """A table of 2,000 documents, 20 of which change in each micro-batch: its model, without a file."""
+    rng, where, rows, written = random.Random(1), dict.fromkeys(range(2000), 0), {0: 2000}, 0
+    for batch in range(1, 401):
+        changed = rng.sample(range(2000), 20)
+        where.update(dict.fromkeys(changed, batch))
+        rows[batch], live = 20, Counter(where.values())
+        rows = {name: count for name, count in rows.items() if live[name]}
+        files = [file(str(name), count, count - live[name]) for name, count in rows.items()]
+        for number, group in enumerate(to_merge(files)):
+            merged, name = {int(one) for one in group}, 1000 + 10 * batch + number
+            rows = {one: count for one, count in rows.items() if one not in merged}
+            rows[name] = sum(live[one] for one in merged)
+            where = {one: name if at in merged else at for one, at in where.items()}
+            written += rows[name]
+        assert sum(rows.values()) <= 2000 * 1.26, "of rows that are gone"
+        assert len(rows) <= 11, "of files"
+    assert 1 + written / (400 * 20) < 5, "times the changed rows"
 
 
 def test_many_files_of_one_size_are_merged_and_large_ones_are_left_alone() -> None:
