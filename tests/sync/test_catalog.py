@@ -207,6 +207,37 @@ def test_a_namespace_that_is_another_collection_is_refused(start_replica_set: Ca
         indexes.create(target, one, (6, 0))
 
 
+@pytest.mark.parametrize("options", [{}, {"validator": {"a": 2}}])
+def test_a_collection_that_another_command_makes_after_the_look_is_judged_as_one_that_was_there(
+    options: dict[str, Any], start_replica_set: Callable[..., ReplicaSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ``create`` that an election interrupts is sent again, and may have been carried out: the sync ended with the
+    server's 48. Where UUIDs are kept a second one finds no fault, and campaigns of kills on clusters are slow."""
+    source = MongoClient(start_replica_set().uri)
+    target = MongoClient(start_replica_set().uri)
+    source.zoo.create_collection("c", validator={"a": 1})
+    one = read_catalog(source, ALL).collections["zoo.c"]
+    look, looks = indexes._there, list[str]()
+
+    def late(*args: Any) -> Any:
+        looks.append(args[2])
+        if len(looks) > 1:
+            return look(*args)
+        target.zoo.create_collection("c", **(options or {"validator": {"a": 1}}))
+        return None
+
+    monkeypatch.setattr(indexes, "_there", late)
+    monkeypatch.setattr(indexes, "_apply", lambda *_: False)
+    if options:
+        with pytest.raises(indexes.SinkError, match=r"the target's zoo.c is not the source's"):
+            indexes.create(target, one, (6, 0))
+    else:
+        uuid = indexes.create(target, one, (6, 0))
+        [there] = target.zoo.list_collections()
+        assert uuid == bytes(there["info"]["uuid"])
+    assert looks == ["c", "c"]
+
+
 def test_a_collection_whose_name_is_not_utf8_is_left_out_and_named(
     replica_set: ReplicaSet, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,7 +27,7 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
-from pymongo.errors import NetworkTimeout, PyMongoError
+from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
 
 from tailrace.act.sync.catalog import (
     CLUSTERED,
@@ -57,6 +57,7 @@ _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
 RETRY_SECONDS: Final = 120.0
 _UNAUTHORIZED: Final = 13
 _UUID_TAKEN: Final = 40655
+_NAMESPACE_EXISTS: Final = 48
 _DAY_S: Final = 86_400
 _SIMPLE: Final = raw_bson.encode_element(raw_bson.OBJECT, b"collation", bson.encode({"locale": "simple"}))
 
@@ -96,7 +97,8 @@ def create(
         open_database(target, database, what, drop_other)
         kept = collection.kind == "collection" and _apply(target, database, operation, what, ownership)
         if not kept:
-            _command(target, database, command, what, check=check)
+            # A command that is sent again, or one of a process that was killed, may have made it meanwhile.
+            _command(target, database, command, what, check=check, done=_exists)
         there = _there(target, database, name)
     if there is None or raw_bson.bytes_of(there["options"]) != options:
         raise SinkError(
@@ -325,9 +327,11 @@ def _command(
     *,
     check: Callable[[], None],
     judge: Callable[[PyMongoError], None] = lambda _: None,
+    done: Callable[[PyMongoError], bool] = lambda _: False,
 ) -> None:
     """Run a command that may be run twice, until a majority has it. One that outlives the connection's time-out is sent
-    again, and waits for the first; one that an election interrupts is sent again too."""
+    again, and waits for the first; one that an election interrupts is sent again too. ``done``: whether an error says
+    that what was sent first has done it."""
     backoff = Backoff(give_up_s=RETRY_SECONDS)
     # PyMongo adds fields of its own on the top level; what lies deeper goes as it is.
     whole = {**RawBSONDocument(command, _RAW), "writeConcern": MAJORITY.document}
@@ -339,11 +343,17 @@ def _command(
             continue
         except PyMongoError as error:
             judge(error)
+            if done(error):
+                return
             if not is_worth_again(error) or backoff.exhausted:
                 raise sink_error(what, error) from None
             backoff.wait()
         else:
             return
+
+
+def _exists(error: PyMongoError) -> bool:
+    return isinstance(error, OperationFailure) and error.code == _NAMESPACE_EXISTS
 
 
 # -- what waits, in the state -----------------------------------------------------------------------------------------
