@@ -4,6 +4,7 @@
     python bench/page.py --quick           a few minutes: small amounts, to see that all of it works
     python bench/page.py --only watch      some of them; the others are left out of the page
     python bench/page.py --out page.md     somewhere else
+    python bench/page.py --keep DIR        keeps what each program prints; one that was cut off goes on where it was
 
 A table's figures are cut out of what the program prints; the site draws them as bars. If a program prints no such table
 or ends with an error other than a missed bar, no page is written. Both sides of each table are from the same run.
@@ -12,6 +13,7 @@ or ends with an error other than a missed bar, no page is written. Both sides of
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import subprocess
@@ -127,16 +129,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small amounts: minutes in place of an hour")
     parser.add_argument("--only", nargs="+", choices=[one.program for one in QUESTIONS], help="some of them")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep each program's output; take what is kept there")
     parser.add_argument("--out", type=Path, default=PAGE, help="default: docs/reference/benchmarks.md")
     args = parser.parse_args()
     asked = [one for one in QUESTIONS if args.only is None or one.program in args.only]
-    begun, load = time.time(), os.getloadavg()[0]
+    begun, load, took = time.time(), os.getloadavg()[0], 0.0
     sections = []
     for question in asked:
         words = question.arguments(quick=args.quick)
         print(f"{command_of(question, words)} ...", file=sys.stderr, flush=True)
-        sections.append(section(question, words, printed(question, words)))
-    head = introduction(begun, load, quick=args.quick)
+        kept = None if args.keep is None else args.keep / f"{question.program}.json"
+        text, seconds = kept_or_printed(question, words, kept)
+        sections.append(section(question, words, text))
+        took += seconds
+    head = introduction(begun, load, took, quick=args.quick)
     args.out.write_text("\n".join([head, *sections]), encoding="utf-8")
     print(f"written: {args.out}", file=sys.stderr)
     return 0
@@ -144,6 +150,22 @@ def main() -> int:
 
 def command_of(question: Question, words: Sequence[str]) -> str:
     return " ".join(["python", f"bench/{question.program}.py", *words])
+
+
+def kept_or_printed(question: Question, words: Sequence[str], kept: Path | None) -> tuple[str, float]:
+    """What the program has printed, with these words, and the seconds that it took."""
+    if kept is not None and kept.exists():
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        if found["command"] == command_of(question, words):
+            return str(found["printed"]), float(found["seconds"])
+    begun = time.monotonic()
+    text = printed(question, words)
+    seconds = time.monotonic() - begun
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        found = {"command": command_of(question, words), "seconds": seconds, "printed": text}
+        kept.write_text(json.dumps(found), encoding="utf-8")
+    return text, seconds
 
 
 def printed(question: Question, words: Sequence[str]) -> str:
@@ -160,9 +182,9 @@ def printed(question: Question, words: Sequence[str]) -> str:
     return done.stdout
 
 
-def introduction(begun: float, load: float, *, quick: bool) -> str:
+def introduction(begun: float, load: float, took: float, *, quick: bool) -> str:
     date = time.strftime("%Y-%m-%d", time.gmtime(begun))
-    minutes = (time.time() - begun) / 60
+    minutes = took / 60
     busy = f"load {load:.1f} at the start and {os.getloadavg()[0]:.1f} at the end"
     small = "**A quick run, of small amounts: it shows that the programs work, and the figures only roughly.**\n\n"
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -74,6 +75,19 @@ def test_a_section_has_its_bars_drawn_and_says_what_was_missed() -> None:
     assert "`python bench/streams.py --streams 1`" in text
     assert "* p50 with one stream, more than native: 0.30 ms (MISSED)" in text
     assert figures.with_figures(text).count('class="bar"') == 2
+
+
+def test_what_was_kept_is_not_measured_again_unless_it_was_asked_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(page, "printed", lambda _, words: asked.append(words) or f"output {len(asked)}")
+    latency, kept = question("latency"), tmp_path / "new" / "latency.json"
+    first = page.kept_or_printed(latency, (), kept)
+    assert page.kept_or_printed(latency, (), kept) == first == ("output 1", first[1])
+    assert page.kept_or_printed(latency, ("--writes", "300"), kept)[0] == "output 2"
+    assert page.kept_or_printed(latency, (), None)[0] == "output 3"
+    assert asked == [(), ("--writes", "300"), ()]
 
 
 def test_a_program_that_prints_no_table_makes_no_page() -> None:
