@@ -92,6 +92,21 @@ def test_a_state_that_is_older_than_changed_documents(uris: tuple[str, str, str]
     assert unlike(source, target) == []
 
 
+def test_a_document_that_came_and_went_since_an_older_state(uris: tuple[str, str, str]) -> None:
+    """Its insert and its delete were folded into nothing, and it stayed on the target, with exit status 0. The tests
+    had changes that were applied again, and none that there was nothing to apply for."""
+    source, target, _ = uris
+    older = saved(target, STATE_DB)
+    with MongoClient[Any](source) as client:
+        client.shop.orders.insert_many([{"_id": "came"}, {"_id": "came and changed"}])
+        once(source, target)
+        client.shop.orders.update_one({"_id": "came and changed"}, {"$set": {"n": 1}})
+        client.shop.orders.delete_many({"_id": {"$in": ["came", "came and changed"]}})
+    restored(target, STATE_DB, older, dropped=False)
+    once(source, target)
+    assert unlike(source, target) == []
+
+
 @pytest.mark.parametrize("deleted", [True, False])
 def test_a_state_that_is_older_than_what_does_not_fit_it(uris: tuple[str, str, str], deleted: bool) -> None:
     source, target, _ = uris

@@ -265,6 +265,8 @@ class _Table:
         op, body, _ = one.changes[0]
         if self._key or self._tolerant or one.before not in (THERE, NOT_THERE) or op == DELETE_OF:
             return True
+        if one.before == NOT_THERE and one.changes[-1][0] in (DELETE, DELETE_OF):
+            return True  # it came and went; a target that is newer than the sync's state may have it
         return op == UPDATE and (body[4:18] == DELTA or _is_modifier(body))
 
     def _sort(self, one: DocumentChanges, work: DocumentWork[_Held], todo: _Writes, *, anew: bool) -> None:
