@@ -155,6 +155,37 @@ def test_while_a_collection_is_distributed_by_another_key(
         equal(sharded_cluster, target, "resharded.things")
 
 
+def test_while_a_shard_key_is_refined(sharded_cluster: ShardedCluster, start_replica_set: Start) -> None:
+    """In one window, and with the refinement between two: entries have other document keys before it and after. A
+    document may lack the new field."""
+    target, router = start_replica_set(), sharded_cluster.router
+    with synced(sharded_cluster, target, "refined") as settings:
+        for name, apart in (("at_once", False), ("apart", True)):
+            namespace = f"refined.{name}"
+            router.shard_collection(namespace, {"k": 1})
+            router.split(namespace, {"k": 5})
+            router.insert_many(namespace, [{"_id": number, "k": number % 10, "m": number % 3} for number in range(40)])
+            router.insert_one(namespace, {"_id": 100, "k": 7})
+            router.move_chunk(namespace, {"k": 5}, to="shard1")
+            if apart:
+                brought_up(sharded_cluster, target, settings)
+            router.update_one(namespace, {"_id": 3, "k": 3}, {"$set": {"v": 1}})
+            router.delete_one(namespace, {"_id": 14, "k": 4})
+            router.create_index(namespace, {"k": 1, "m": 1}, "k_1_m_1")
+            router.refine_shard_key(namespace, {"k": 1, "m": 1})
+            if apart:
+                brought_up(sharded_cluster, target, settings)
+            router.update_one(namespace, {"_id": 3, "k": 3, "m": 0}, {"$set": {"v": 2}})
+            router.update_one(namespace, {"_id": 100, "k": 7, "m": None}, {"$set": {"v": 3}})
+            router.delete_one(namespace, {"_id": 13, "k": 3, "m": 1})
+            router.insert_one(namespace, {"_id": 14, "k": 4, "m": 9})
+            router.split(namespace, {"k": 7, "m": 1})
+            router.move_chunk(namespace, {"k": 7, "m": 1}, to="shard2")
+            router.update_one(namespace, {"_id": 37, "k": 7, "m": 1}, {"$set": {"v": 4}})
+        brought_up(sharded_cluster, target, settings)
+        equal(sharded_cluster, target, "refined.at_once", "refined.apart")
+
+
 def test_one_id_on_two_shards_is_refused(sharded_cluster: ShardedCluster, start_replica_set: Start) -> None:
     """Written in one segment, the later one would have stood for both."""
     target, router = start_replica_set(), sharded_cluster.router
