@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,7 @@ def test_run_goes_on_with_available_now_and_says_what_the_lake_holds(
     code, out, err = run(path, "--available-now")
     assert (code, out) == (0, ""), err
     assert all("/hour=" in name for name in files(lake)), "a lake keeps its partitions"
+    hours = {Path(name).parent for name in files(lake)}  # two if an hour ended meanwhile
     assert "The end of the oplog is reached. 100 events" in err
     assert list(lake_events(lake)) == server_events(replica_set.uri, (database, None), start, until)
     # The section archive has kept the oplog meanwhile, in both runs, and the second one could read it.
@@ -68,11 +70,11 @@ def test_run_goes_on_with_available_now_and_says_what_the_lake_holds(
     assert archived.until >= until
     code, out, _ = run(path, "--verify")
     assert code == 0
-    assert "200 events in 2 files of 1 day: sound (order, counts and tokens; --full compares every byte)" in out
+    assert re.search(r"200 events in 2 files of \d days?: sound \(order, counts and tokens; --full compares every", out)
     code, out, _ = run(path, "--verify", "--full")
     assert (code, out.rstrip().endswith(": sound")) == (0, True), out
     code, out, _ = run(path, "--compact")
-    assert (code, out.startswith("2 files became 1")) == (0, True)
+    assert (code, len(hours) == 2 or out.startswith("2 files became 1")) == (0, True), out
     assert len(list(lake_events(lake))) == 200
     # A lake of another stream is told in one sentence.
     code, _, err = run(pipeline_file(tmp_path, "second"), "--available-now")
