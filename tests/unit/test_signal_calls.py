@@ -1,7 +1,7 @@
 """What a signal's handler calls may need a lock that the interrupted thread holds.
 
-Every command but ``top`` and ``console`` called it in the handler itself. The moments in question are a few steps of
-Python long, so no test that ends a command by a signal had met one; here the lock is held for certain.
+Every command called it in the handler itself, and ``tailrace top`` once went on for ever. The moments in question are a
+few steps of Python long, so no test that ends a command by a signal had met one; here the lock is held for certain.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tailrace.cli import archive, compare, listen, sync
+from tailrace.cli import archive, compare, console, listen, sync
 from tailrace.cli.stopped_by_signals import stopped_by_signals
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -55,6 +56,16 @@ HANDLERS: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
     "a part of listen": lambda stopped: listen._stopping_on_signals([stopped.stop], True),
     "sync": lambda stopped: for_good(sync._stop_at_signals, stopped),
 }
+
+
+@pytest.mark.parametrize("number", _NUMBERS)
+def test_a_signal_ends_top_and_the_console_too(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "threading", SimpleNamespace(Event=Stopped))
+    with console.ended_by_signals() as ended:
+        assert isinstance(ended, Stopped)
+        with ended.lock:
+            signal.raise_signal(number)
+        assert ended.wait(20)
 
 
 @pytest.mark.parametrize("number", _NUMBERS)

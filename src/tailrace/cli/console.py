@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
-import select
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tailrace.cli.handler_argument import LETTERS, STORE, store_namespace
 from tailrace.cli.output import tell
+from tailrace.cli.signal_calls import call_aside
 from tailrace.cli.stream_arguments import add_uri_argument, address_of
 from tailrace.read.source.uri import find_uri
 
@@ -126,33 +126,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class SignalEvent:
-    """An event that a signal's handler may set in the thread that waits for it: a ``threading.Event`` has a lock that
-    its ``wait`` may hold just then, and the handler would wait for it for ever."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-
-    def set(self) -> None:
-        os.write(self._write, b"1")
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether it is set; waits for that, ``timeout_s`` at most."""
-        return bool(select.select([self._read], [], [], timeout_s)[0])
-
-    def close(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
-
-
 @contextmanager
-def ended_by_signals() -> Iterator[SignalEvent]:
+def ended_by_signals() -> Iterator[threading.Event]:
     """An event that Ctrl-C and SIGTERM set; a second signal ends at once."""
-    ended = SignalEvent()
+    ended = threading.Event()
 
     def end(number: int, _frame: object) -> None:
         signal.signal(number, before[signal.Signals(number)])
-        ended.set()
+        call_aside(ended.set)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -160,4 +141,3 @@ def ended_by_signals() -> Iterator[SignalEvent]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        ended.close()

@@ -7,12 +7,13 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from tailrace.cli.console import SignalEvent, add_target_arguments, ended_by_signals, targets_of
+from tailrace.cli.console import add_target_arguments, ended_by_signals, targets_of
 from tailrace.cli.output import Screen, say
 from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.cli.usage import WrongUsageError
@@ -79,14 +80,14 @@ def _check_there(client: Any) -> None:
         raise source_error(error, client) from None
 
 
-def _wait_for_all(showing: Showing, ended: SignalEvent) -> None:
+def _wait_for_all(showing: Showing, ended: threading.Event) -> None:
     limit = time.monotonic() + _FIRST_S
     while len(showing.shown()) < len(showing.panels.panels) and time.monotonic() < limit:
         if ended.wait(0.05):
             return
 
 
-def _look(args: argparse.Namespace, showing: Showing, shown: Screen | None, ended: SignalEvent) -> None:
+def _look(args: argparse.Namespace, showing: Showing, shown: Screen | None, ended: threading.Event) -> None:
     from tailrace.cli.panels.screen import screen  # noqa: PLC0415
 
     before, at = showing.total, time.monotonic()
