@@ -14,6 +14,7 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from tailrace.cli.stream_arguments import _SWITCHES
+from tailrace.core.event.event_block import EventBlock
 from tailrace.core.masking.events import _DESCRIPTIONS, _DOCUMENTS, _PLAIN
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
@@ -63,7 +64,10 @@ def events(name: str, kernel: Any) -> list[bytes]:
     stream.feed(ONE_OPLOG, OplogBatch(b"".join(raw), END))
     given: list[bytes] = []
     while (block := stream.next_output()) is not None:
-        given += block.events()  # type: ignore[union-attr]
+        assert isinstance(block, EventBlock), (
+            "an option that makes the stream ask for something needs a case of its own"
+        )
+        given += block.events()
     return given
 
 
