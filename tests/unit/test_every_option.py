@@ -65,7 +65,7 @@ def events(name: str, kernel: Any) -> list[bytes]:
     given: list[bytes] = []
     while (block := stream.next_output()) is not None:
         assert isinstance(block, EventBlock), (
-            "an option that makes the stream ask for something needs a case of its own"
+            "who asks for something needs a case of its own"
         )
         given += block.events()
     return given
