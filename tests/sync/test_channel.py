@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from tailrace.act.sync import hand_over
+from tailrace.act.sync import hand_over, standing
+from tailrace.act.sync.ownership import SyncOwnership
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.sync import Sync
@@ -265,6 +266,40 @@ def test_a_cut_over_that_is_given_up_lets_the_source_take_writes_again(uris: tup
             sync.cutover(sample=None)
         write(uris[0], 100)
         assert sync.status().phase == "follow"
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_target_that_goes_away_as_the_sync_ends_leaves_the_source_blocked(
+    uris: tuple[str, str], committed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took writes again, though the sync may have ended, and then nobody would have brought them to the target. No
+    test had an error whose outcome was not known there."""
+    run = SyncOwnership.run
+
+    def lost(self: SyncOwnership, *args: Any, **options: Any) -> Any:
+        if options.get("what") != "end the sync":
+            return run(self, *args, **options)
+        if committed:
+            run(self, *args, **options)
+        patched.setattr(standing, "document_of", away)
+        raise SinkError("the target is away")
+
+    def away(*_: Any) -> Any:
+        raise SinkError("the target is away")
+
+    with made(uris) as sync:
+        sync.run(to_present=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(SyncOwnership, "run", lost)
+            with pytest.raises(SinkError, match="it is not known whether the sync is cut over: the target is away"):
+                sync.cutover()
+        assert sync.status().phase == ("cutOver" if committed else "follow")
+        with MongoClient[Any](uris[0]) as client:
+            assert client.admin.command("serverStatus")["repl"]["userWriteBlockMode"] == 2
+            sync.cutover()  # the rest, or all of it
+            assert sync.status().phase == "cutOver"
+            client.admin.command({"setUserWriteBlockMode": 1, "global": False})
+    assert unlike(uris, held_back=False) == []
 
 
 def test_the_way_back_brings_what_was_written_since(uris: tuple[str, str]) -> None:

@@ -64,9 +64,7 @@ def events(name: str, kernel: Any) -> list[bytes]:
     stream.feed(ONE_OPLOG, OplogBatch(b"".join(raw), END))
     given: list[bytes] = []
     while (block := stream.next_output()) is not None:
-        assert isinstance(block, EventBlock), (
-            "who asks for something needs a case of its own"
-        )
+        assert isinstance(block, EventBlock), "who asks for something needs a case of its own"
         given += block.events()
     return given
 

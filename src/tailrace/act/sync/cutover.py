@@ -110,15 +110,15 @@ def allow_writes(client: MongoClient[Any], version: str) -> None:
 
 @contextmanager
 def blocked_writes(
-    client: MongoClient[Any], version: str, *, wanted: bool, is_cut_over: Callable[[], bool]
+    client: MongoClient[Any], version: str, *, wanted: bool, stays: Callable[[], bool]
 ) -> Iterator[bool]:
-    """Block the source's writes; where the block ends with an error, allow them again unless the sync is cut over.
-    Whether they are blocked."""
+    """Block the source's writes; where the block ends with an error, allow them again unless ``stays`` says that they
+    must stay blocked. Whether they are blocked."""
     blocked = wanted and block_writes(client, version)
     try:
         yield blocked
     except BaseException as error:
-        if not blocked or is_cut_over():
+        if not blocked or stays():
             raise
         try:
             allow_writes(client, version)

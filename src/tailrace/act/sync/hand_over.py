@@ -56,19 +56,20 @@ class HandOver:
     ) -> None:
         self._ends, self._settings = ends, settings
         self._take, self._compare, self._told = take, compare, told
+        #: Whether the target may have been told that the sync has ended.
+        self._is_ending = False
 
     def __call__(self, *, block: bool, sample: int | None) -> CutOver:
         """Carry it out. Raises TailraceError: the source takes writes again then, unless the error says that the sync
         is cut over."""
-        ends, state = self._ends, self._ends.state
+        ends = self._ends
         version = str(ends.source.server_info()["version"])
         primaries = ends.members
         check_primaries(primaries)
         refuse_blocked(ends.target)
         with self._taken() as ownership:
             self._step(ownership, ends.now())  # nearly all, while writers still write
-            is_cut_over = partial(_is_cut_over, state)
-            with blocked_writes(ends.source, version, wanted=block, is_cut_over=is_cut_over) as blocked:
+            with blocked_writes(ends.source, version, wanted=block, stays=self._stays_blocked) as blocked:
                 begun = time.monotonic()
                 self._told("the source refuses writes" if blocked else "the source's writers should have stopped")
                 self._confirm(primaries)
@@ -139,7 +140,30 @@ class HandOver:
             "seconds": done.seconds,
             "documents": done.verified,
         }
-        ownership.run(_nothing, sets={"phase": standing.CUT_OVER, "cutOver": noted}, what="end the sync")
+        self._is_ending = True
+        try:
+            ownership.run(_nothing, sets={"phase": standing.CUT_OVER, "cutOver": noted}, what="end the sync")
+        except TailraceError as error:
+            if self._phase() is not None:
+                raise
+            raise SinkError(
+                f"it is not known whether the sync is cut over: {error.message}",
+                code=error.code,
+                hint="Once the target answers, run `tailrace sync cutover` again: it completes the cut-over or does it "
+                "anew. Until then nobody may write to the source; one that was told to refuse writes still does",
+            ) from error
+
+    def _phase(self) -> str | None:
+        """The sync's; ``None`` where the target cannot say."""
+        try:
+            return standing.document_of(self._ends.state).phase
+        except TailraceError:
+            return None
+
+    def _stays_blocked(self) -> bool:
+        """Whether the source must take no writes after an error: the sync has ended, or may have."""
+        phase = self._phase()
+        return self._is_ending if phase is None else phase == standing.CUT_OVER
 
     def _restore(self, ownership: SyncOwnership) -> int:
         """Restore the limits of age: how many. Never before the sync has ended: what had expired on the target by then
@@ -157,14 +181,6 @@ class HandOver:
 
 def _nothing(_: ClientSession) -> None:
     return None
-
-
-def _is_cut_over(state: SyncState) -> bool:
-    """Whether the sync has ended, as far as the target can say."""
-    try:
-        return standing.document_of(state).phase == standing.CUT_OVER
-    except TailraceError:
-        return False
 
 
 def check_can_be_cut_over(document: SyncDocument) -> None:
