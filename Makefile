@@ -30,7 +30,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo quick test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench bench-page pictures site site-serve lock dist images test-dependencies clean
+.PHONY: help demo quick test test-landing test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench bench-page pictures site site-serve lock dist images test-dependencies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,15 +38,23 @@ help: ## list the targets
 demo: $(INSTALLED) ## a real MongoDB, Spark and a lake of exact change events, in a few minutes
 	$(BIN)/tailrace demo $(ARGS)
 
-test: style ## format and lint, then every test that is not slow, and types beside them
-	$(BIN)/mypy --strict src &
-	types=$$!
-	result=0
-	$(BIN)/python -m tests.prepare
-	$(BIN)/python -m pytest -m "not slow" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS) || result=$$?
-	[ $$result != 1 ] || ! $(BIN)/python -m tests.again || result=0
-	wait $$types || result=$$?
-	exit $$result
+# $(1): what -m takes.
+define suite
+$(BIN)/mypy --strict src &
+types=$$!
+result=0
+$(BIN)/python -m tests.prepare
+$(BIN)/python -m pytest -m "$(1)" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS) || result=$$?
+[ $$result != 1 ] || ! $(BIN)/python -m tests.again || result=0
+wait $$types || result=$$?
+exit $$result
+endef
+
+test: style ## format and lint, the tests that are neither heavy nor slow, and types beside them
+	$(call suite,not slow and not heavy)
+
+test-landing: style ## the same with the heavy tests: what .ci/run runs, before a change lands
+	$(call suite,not slow)
 
 # These tests compute and do not wait: a process for each core, and the longest files first in all of them. What is long
 # (a mark) and what needs a server is left to make test.
@@ -56,7 +64,7 @@ quick: style ## the tests that need no server and no Spark, for while you work; 
 	$(BIN)/python -m tests.prepare --offline
 	TAILRACE_TESTS=quick $(BIN)/python -m pytest -m "not slow and not long and not mongod and not spark" -n auto --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(OFFLINE)) $(ARGS)
 
-test-slow: $(INSTALLED) ## the slow tests, which make test leaves out: takes hours; ARGS="-k spark"
+test-slow: $(INSTALLED) ## the slow tests, which make test-landing leaves out: takes hours; ARGS="-k spark"
 	$(BIN)/python -m tests.prepare
 	$(BIN)/python -m pytest -m slow -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 

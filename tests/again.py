@@ -1,4 +1,4 @@
-"""``make test`` tries what failed once more, alone: ``python -m tests.again``.
+"""``make test`` and ``make test-landing`` try what failed once more, alone: ``python -m tests.again``.
 
 Six test processes on two cores sometimes starve a server or a time-out that a test depends on. A few failures that do
 not come again without the others are listed and do not fail the run; a fault of the code fails again. More than a few

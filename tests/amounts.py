@@ -1,5 +1,5 @@
-"""How much a test that draws examples at random runs: a slice in ``make test``, everything in ``make test-whole``. And
-what ``make quick`` leaves to ``make test``. docs/development.md says how the slices are chosen.
+"""How much a test that draws examples at random runs: a slice in ``make test-landing``, everything in ``make
+test-whole``. And what ``make quick`` leaves to ``make test``. docs/development.md says how the slices are chosen.
 
 A slice finds less than the whole: of thirteen faults planted in the kernel, the slices of the properties found nine.
 """

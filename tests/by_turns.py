@@ -1,4 +1,4 @@
-"""``@pytest.mark.by_turns``: of a test's combinations of parameters ``make test`` takes a fixed slice.
+"""``@pytest.mark.by_turns``: of a test's combinations of parameters ``make test-landing`` takes a fixed slice.
 
 Parameters that stand in one ``parametrize`` are one axis; each ``parametrize`` and each fixture with parameters is
 another. The slice goes along the longest axis and takes the values of the others by turns: each value of each axis

@@ -23,6 +23,7 @@ from tailrace.embedded import VERSIONS, ReplicaSet, ShardedCluster, wine
 from tests import shared_clock
 from tests.amounts import QUICK
 from tests.by_turns import mark_rest_slow
+from tests.heavy import mark_heavy
 from tests.lending import Lender, has_long_oplog
 from tests.quiet import without_noops
 from tests.server_in_use import is_of_other_versions
@@ -114,8 +115,9 @@ FOLDERS = (
 SHORTEST_LAST = ("golden", "property", "unit")
 
 
-#: Each test that reads a whole recording of events of 16 MB takes a second of processor or more. ``make test`` has that
-#: of 6.0.27 in them; of this one each stream is compared byte for byte (tests/golden/test_recordings.py), and no more.
+#: Each test that reads a whole recording of events of 16 MB takes a second of processor or more. ``make test-landing``
+#: has that of 6.0.27 in them; of this one each stream is compared byte for byte (tests/golden/test_recordings.py), and
+#: no more.
 LARGE_AGAIN = "large_events_7.0.28"
 #: ``make quick`` has neither.
 LARGE = (LARGE_AGAIN, "large_events_6.0.27")
@@ -128,6 +130,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if isinstance(name, str) and name in LARGE:
             item.add_marker(pytest.mark.slow if name == LARGE_AGAIN else pytest.mark.long)
     mark_rest_slow(items)
+    mark_heavy(items)
     here = Path(__file__).parent
     files = {here / file: rank for rank, file in enumerate(LONGEST_FIRST)}
     folders = {here / folder: len(files) + rank for rank, folder in enumerate(FOLDERS)}

@@ -1,7 +1,8 @@
 """The server that a run of the tests is about: 6.0.27, or what ``$TAILRACE_MONGOD`` names (``make test-version``).
 
 A test that starts servers of several versions names ``SERVER_VERSION`` where it would be run on one alone, and the
-others beside it. A run on another server than the default leaves out what names only others: ``make test`` has it.
+others beside it. A run on another server than the default leaves out what names only others: ``make test-landing``
+has it.
 """
 
 from __future__ import annotations

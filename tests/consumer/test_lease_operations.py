@@ -30,8 +30,8 @@ from tailrace.errors import ServerError, UsageError
 from tests.beforehand import made
 
 pytestmark = pytest.mark.mongod
-#: An operation is carried out on each lane of a resource, or on itself where it has none: ``make test`` has the lanes
-#: here, and a resource without any in the tests that have no such parameter.
+#: An operation is carried out on each lane of a resource, or on itself where it has none: ``make test-landing`` has the
+#: lanes here, and a resource without any in the tests that have no such parameter.
 ONE_LANE = pytest.param(1, marks=pytest.mark.slow)
 
 

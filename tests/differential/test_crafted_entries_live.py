@@ -74,7 +74,7 @@ def test_definitions_without_o2_and_a_chain_that_leads_forward(version: str, tmp
         memory = read_into_memory(wire, source, ClusterTime(before - 1), end)
         bench = Bench(wire, memory, SourceOplog(source), version, end)
         for expanded, (events, codes) in expected.items():
-            # In make test each scope once for either kind of events: from memory, or live, by turns.
+            # In make test-landing each scope once for either kind of events: from memory, or live, by turns.
             for number, scope in enumerate((("gr", "c"), ("gr", None), ("admin", None))):
                 for live in (False, True) if WHOLE else ((number + expanded) % 2 == 0,):
                     shown = {"showExpandedEvents": True} if expanded else {}
@@ -147,7 +147,7 @@ def test_entries_of_unknown_kinds_are_skipped_and_told_of(
 ) -> None:
     """The counts were tested with streams that are fed; whether they come through a live reader to the statistics, the
     command line and the log of Spark's workers had been looked at nowhere. In a ``tailrace run`` too, for which in
-    ``make test`` the reader of its log stands."""
+    ``make test-landing`` the reader of its log stands."""
     version, _, runs = version.partition(" ")
     unknown = [insert(7) | {"op": operation} for operation in ("xi", "km", "xi")]
     unknown.append({**_NO_OP, "op": "c", "ns": "gr.$cmd", "o": {"mergeCollections": "c"}})

@@ -1,4 +1,4 @@
-"""A short slice of the expression fuzz, for every ``make test``; ``make fuzz-expressions`` runs as many as asked."""
+"""A short slice of the expression fuzz; ``make fuzz-expressions`` runs as many expressions as asked."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_there_are_ten_programs() -> None:
     assert {path.stem for path in PROGRAMS} >= NEEDS.keys()
 
 
-#: In `make test`; the others have the mark slow.
+#: In `make test-landing`; the others have the mark slow.
 _ALWAYS = {"cache_invalidation", "queue_worker", "server_sent_events", "resuming_consumer"}
 
 

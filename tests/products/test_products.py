@@ -66,7 +66,7 @@ ON_CLUSTERS = {"a moved primary empties its tables": "tables"}
 OF_NAMES = ("a name that is not UTF-8 is used as it is",)
 #: Those that show where a member is hidden.
 ON_THREE = {"a hidden member cannot be read": "tables"}
-#: What `make test` plants: one that shows on a replica set alone, within seconds.
+#: What `make test-landing` plants: one that shows on a replica set alone, within seconds.
 QUICK = ("images begin with views of memory",)
 #: Of the whole seeds.
 VERSIONS = ("6.0.27", "5.0.4", "4.4.2", "7.0.28")

@@ -1,6 +1,6 @@
 """Our merged stream against the server's own merge, live: what the recordings hold, on today's cluster.
 
-Slow, and apart from ``make test``: the server's merge is run where nobody meant it to run, at a crawl.
+Slow, and apart from ``make test-landing``: the server's merge is run where nobody meant it to run, at a crawl.
 """
 
 from __future__ import annotations

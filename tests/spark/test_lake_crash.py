@@ -1,6 +1,6 @@
 """The lake on real Spark and a real MongoDB: killed at random moments and inside a commit.
 
-Each driver costs 12 s of CPU time, most of it Java's. ``make test`` has the kills at each step of a commit in
+Each driver costs 12 s of CPU time, most of it Java's. ``make test-landing`` has the kills at each step of a commit in
 test_lake_lookups.py, and a Spark process that is killed while it writes a lake: the demo in test_run_command.py.
 """
 

@@ -1,4 +1,4 @@
-"""Which combinations of a test's parameters ``make test`` takes (tests/by_turns.py)."""
+"""Which combinations of a test's parameters ``make test-landing`` takes (tests/by_turns.py)."""
 
 from __future__ import annotations
 
