@@ -1,7 +1,7 @@
 """Exact images through real Spark, killed with its workers: the sink has the server's own stream, once.
 
-``make test-landing`` has the crashes of test_exact_images.py, between all steps and in the middle of a slice, and kills of
-a driver in test_crash.py.
+``make test-landing`` has the crashes of test_exact_images.py, between all steps and in the middle of a slice, and kills
+of a driver in test_crash.py.
 """
 
 from __future__ import annotations
