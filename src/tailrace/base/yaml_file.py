@@ -9,6 +9,8 @@ from tailrace.errors import UsageError
 
 #: A pipeline of stages may be long; what is longer is some other file.
 BYTES_MAX: Final = 1 << 20
+#: Levels of mappings and lists; a document in MongoDB may have a hundred or so.
+DEPTH_MAX: Final = 250
 _NUL: Final = "\0"
 
 
@@ -32,7 +34,7 @@ def read_yaml(file: Path, what: str = "pipeline file") -> Any:
     import yaml  # noqa: PLC0415  of extras only
 
     try:
-        _refuse_aliases(file, text)
+        _refuse_shapes(file, text)
         return yaml.load(text, Loader=_loader())
     except (RecursionError, ValueError, OverflowError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
@@ -43,17 +45,28 @@ def read_yaml(file: Path, what: str = "pipeline file") -> Any:
         raise UsageError(f"{file} is not YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
 
 
-def _refuse_aliases(file: Path, text: str) -> None:
-    """A few of them stand for gigabytes, or for themselves."""
+def _refuse_shapes(file: Path, text: str) -> None:
+    """A few aliases stand for gigabytes, or for themselves. Each level of nesting makes every level below it dearer: a
+    file of brackets would be read for hours."""
     import yaml  # noqa: PLC0415
 
+    begins = (yaml.BlockMappingStartToken, yaml.BlockSequenceStartToken)
+    begins += (yaml.FlowMappingStartToken, yaml.FlowSequenceStartToken)
+    ends = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
+    depth = 0
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
         if isinstance(token, yaml.AliasToken):
-            where = f"line {token.start_mark.line + 1}, column {token.start_mark.column + 1}"
             raise UsageError(
-                f"{file} has the alias *{token.value} at {where}, but aliases are not supported",
+                f"{file} has the alias *{token.value} at {_place(token)}, but aliases are not supported",
                 hint="Write its value out",
             )
+        depth += isinstance(token, begins) - isinstance(token, ends)
+        if depth > DEPTH_MAX:
+            raise UsageError(f"{file} cannot be used: it is nested too deeply at {_place(token)}")
+
+
+def _place(token: Any) -> str:
+    return f"line {token.start_mark.line + 1}, column {token.start_mark.column + 1}"
 
 
 def _loader() -> Any:
