@@ -50,8 +50,12 @@ def _refuse_shapes(file: Path, text: str) -> None:
     file of brackets would be read for hours."""
     import yaml  # noqa: PLC0415
 
-    begins = (yaml.BlockMappingStartToken, yaml.BlockSequenceStartToken)
-    begins += (yaml.FlowMappingStartToken, yaml.FlowSequenceStartToken)
+    begins = (
+        yaml.BlockMappingStartToken,
+        yaml.BlockSequenceStartToken,
+        yaml.FlowMappingStartToken,
+        yaml.FlowSequenceStartToken,
+    )
     ends = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
     depth = 0
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
