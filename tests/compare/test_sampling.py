@@ -32,7 +32,6 @@ from tailrace.watch.compare import comparison, deployment, sampling
 from tailrace.watch.compare.metrics import ComparisonCollector
 from tailrace.watch.compare.sampling import SAMPLE_S, SamplingPace, comparable, parse_share
 from tests import commands
-from tests.beforehand import made
 from tests.compare.planted import FAULTS, altered
 from tests.compare.replay import replay_report
 from tests.differential.auth import add_user, mongod_with_users, uri_of
@@ -64,7 +63,6 @@ def writing(uri: str, database: str) -> Iterator[pymongo.MongoClient[Any]]:
             shop.orders.delete_one({"_id": f"{SECRET} {number - 5}"})
 
     with pymongo.MongoClient[Any](uri) as client:
-        made(client[database].orders)
         writer = threading.Thread(target=write, args=(client[database],), daemon=True)
         writer.start()
         try:

@@ -27,7 +27,6 @@ from pymongo import MongoClient
 from tailrace.cli.main import main
 from tailrace.consumer import MongoLeaseStore
 from tailrace.embedded import ReplicaSet
-from tests.beforehand import made
 from tests.forked import Forked
 
 Process = subprocess.Popen[bytes] | Forked
@@ -125,7 +124,6 @@ class Commands:
 def commands(replica_set: ReplicaSet, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Commands]:
     with MongoClient[dict[str, Any]](replica_set.uri) as client:
         database = client[f"cli_{abs(hash(request.node.nodeid)) % 10**9}"]
-        made(database["leases"], database["deadLetters"])
         commands = Commands(tmp_path, replica_set, database)
         yield commands
         for process in commands.running:

@@ -23,7 +23,6 @@ from tailrace.consumer.messages import ChangeMessages, MemoryPublisher, MessageR
 from tailrace.core import raw_bson
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
-from tests.beforehand import made
 
 pytestmark = pytest.mark.mongod
 
@@ -32,7 +31,6 @@ pytestmark = pytest.mark.mongod
 def shop(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Any]:
     name = f"letters_{abs(hash(request.node.nodeid)) % 10**9}"
     with tailrace.connect(replica_set.uri) as client:
-        made(client[name]["letters"], client[f"{name}_leases"]["leases"])
         yield client[name], MongoLeaseStore(client[f"{name}_leases"]["leases"])
         client.drop_database(name)
         client.drop_database(f"{name}_leases")

@@ -13,7 +13,6 @@ from pymongo.errors import DuplicateKeyError
 from tailrace.consumer import Fence, Fenced, LeaseLost
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
-from tests.beforehand import made
 from tests.server_in_use import IN_BETWEEN
 
 pytestmark = pytest.mark.mongod
@@ -93,7 +92,6 @@ def test_many_targets_are_changed_but_for_those_of_a_newer_owner(target: Any) ->
 
 
 def test_upserts_of_two_owners_at_once_leave_one_document_of_the_newer(target: Any) -> None:
-    made(target)
     for number in range(30):
         barrier, outcomes = threading.Barrier(2), []
 

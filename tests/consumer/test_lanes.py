@@ -16,7 +16,6 @@ from tailrace.act.consumer.rules.lanes import LanePlan
 from tailrace.consumer import Change, Fence, Fenced, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import StreamInvalidated
-from tests.beforehand import made
 from tests.consumer.shops import begin_now
 
 pytestmark = pytest.mark.mongod
@@ -29,7 +28,6 @@ def shop(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[An
     """A client, the database of this test, and a lease store in another."""
     name = f"lanes_{abs(hash(request.node.nodeid)) % 10**9}"
     with tailrace.connect(replica_set.uri) as client:
-        made(client[f"{name}_leases"]["leases"])
         yield client, client[name], MongoLeaseStore(client[f"{name}_leases"]["leases"])
         client.drop_database(name)
         client.drop_database(f"{name}_leases")
@@ -294,7 +292,6 @@ def test_lanes_share_a_target_and_an_older_generation_is_shut_out(shop: Any) -> 
         fences.setdefault(change.resource, change.fence)
         seen.handler("a")(change)
 
-    made(database.totals)
     watched = client[database.name]["orders"]
     write_rounds(database.orders, range(5))
     with Listener(watched, total, resource="orders", store=store, partitions=4):

@@ -27,7 +27,6 @@ from tailrace.consumer.dead_letters import DeadLetters
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ServerError, UsageError
-from tests.beforehand import made
 
 pytestmark = pytest.mark.mongod
 #: An operation is carried out on each lane of a resource, or on itself where it has none: ``make test-landing`` has the
@@ -50,7 +49,6 @@ class Shop:
         self.client = stack.enter_context(tailrace.connect(uri))
         self.database = self.client[name]
         self.orders = self.database.orders
-        made(self.orders, self.client[f"{name}_leases"]["leases"])
         self.store = MongoLeaseStore(self.client[f"{name}_leases"]["leases"])
         self.where = f"{name}_leases.leases"
         self.operations = LeaseOperations(self.store, wait_seconds=120)

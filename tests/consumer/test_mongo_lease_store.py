@@ -16,7 +16,6 @@ from tailrace.consumer import Lease, LeaseDocumentError, LeaseLost, LeaseStoreUn
 from tailrace.embedded import Mongod, ReplicaSet
 from tailrace.errors import UsageError
 from tailrace.testing import check_lease_store
-from tests.beforehand import made
 from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
@@ -50,7 +49,6 @@ def test_the_store_keeps_every_promise(
 ) -> None:
     running = replica_set if version == SERVER_VERSION else start_replica_set(1, version=version)
     with ExitStack() as stack:
-        made(stack.enter_context(MongoClient[Any](running.uri))["check"]["leases"])
 
         def new_store() -> MongoLeaseStore:
             client = stack.enter_context(MongoClient(running.uri))

@@ -30,16 +30,13 @@ _STEP_PAUSE_S: Final = 0.2
 
 
 class WrittenSet:
-    """A replica set and its five writers. ``apart``: one after the other, for servers that stop where two connections
-    make collections at once (7.0.28 under Wine)."""
+    """A replica set and its five writers."""
 
     can_be_read_at = True
 
-    def __init__(
-        self, deployment: ReplicaSet, seed: int, *, capped: bool, columns: bool = True, apart: bool = False
-    ) -> None:
+    def __init__(self, deployment: ReplicaSet, seed: int, *, capped: bool, columns: bool = True) -> None:
         self.uri, self.version = deployment.uri, deployment.version
-        self._deployment, self._apart = deployment, apart
+        self._deployment = deployment
         old = self.version.startswith("4.")
         alone = len(deployment.members) == 1
         kinds = Kinds(capped=capped and not old, large=False, columns=columns, forged_deletes=alone)
@@ -58,21 +55,8 @@ class WrittenSet:
     @contextmanager
     def running(self) -> Iterator[None]:
         """The writers write until the block ends."""
-        if not self._apart:
-            with self._writes.running(pause_s=_STEP_PAUSE_S * len(self._deployment.members)):
-                yield
-            return
-        stop = threading.Event()
-
-        def write() -> None:
-            while not stop.wait(0.05):
-                self._writes.run(1)
-
-        with beside(write):
-            try:
-                yield
-            finally:
-                stop.set()
+        with self._writes.running(pause_s=_STEP_PAUSE_S * len(self._deployment.members)):
+            yield
 
     def step_down(self, _: random.Random) -> str:
         return f"member {self._deployment.step_down()} is the source's primary"

@@ -131,9 +131,8 @@ class Killed:
                 yield WrittenCluster(cluster, seed)
             return
         versions = (self._source.version, self._target.version)
-        apart = any(version.startswith("7.") for version in versions)
         columns = versions[0] >= "6" or versions[1] < "6"  # newer targets refuse invalid ones (378)
-        with closing(WrittenSet(self._source, seed, capped=self._capped, columns=columns, apart=apart)) as written:
+        with closing(WrittenSet(self._source, seed, capped=self._capped, columns=columns)) as written:
             yield written
 
     def _one(self, number: int, share: Wanted) -> None:

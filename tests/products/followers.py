@@ -8,13 +8,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
-from pymongo.errors import CollectionInvalid
 
 import tailrace
 from tailrace.act.consumer.messages.publisher import Message
@@ -61,7 +60,6 @@ class Follower(Product):
     def _running(self, job: Job) -> Iterator[tuple[Any, Sequence[Any]]]:
         job.root.mkdir(parents=True, exist_ok=True)
         with tailrace.connect(job.uri) as client, MongoClient(_leases_of(job)) as beside:
-            self._prepare(beside[_beside(job)], job)
             parts = self._parts(client, MongoLeaseStore(beside[_beside(job)][self._leases]), job)
             for part in parts:
                 part.start()
@@ -101,9 +99,6 @@ class Follower(Product):
                 collection.delete_many({})
                 for one in raw_bson.split((copy / name).read_bytes()):
                     collection.insert_one(RawBSONDocument(one))
-
-    def _prepare(self, beside: Any, job: Job) -> None:
-        """Make what has to be in the database of leases and effects; nothing by default."""
 
     def _parts(self, client: Any, store: MongoLeaseStore, job: Job) -> Sequence[Any]:
         raise NotImplementedError
@@ -207,15 +202,6 @@ class ListenerProduct(Follower):
 
     name = "listener"
     written_together = ("effects",)
-
-    def _prepare(self, beside: Any, job: Job) -> None:
-        """From 7.0 on, which runs under Wine, the effects' collection is there before the lanes are: a server on which
-        two transactions make one collection at once answers nobody any more. Its threads hand the exception of the
-        conflict to one another, and Wine's own ``msvcp140.dll`` breaks the heap at that; with Microsoft's it goes
-        well."""
-        if int(job.version.partition(".")[0]) >= 7:
-            with suppress(CollectionInvalid):  # it is there already
-                beside.create_collection("effects")
 
     def _parts(self, client: Any, store: MongoLeaseStore, job: Job) -> Sequence[Any]:
         own = job.options["followed"]
