@@ -67,7 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         default=[],
         metavar="DIR",
-        help="an archive: its directory, or s3://BUCKET/PREFIX",
+        help="an archive: its directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX",
     )
     where.add_argument("--dead-letters", action="append", default=[], metavar="URI", help="their deployment")
     parser.add_argument("--letters", metavar="DB.COLL", help=f"their collection (default: {LETTERS})")
