@@ -62,17 +62,12 @@ def test_the_account_of_a_uri_goes_before_the_environment(monkeypatch: pytest.Mo
     [
         {"azure_storage_account_key": "hidden!!"},
         {"azure_storage_sas_token": "hidden"},
-        {"azure_storage_account_name": "", "azure_storage_sas_token": "sv=1&sig=hidden"},
     ],
 )
-def test_keys_that_are_none_are_not_repeated(wrong: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
-    place = None
-    try:
-        place = object_place("az://box/a", beside=Path(), options={"azure_storage_account_name": "shop"} | wrong)
-    except UsageError as error:
-        assert "hidden" not in f"{error} {error.hint}"
-    assert "hidden" not in repr(place)
+def test_keys_that_are_none_are_not_repeated(wrong: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="cannot be opened") as caught:
+        object_place("az://box/a", beside=Path(), options={"azure_storage_account_name": "shop"} | wrong)
+    assert "hidden" not in f"{caught.value} {caught.value.hint}"
 
 
 @pytest.mark.parametrize("scheme", ["gs", "gcs", "hdfs", "wasbs", "adl"])
@@ -130,7 +125,7 @@ def test_other_addresses_are_refused_and_not_repeated(uri: str) -> None:
             "https://h/b/k in 2ms",
         ),
         (
-            "Error performing PUT https://h/b/k?sig=hidden in 2ms - Server returned 403: <Error>\n  <Code>Authentication"
+            "Error performing PUT https://h/b/k?sig=hidden in 2ms - Server returned 403: <Error>\n <Code>Authentication"
             "Failed</Code>\n  <Message>Not authenticated.\nRequestId:1\nTime:2</Message>\n  <AuthenticationErrorDetail>"
             "hidden</AuthenticationErrorDetail></Error>",
             "AuthenticationFailed: Not authenticated. RequestId:1 Time:2",

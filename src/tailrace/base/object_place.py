@@ -54,8 +54,8 @@ class ObjectScheme:
     ``keys``     what an error says about keys and endpoint
     ``opener``   the name of the class in ``obstore.store``
     ``always``   options that are set, whatever the user says
-    ``renamed``  variables of the environment that neither library knows, and the option that each of them is; the first
-                 one that is set counts
+    ``renamed``  variables of the environment that the libraries do not read by the same name, and the option that each
+                 of them is; the first one that is set counts
     """
 
     names: tuple[str, ...]
@@ -99,8 +99,10 @@ _AZURE_KEYS: Final = (
     "Account and keys come from AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN and "
     "the like"
 )
-_AZURE_RENAMED: Final = (  # as Azure's own command line has them
+_AZURE_RENAMED: Final = (  # the second of each two is what Azure's own command line reads
+    ("AZURE_STORAGE_ACCOUNT_NAME", "azure_storage_account_name"),
     ("AZURE_STORAGE_ACCOUNT", "azure_storage_account_name"),
+    ("AZURE_STORAGE_ACCOUNT_KEY", "azure_storage_account_key"),
     ("AZURE_STORAGE_KEY", "azure_storage_account_key"),
 )
 AZURE: Final = ObjectScheme(
