@@ -56,6 +56,7 @@ class ObjectScheme:
     ``always``   options that are set, whatever the user says
     ``renamed``  variables of the environment that the libraries do not read by the same name, and the option that each
                  of them is; the first one that is set counts
+    ``suffixes`` whether it can be asked for the last bytes of an object whose size is not known
     """
 
     names: tuple[str, ...]
@@ -66,6 +67,7 @@ class ObjectScheme:
     opener: str
     always: Mapping[str, str]
     renamed: tuple[tuple[str, str], ...]
+    suffixes: bool = True
 
     def options(self, found: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
         """For ``obstore`` and ``deltalake`` alike. What the URI says goes before ``given``, and that before the
@@ -114,6 +116,7 @@ AZURE: Final = ObjectScheme(
     opener="AzureStore",
     always={},
     renamed=_AZURE_RENAMED,
+    suffixes=False,
 )
 #: The same stores, by the name that Spark and Hadoop give them; the account is in the URI.
 AZURE_WITH_ACCOUNT: Final = ObjectScheme(
@@ -127,6 +130,7 @@ AZURE_WITH_ACCOUNT: Final = ObjectScheme(
     opener="AzureStore",
     always={},
     renamed=_AZURE_RENAMED,
+    suffixes=False,
 )
 SCHEMES: Final = (S3, AZURE, AZURE_WITH_ACCOUNT)
 #: How the URIs of all of them begin.
@@ -193,6 +197,8 @@ class ObjectBucket:
     beside: Path
     #: How far the store's clock is ahead of ours, in seconds, once that was measured.
     clock: list[float] = field(default_factory=list)
+    #: As in ``ObjectScheme``.
+    suffixes: bool = True
 
 
 class ObjectPlace:
@@ -305,7 +311,13 @@ class ObjectPlace:
         import obstore  # noqa: PLC0415
 
         def got() -> tuple[bytes, int]:
-            answer = obstore.get(self.bucket.store, self.key, options={"range": {"suffix": size}})
+            asked: Any = {"range": {"suffix": size}}
+            if not self.bucket.suffixes:
+                whole = obstore.head(self.bucket.store, self.key)
+                if not whole["size"]:
+                    return b"", 0
+                asked = {"range": (max(0, whole["size"] - size), whole["size"]), "if_match": whole["e_tag"]}
+            answer = obstore.get(self.bucket.store, self.key, options=asked)
             return bytes(answer.bytes()), answer.meta["size"]
 
         return self._asked("read", got)
@@ -501,7 +513,9 @@ def object_place(
     except (BaseError, ValueError) as error:
         raise UsageError(f"the object store cannot be opened: {reason(error)}", hint=scheme.keys) from None
     options = {**given, "retry_timeout": f"{int(retry.total_seconds())}s"}
-    return ObjectPlace(ObjectBucket(scheme.root.format(**found), store, options, beside), "/".join(parts))
+    return ObjectPlace(
+        ObjectBucket(scheme.root.format(**found), store, options, beside, suffixes=scheme.suffixes), "/".join(parts)
+    )
 
 
 def check_store(root: ObjectPlace) -> None:
