@@ -535,8 +535,11 @@ def check_store(root: ObjectPlace) -> None:
         if not listed:
             raise _lacks(root, "does not list an object that it has just taken")
         root.bucket.clock[:] = [listed[0].modified - time.time()]
-    finally:
-        place.unlink()
+    except BaseException:
+        with suppress(StoreAwayError):  # what went wrong first is told
+            place.unlink()
+        raise
+    place.unlink()
 
 
 def _refuses(write: Callable[[], object]) -> bool:

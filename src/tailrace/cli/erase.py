@@ -139,9 +139,10 @@ def _lake(root: Path, documents: NamedDocuments, dry_run: bool) -> StoreErasure:
 
 
 def _tables(root: Path, documents: NamedDocuments, dry_run: bool) -> StoreErasure:
+    from tailrace.base.object_place import is_object_uri  # noqa: PLC0415  as below
     from tailrace.lake.tables.erasure import erase_documents  # noqa: PLC0415
 
-    if "://" in str(root) or str(root).startswith("s3:/"):
+    if "://" in str(root) or is_object_uri(str(root)):
         raise UsageError(
             "documents are not erased from tables in an object store",
             hint="Delete them at the source. Replaced files go after `grace` and `retention`, or with `tailrace tables "
