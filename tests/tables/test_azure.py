@@ -62,6 +62,32 @@ def test_least_rights(
     assert_equal(writer, collection)
 
 
+def test_a_signature_in_the_environment(
+    replica_set: ReplicaSet,
+    object_store: AzureServer,
+    collection: Any,
+    prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As commands get it. One that only reads writes nothing, and is not told."""
+    for name, value in object_store.without_key().items():
+        monkeypatch.setenv(name.upper(), value)
+    where = [f"abfss://tests@{ACCOUNT}.dfs.core.windows.net/{prefix}", "--state", str(tmp_path / "state")]
+    write = ["tables", "write", replica_set.uri, *where, f"{collection.database.name}.*", "--once"]
+    tokens = {rights: signature_for(rights) for rights in ("rl", "rcwdl")}
+    for rights, status in (("rl", 1), ("rcwdl", 0)):
+        change(collection, status)
+        monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", tokens[rights])
+        assert main(write) == status
+    assert main(["tables", "verify", replica_set.uri, *where]) == 0
+    text = capsys.readouterr()
+    assert "equal at" in text.out
+    assert "is not authorized" in text.err
+    assert not any(parse_qs(one)["sig"][0] in text.out + text.err or "sig=" in text.err for one in tokens.values())
+
+
 def test_a_container_that_does_not_exist(
     replica_set: ReplicaSet,
     object_store: AzureServer,
