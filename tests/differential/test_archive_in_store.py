@@ -251,7 +251,7 @@ def test_a_long_history(object_store: ObjectServer, collection: Any, prefix: str
         obstore.put(root.bucket.store, f"{folder.key}/{name}", b"left")
     with UnkindProxy(object_store.address, noted) as proxy:
         reader = ArchiveSource(object_store.place(prefix, tmp_path, address=proxy.address))
-        assert sum("list-type" in one for one in requests) == 2
+        assert sum(object_store.listing in one for one in requests) == (1 if object_store.page > 1010 else 2)
         assert_equal(root, collection)
         before = len(requests)
         for _ in range(3):

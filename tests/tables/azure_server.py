@@ -40,6 +40,8 @@ class AzureServer(ObjectServer):
     wrong: ClassVar[Mapping[str, str]] = {
         "azure_storage_account_key": base64.b64encode(b"another-secret").decode(),
     }
+    listing: ClassVar[str] = "comp=list"
+    page: ClassVar[int] = 5000
 
     def uri(self, prefix: str) -> str:
         return f"az://tests/{prefix}"
@@ -68,6 +70,7 @@ def signature_for(rights: str, container: str = "tests") -> str:
 def azure_server(folder: Path) -> Iterator[AzureServer]:
     """Run one; ``folder`` has its log."""
     node, program = tool("node"), npm(_PACKAGES) / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+    folder.mkdir(parents=True, exist_ok=True)
     (port,) = free_ports(1)
     flags = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent"]
     command = [node, str(program), *flags, "--disableTelemetry", "--skipApiVersionCheck"]

@@ -41,6 +41,9 @@ class ObjectServer:
     #: What it says to a wrong key, and the option that such a key is.
     refusal: ClassVar[str] = "SignatureDoesNotMatch"
     wrong: ClassVar[Mapping[str, str]] = {"aws_secret_access_key": "another-secret"}
+    #: What a request for a listing has in its path, and how many objects an answer has.
+    listing: ClassVar[str] = "list-type"
+    page: ClassVar[int] = 1000
 
     def uri(self, prefix: str) -> str:
         """Of a place in it."""

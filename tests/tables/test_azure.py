@@ -62,7 +62,7 @@ def test_least_rights(
     assert_equal(writer, collection)
 
 
-def test_a_signature_in_the_environment(
+def test_a_signature_in_the_environment(  # noqa: PLR0917
     replica_set: ReplicaSet,
     object_store: AzureServer,
     collection: Any,
