@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.store import LocalStore, MemoryStore
 
-from tailrace.base.object_place import ObjectPlace, check_tried, is_object_uri, object_place, reason
+from tailrace.base.object_place import ObjectBucket, ObjectPlace, check_tried, is_object_uri, object_place, reason
 from tailrace.errors import UsageError
 from tailrace.lake.tables.names import folder_of, place_of
 
@@ -80,6 +82,25 @@ def test_stores_that_nobody_has_tried_are_refused_with_what_to_do(scheme: str) -
     assert "hidden" not in f"{caught.value} {caught.value.hint}"
     for other in ("/data/gs", "gs", "s3://bucket/a", "az://box/a"):
         check_tried(other)
+
+
+@pytest.mark.parametrize("suffixes", [True, False])
+def test_the_end_of_an_object(suffixes: bool) -> None:
+    """Azure cannot be asked for it without the size."""
+    place = ObjectPlace(ObjectBucket("memory://", MemoryStore(), {}, Path(), suffixes=suffixes), "a/b")
+    obstore.put(place.bucket.store, place.key, b"0123456789")
+    for size, end in ((3, b"789"), (10, b"0123456789"), (1000, b"0123456789")):
+        assert place.end(size) == (end, 10)
+    with pytest.raises(FileNotFoundError):
+        (place / "none").end(1)
+
+
+def test_deleting_what_is_not_there_is_no_error(tmp_path: Path) -> None:
+    """Azure says that there was nothing, and S3 does not."""
+    store = LocalStore(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        obstore.delete(store, "a")
+    ObjectPlace(ObjectBucket("file://", store, {}, Path()), "a").unlink()
 
 
 def test_no_text_of_it_has_its_keys(place: ObjectPlace) -> None:
