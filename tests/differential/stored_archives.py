@@ -40,7 +40,7 @@ from tailrace.base.object_place import object_place
 from tailrace.read.archive.recorder import ArchivePolicy, Recorder
 from tailrace.read.archive.retention import Retention
 from tailrace.read.archive.writer import SegmentLimits
-uri, prefix, state, step, options = sys.argv[1:]
+uri, place, state, step, options = sys.argv[1:]
 step, _, left = step.partition(":")
 left = int(left or 1)
 def met(name):
@@ -49,7 +49,7 @@ def met(name):
     if name == step and not left:
         os.kill(os.getpid(), signal.SIGKILL)
 durable.observe_steps(met)
-root = object_place(f"s3://tests/{prefix}", beside=Path(state), options=json.loads(options))
+root = object_place(place, beside=Path(state), options=json.loads(options))
 policy = ArchivePolicy(once=True, limits=SegmentLimits(bytes=6_000), retention=Retention(bytes=20_000))
 with MongoClient(uri) as client:
     Recorder(client, None, root, policy).run()

@@ -95,7 +95,7 @@ def test_every_command(  # noqa: PLR0917
 ) -> None:
     for name, value in object_store.environment().items():
         monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "AWS_ENDPOINT" else name, value)
-    where, uri = f"s3://tests/{prefix}/a", replica_set.uri
+    where, uri = object_store.uri(f"{prefix}/a"), replica_set.uri
     run = ["archive", uri, where, "--state", str(tmp_path / "state"), "--once", "--from", "now"]
     table = ["tables", "write", uri, str(tmp_path / "tables"), f"{collection.database.name}.*", "--once"]
     for command in (run, table):
@@ -138,8 +138,8 @@ def test_every_command(  # noqa: PLR0917
         ["archive", uri, str(tmp_path / "x"), "--state", str(tmp_path / "y")],
         ["archive", uri, str(tmp_path / "x"), "--take-over"],
         ["archive", "status", f"s3://tester:{SECRET}@tests/a"],
-        ["archive", "status", f"s3://tests/{prefix}/none"],
-        ["replay", f"s3://tests/{prefix}/none"],
+        ["archive", "status", object_store.uri(f"{prefix}/none")],
+        ["replay", object_store.uri(f"{prefix}/none")],
     ):
         assert main(wrong) != 0
     text = capfd.readouterr()
@@ -223,11 +223,11 @@ def test_a_store_that_ignores_conditions_is_refused(
 def test_wrong_keys(object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path) -> None:
     """As keys that have ended: nothing is called damaged, and nobody learns the keys."""
     archive(collection, object_store.place(prefix, tmp_path / "state"))
-    root = object_store.place(prefix, tmp_path / "state", aws_secret_access_key="another-secret")
+    root = object_store.place(prefix, tmp_path / "state", **object_store.wrong)
     for attempt in (lambda: archive(collection, root), lambda: ArchiveSource(root), lambda: verify(root)):
-        with pytest.raises(ArchiveAwayError, match="SignatureDoesNotMatch") as caught:
+        with pytest.raises(ArchiveAwayError, match=object_store.refusal) as caught:
             attempt()
-        assert "another-secret" not in f"{caught.value} {caught.value.hint}"
+        assert not any(one in f"{caught.value} {caught.value.hint}" for one in object_store.wrong.values())
     assert_equal(object_store.place(prefix, tmp_path / "state"), collection)
 
 
@@ -251,7 +251,7 @@ def test_a_long_history(object_store: ObjectServer, collection: Any, prefix: str
         obstore.put(root.bucket.store, f"{folder.key}/{name}", b"left")
     with UnkindProxy(object_store.address, noted) as proxy:
         reader = ArchiveSource(object_store.place(prefix, tmp_path, address=proxy.address))
-        assert sum("list-type" in one for one in requests) == 2
+        assert sum(object_store.listing in one for one in requests) == (1 if object_store.page > 1010 else 2)
         assert_equal(root, collection)
         before = len(requests)
         for _ in range(3):
@@ -484,6 +484,7 @@ def test_a_prefix_that_holds_something_else(
     assert list(held_in(root)) == ["letters/a.txt"]
 
 
+@pytest.mark.parametrize("object_store", ["s3"], indirect=True)
 def test_the_folder_of_a_console_and_a_whole_bucket(
     object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
 ) -> None:
@@ -504,7 +505,9 @@ def test_the_folder_of_a_console_and_a_whole_bucket(
         assert not list(root.iterdir())
         assert not list(root.objects())
         archive(collection, root)
-        files.create_dir(f"{root.bucket.name}/{root.key}/{status(root)[0].name}".replace("//", "/"))
+        files.create_dir(
+            f"{root.bucket.name.removeprefix('s3://')}/{root.key}/{status(root)[0].name}".replace("//", "/")
+        )
         change(collection, root is whole)
         archive(collection, root, retention=Retention(bytes=6_000))
         assert_equal(root, collection)

@@ -43,7 +43,9 @@ def test_a_writer_that_is_killed(
     archive(collection, root)
     for turn, step in enumerate(STEPS):
         change(collection, turn)
-        ended = commands.run(replica_set.uri, prefix, str(tmp_path / "state"), step, options, code=CHILD)
+        ended = commands.run(
+            replica_set.uri, object_store.uri(prefix), str(tmp_path / "state"), step, options, code=CHILD
+        )
         assert ended.returncode == -signal.SIGKILL, step
         assert_equal(root, collection)
     archive(collection, root)
@@ -66,7 +68,7 @@ def test_a_copy_with_what_a_killed_writer_left(
     code = CHILD.replace("bytes=6_000", "bytes=600_000").replace("bytes=20_000", "")
     arguments = (
         replica_set.uri,
-        prefix,
+        object_store.uri(prefix),
         str(tmp_path / "state"),
         "archive.uploaded",
         json.dumps(object_store.options()),

@@ -10,12 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import obstore
 
@@ -38,6 +38,16 @@ class ObjectServer:
     address: str
     pid: int
     files: Path
+    #: What it says to a wrong key, and the option that such a key is.
+    refusal: ClassVar[str] = "SignatureDoesNotMatch"
+    wrong: ClassVar[Mapping[str, str]] = {"aws_secret_access_key": "another-secret"}
+    #: What a request for a listing has in its path, and how many objects an answer has.
+    listing: ClassVar[str] = "list-type"
+    page: ClassVar[int] = 1000
+
+    def uri(self, prefix: str) -> str:
+        """Of a place in it."""
+        return f"s3://tests/{prefix}"
 
     def options(self, address: str | None = None) -> dict[str, str]:
         """For ``obstore`` and ``deltalake``. ``address``: another way there."""
@@ -58,7 +68,7 @@ class ObjectServer:
     ) -> ObjectPlace:
         """A place of tables in it."""
         return object_place(
-            f"s3://tests/{prefix}",
+            self.uri(prefix),
             beside=state,
             options={**self.options(address), **more},
             retry=timedelta(seconds=retry_s),
@@ -75,7 +85,7 @@ def object_server(folder: Path) -> Iterator[ObjectServer]:
     keys: dict[str, Any] = {"name": "tester", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
     (folder / "s3.json").write_text(json.dumps({"identities": [keys | {"actions": actions}]}))
     parts = ("s3", "master", "volume", "filer")
-    ports = _free_ports(2 * len(parts))
+    ports = free_ports(2 * len(parts))
     names = [f"-{part}.port{kind}" for part in parts for kind in ("", ".grpc")]
     flags = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
     command = [
@@ -144,7 +154,7 @@ def _await(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
             time.sleep(0.1)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in held]
     for one in held:

@@ -14,10 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Literal, Self
 
-#: ``slow down``: a 503 as S3's, and nothing is passed on. ``cut``: the connection ends, and nothing is passed on.
+#: ``slow down``: a 503 as S3's, and nothing is passed on; ``too many``: a 429. ``cut``: the connection ends, nothing
+#: is passed on.
 #: ``lost``: the store does what was asked, and the connection ends before the answer. ``slow``: a tenth of a second.
 #: ``no condition``: what the store refuses under a condition is told as done.
-Fault = Literal["slow down", "cut", "lost", "slow", "no condition"]
+Fault = Literal["slow down", "too many", "cut", "lost", "slow", "no condition"]
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
 
 
@@ -43,6 +44,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._end()
         elif fault == "slow down":
             self._answer(503, [], _SLOW_DOWN)
+        elif fault == "too many":
+            self._answer(429, [], _SLOW_DOWN)
         else:
             time.sleep(0.1 if fault == "slow" else 0)
             self._pass_on(body, fault)
@@ -63,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
             connection.close()
         if fault == "lost":
             self._end()
-        elif fault == "no condition" and answer.status == HTTPStatus.PRECONDITION_FAILED:
+        elif fault == "no condition" and answer.status in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT):
             self._answer(200, [("etag", '"0"')], b"")
         else:
             self._answer(answer.status, answer.getheaders(), content)

@@ -364,10 +364,11 @@ def test_tables_in_a_store_are_told_of_the_one_extra_that_has_it_all(
 ) -> None:
     """They were told of ``tables``, and of ``s3`` when they had it."""
     monkeypatch.setattr("tailrace.cli.tables.run", _lacks_pyarrow)
-    assert main(["tables", "write", "mongodb://h", "s3://bucket/tables", "shop.*", "--state", "state"]) == 1
-    assert capsys.readouterr().err == (
-        "tailrace: this command needs the package pyarrow. Install it: pip install 'tailrace[s3]'.\n"
-    )
+    for uri in ("s3://bucket/tables", "abfss://box@shop.dfs.core.windows.net/tables"):
+        assert main(["tables", "write", "mongodb://h", uri, "shop.*", "--state", "state"]) == 1
+        assert capsys.readouterr().err == (
+            "tailrace: this command needs the package pyarrow. Install it: pip install 'tailrace[s3]'.\n"
+        )
     assert main(["tables", "write", "mongodb://h", "tables", "shop.*"]) == 1
     assert "'tailrace[tables]'" in capsys.readouterr().err
 

@@ -90,7 +90,8 @@ def test_wrong_arguments_are_refused_before_anything_is_opened(
     lines.write_text('{"ns": "shop.a", "_id": {"$oid": "65536f2a0000000000000001"}}\n', encoding="utf-8")
     status, found = erase(capsys, "--documents", lines, "--lake", some, "--tables", some, "--images", some)
     assert (status, found["left"]) == (1, [f"{some} is not a lake of Tailrace"])
-    assert "in an object store" in erase(capsys, *of(1), "--tables", "s3://bucket/tables")[1]["left"][0]
+    for uri in ("s3://bucket/tables", "az://container/tables"):
+        assert "in an object store" in erase(capsys, *of(1), "--tables", uri)[1]["left"][0]
     assert not some.exists()
 
 

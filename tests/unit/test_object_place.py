@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.store import LocalStore, MemoryStore
 
-from tailrace.base.object_place import ObjectPlace, is_object_uri, object_place, reason
+from tailrace.base.object_place import ObjectBucket, ObjectPlace, check_tried, is_object_uri, object_place, reason
 from tailrace.errors import UsageError
 from tailrace.lake.tables.names import folder_of, place_of
 
@@ -30,6 +32,77 @@ def test_it_behaves_like_a_path(place: ObjectPlace) -> None:
     assert place_of(Path("t"), "shop.Orders").name == folder_of("shop.Orders") == "shop.~4frders"
 
 
+AZURE = {"azure_storage_account_name": "shop", "azure_storage_account_key": "aGlkZGVu"}
+
+
+@pytest.mark.parametrize("root", ["az://box", "abfss://box@shop.dfs.core.windows.net"])
+def test_places_in_azure(root: str, tmp_path: Path) -> None:
+    one = object_place(f"{root}//a/b/", beside=tmp_path, options=AZURE)
+    assert str(one / "c") == f"{root}/a/b/c"
+    assert str(one.parent.parent) == root
+    assert "aGlkZGVu" not in repr(one) + repr(one.bucket) + repr(one.bucket.store)
+    assert one.bucket.options["azure_storage_account_name"] == "shop"
+    assert str(object_place(root.replace("abfss", "abfs"), beside=tmp_path, options=AZURE)) == root
+    assert place_of(one, "shop.Orders").name == "shop.!4frders"
+
+
+def test_the_account_of_a_uri_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nobody's tables get into another account. Azure's own command line has other names for the variables."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "other")
+    monkeypatch.setenv("AZURE_STORAGE_KEY", "aGlkZGVu")
+    one = object_place("abfss://box@shop.dfs.core.windows.net/a", beside=Path())
+    assert one.bucket.options["azure_storage_account_name"] == "shop"
+    other = object_place("az://box/a", beside=Path())
+    assert other.bucket.options["azure_storage_account_name"] == "other"
+    assert other.bucket.options["azure_storage_account_key"] == "aGlkZGVu"
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "third")
+    assert 'account_name="third"' in repr(object_place("az://box/a", beside=Path()).bucket.store)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"azure_storage_account_key": "hidden!!"},
+        {"azure_storage_sas_token": "hidden"},
+    ],
+)
+def test_keys_that_are_none_are_not_repeated(wrong: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="cannot be opened") as caught:
+        object_place("az://box/a", beside=Path(), options={"azure_storage_account_name": "shop"} | wrong)
+    assert "hidden" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("scheme", ["gs", "gcs", "hdfs", "wasbs", "adl"])
+def test_stores_that_nobody_has_tried_are_refused_with_what_to_do(scheme: str) -> None:
+    uri = f"{scheme}://box/a?sig=hidden"
+    assert not is_object_uri(uri)
+    with pytest.raises(UsageError, match=f"begins with '{scheme}:' is refused") as caught:
+        check_tried(uri)
+    assert "az://CONTAINER" in str(caught.value.hint)
+    assert "hidden" not in f"{caught.value} {caught.value.hint}"
+    for other in ("/data/gs", "gs", "s3://bucket/a", "az://box/a"):
+        check_tried(other)
+
+
+@pytest.mark.parametrize("suffixes", [True, False])
+def test_the_end_of_an_object(suffixes: bool) -> None:
+    """Azure cannot be asked for it without the size."""
+    place = ObjectPlace(ObjectBucket("memory://", MemoryStore(), {}, Path(), suffixes=suffixes), "a/b")
+    obstore.put(place.bucket.store, place.key, b"0123456789")
+    for size, end in ((3, b"789"), (10, b"0123456789"), (1000, b"0123456789")):
+        assert place.end(size) == (end, 10)
+    with pytest.raises(FileNotFoundError):
+        (place / "none").end(1)
+
+
+def test_deleting_what_is_not_there_is_no_error(tmp_path: Path) -> None:
+    """Azure says that there was nothing, and S3 does not."""
+    store = LocalStore(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        obstore.delete(store, "a")
+    ObjectPlace(ObjectBucket("file://", store, {}, Path()), "a").unlink()
+
+
 def test_no_text_of_it_has_its_keys(place: ObjectPlace) -> None:
     assert "hidden" not in repr(place) + str(place) + repr(place.bucket) + str(place.bucket)
 
@@ -43,6 +116,14 @@ def test_no_text_of_it_has_its_keys(place: ObjectPlace) -> None:
         "s3:///a",
         "s3://bucket/a?key=hidden",
         "s3://bucket/../b",
+        "az://",
+        "az://box/a?sv=2021&sig=hidden",
+        "az://hidden@box/a",
+        "az://A/b",
+        "abfss://box/a?sig=hidden",
+        "abfss://box@shop.dfs.core.windows.net/a?sig=hidden",
+        "abfss://box@shop.example.com/hidden",
+        "abfss://hidden:hidden@shop.dfs.core.windows.net/a",
     ],
 )
 def test_other_addresses_are_refused_and_not_repeated(uri: str) -> None:
@@ -63,6 +144,12 @@ def test_other_addresses_are_refused_and_not_repeated(uri: str) -> None:
         (
             "Error performing GET https://h/b/k?X-Signature=hidden in 2ms\n\nDebug source:\nhidden",
             "https://h/b/k in 2ms",
+        ),
+        (
+            "Error performing PUT https://h/b/k?sig=hidden in 2ms - Server returned 403: <Error>\n <Code>Authentication"
+            "Failed</Code>\n  <Message>Not authenticated.\nRequestId:1\nTime:2</Message>\n  <AuthenticationErrorDetail>"
+            "hidden</AuthenticationErrorDetail></Error>",
+            "AuthenticationFailed: Not authenticated. RequestId:1 Time:2",
         ),
         ("Kernel error\n  \x1b[31m↳\x1b[0m tcp connect error\n", "Kernel error tcp connect error"),
     ],

@@ -113,6 +113,7 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
             LEAST + "tables: {path: t, state: s, collections: [a.b]}",
             "tables.state belongs to tables in an object store",
         ),
+        (LEAST + "tables: {path: 'az://box/t', collections: [a.b]}", "tables.state is missing"),
         (LEAST + "tables: {path: 's3://k:v@b/t', state: s, collections: [a.b]}", "must be s3://BUCKET/PREFIX"),
         (LEAST + "tables: {path: 'gs://b/t', collections: [a.b]}", "begins with 'gs:'"),
         (LEAST + "tables: {path: t, collections: [shop]}", "tables.collections: 'shop' names no collections"),

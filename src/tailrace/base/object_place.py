@@ -16,6 +16,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -24,11 +25,12 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from tailrace.errors import SinkError, UsageError
 
 if TYPE_CHECKING:
-    from obstore.store import S3Store
+    from obstore.store import AzureStore, S3Store
 
-SCHEME: Final = "s3"
 EXTRA: Final = "pip install 'tailrace[s3]'"
-_URI: Final = re.compile(r"s3a?://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", re.DOTALL)
+#: How help and errors write the URI of a place in a store.
+URIS: Final = "s3://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 #: A request is repeated for this long before the store counts as out of reach.
 _RETRY: Final = timedelta(minutes=3)
 _READ_AHEAD: Final = 1 << 20
@@ -39,6 +41,131 @@ _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _QUERY: Final = re.compile(r"\?\S+")
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ObjectScheme:
+    """One kind of store.
+
+    ``names``    the schemes of its URIs
+    ``form``     a URI as an error shows it
+    ``uri``      what a URI must match. Its group ``bucket`` is the bucket or container, ``prefix`` the rest
+    ``root``     the URI of the bucket, of the groups of ``uri``
+    ``keys``     what an error says about keys and endpoint
+    ``opener``   the name of the class in ``obstore.store``
+    ``always``   options that are set, whatever the user says
+    ``renamed``  variables of the environment that the libraries do not read by the same name, and the option that each
+                 of them is; the first one that is set counts
+    ``suffixes`` whether it can be asked for the last bytes of an object whose size is not known
+    """
+
+    names: tuple[str, ...]
+    form: str
+    uri: re.Pattern[str]
+    root: str
+    keys: str
+    opener: str
+    always: Mapping[str, str]
+    renamed: tuple[tuple[str, str], ...]
+    suffixes: bool = True
+
+    def options(self, found: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+        """For ``obstore`` and ``deltalake`` alike. What the URI says goes before ``given``, and that before the
+        environment."""
+        options: dict[str, str] = {}
+        for variable, option in self.renamed:
+            if os.environ.get(variable):
+                options.setdefault(option, os.environ[variable])
+        account = found.get("account")
+        return {**options, **given, **self.always, **({"azure_storage_account_name": account} if account else {})}
+
+    def open(self, bucket: str, options: Mapping[str, str], retry: timedelta) -> Any:
+        """The store's own object. Raises ImportError where there is no ``obstore``, and what that raises."""
+        from obstore import store  # noqa: PLC0415  an extra
+
+        return getattr(store, self.opener)(bucket, config=dict(options), retry_config={"retry_timeout": retry})
+
+
+S3: Final = ObjectScheme(
+    names=("s3", "s3a"),
+    form="s3://BUCKET/PREFIX",
+    uri=re.compile(r"s3a?://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>.*))?", re.DOTALL),
+    root="s3://{bucket}",
+    keys="Keys and endpoint come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and the like",
+    opener="S3Store",
+    always={"aws_conditional_put": "etag"},
+    renamed=(("AWS_ENDPOINT_URL_S3", "aws_endpoint"), ("AWS_ENDPOINT_URL", "aws_endpoint")),
+)
+_CONTAINER: Final = r"(?P<bucket>(?!-)(?!.*--)[a-z0-9-]{3,63}(?<!-))"
+_AZURE_KEYS: Final = (
+    "Account and keys come from AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN and "
+    "the like"
+)
+_AZURE_RENAMED: Final = (  # the second of each two is what Azure's own command line reads
+    ("AZURE_STORAGE_ACCOUNT_NAME", "azure_storage_account_name"),
+    ("AZURE_STORAGE_ACCOUNT", "azure_storage_account_name"),
+    ("AZURE_STORAGE_ACCOUNT_KEY", "azure_storage_account_key"),
+    ("AZURE_STORAGE_KEY", "azure_storage_account_key"),
+)
+AZURE: Final = ObjectScheme(
+    names=("az",),
+    form="az://CONTAINER/PREFIX",
+    uri=re.compile(rf"az://{_CONTAINER}(?:/(?P<prefix>.*))?", re.DOTALL),
+    root="az://{bucket}",
+    keys=_AZURE_KEYS,
+    opener="AzureStore",
+    always={},
+    renamed=_AZURE_RENAMED,
+    suffixes=False,
+)
+#: The same stores, by the name that Spark and Hadoop give them; the account is in the URI.
+AZURE_WITH_ACCOUNT: Final = ObjectScheme(
+    names=("abfss", "abfs"),
+    form="abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX",
+    uri=re.compile(
+        rf"abfss?://{_CONTAINER}@(?P<account>[a-z0-9]{{3,24}})\.dfs\.core\.windows\.net(?:/(?P<prefix>.*))?", re.DOTALL
+    ),
+    root="abfss://{bucket}@{account}.dfs.core.windows.net",
+    keys=_AZURE_KEYS,
+    opener="AzureStore",
+    always={},
+    renamed=_AZURE_RENAMED,
+    suffixes=False,
+)
+SCHEMES: Final = (S3, AZURE, AZURE_WITH_ACCOUNT)
+#: How the URIs of all of them begin.
+BEGINNINGS: Final = tuple(f"{name}://" for scheme in SCHEMES for name in scheme.names)
+#: What holds objects or files, and is refused.
+_REFUSED: Final = {
+    **dict.fromkeys(("gs", "gcs"), "nobody has tried Google Cloud Storage"),
+    **dict.fromkeys(("hdfs", "webhdfs", "viewfs"), "nobody has tried HDFS, which has no conditional writes"),
+    **dict.fromkeys(("wasb", "wasbs", "adl", "azure"), "a place in Azure begins with az:// or abfss://"),
+}
+
+
+def scheme_of(text: str) -> ObjectScheme | None:
+    """The kind of store whose URI ``text`` is meant to be; ``None`` for anything else."""
+    found = _SCHEME.match(text)
+    return next((one for one in SCHEMES if found is not None and found[1] in one.names), None)
+
+
+def check_tried(text: str) -> None:
+    """Raises UsageError, which repeats nothing of it but its scheme, for the URI of a store that is known and that
+    nobody has tried, or that cannot do what is needed."""
+    found = _SCHEME.match(text)
+    why = _REFUSED.get(found[1].lower()) if found is not None else None
+    if found is not None and why is not None:
+        raise UsageError(f"a URI that begins with '{found[1]}:' is refused: {why}", hint=f"Give a directory, {URIS}")
+
+
+def match_of(scheme: ObjectScheme, uri: str) -> dict[str, str]:
+    """The parts of a URI. Raises UsageError, which does not repeat the URI."""
+    match = scheme.uri.fullmatch(uri)
+    if match is None:
+        raise UsageError(
+            f"the URI of an object store must be {scheme.form}, without keys, port or options", hint=scheme.keys
+        )
+    return {name: value or "" for name, value in match.groupdict().items()}
 
 
 class StoreAwayError(SinkError):
@@ -56,19 +183,22 @@ class StoredObject(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ObjectBucket:
-    """A bucket that was opened.
+    """A bucket or container that was opened.
 
+    ``name``     its URI
     ``options``  for ``obstore`` and ``deltalake`` alike; they may hold keys, so nothing prints them
     ``beside``   the local directory that belongs to what is kept there: state, lock, files on their way. Readers of an
                  archive need none
     """
 
     name: str
-    store: S3Store = field(repr=False)
+    store: S3Store | AzureStore = field(repr=False)
     options: Mapping[str, str] = field(repr=False)
     beside: Path
     #: How far the store's clock is ahead of ours, in seconds, once that was measured.
     clock: list[float] = field(default_factory=list)
+    #: As in ``ObjectScheme``.
+    suffixes: bool = True
 
 
 class ObjectPlace:
@@ -79,7 +209,7 @@ class ObjectPlace:
         self.key = key
 
     def __str__(self) -> str:
-        return f"{SCHEME}://{self.bucket.name}/{self.key}".rstrip("/")
+        return f"{self.bucket.name}/{self.key}".rstrip("/")
 
     def __repr__(self) -> str:
         return f"ObjectPlace({str(self)!r})"
@@ -108,7 +238,7 @@ class ObjectPlace:
         return self
 
     def as_uri(self) -> str:
-        """``s3://bucket/key``."""
+        """``s3://bucket/key``, or as its kind of store has it."""
         return str(self)
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -181,7 +311,13 @@ class ObjectPlace:
         import obstore  # noqa: PLC0415
 
         def got() -> tuple[bytes, int]:
-            answer = obstore.get(self.bucket.store, self.key, options={"range": {"suffix": size}})
+            asked: Any = {"range": {"suffix": size}}
+            if not self.bucket.suffixes:
+                whole = obstore.head(self.bucket.store, self.key)
+                if not whole["size"]:
+                    return b"", 0
+                asked = {"range": (max(0, whole["size"] - size), whole["size"]), "if_match": whole["e_tag"]}
+            answer = obstore.get(self.bucket.store, self.key, options=asked)
             return bytes(answer.bytes()), answer.meta["size"]
 
         return self._asked("read", got)
@@ -260,7 +396,8 @@ class ObjectPlace:
         """Delete the object. It is no error if there is none."""
         import obstore  # noqa: PLC0415
 
-        self._asked("delete", lambda: obstore.delete(self.bucket.store, self.key))
+        with suppress(FileNotFoundError):  # what S3 does not say, Azure does
+            self._asked("delete", lambda: obstore.delete(self.bucket.store, self.key))
 
     # -- errors -----------------------------------------------------------------------------------------------------
 
@@ -339,53 +476,46 @@ def reason(error: BaseException) -> str:
     text = _COLOUR.sub("", str(error)).split("Debug source:")[0]
     answer = _CODE.search(text)
     if answer is not None:
-        return ": ".join(filter(None, answer.groups()))
+        return " ".join(": ".join(filter(None, answer.groups())).split())
     return " ".join(_QUERY.sub("", text).replace("↳", "").split())[:500]
 
 
 def is_object_uri(text: str) -> bool:
     """Whether ``text`` names a place in an object store that we know."""
-    return re.match(r"s3a?:/", text) is not None
+    return scheme_of(text) is not None
 
 
 def object_place(
     uri: str, *, beside: Path, options: Mapping[str, str] | None = None, retry: timedelta = _RETRY
 ) -> ObjectPlace:
-    """The place of ``s3://bucket/prefix``.
+    """The place of ``s3://bucket/prefix``, ``az://container/prefix`` or
+    ``abfss://container@account.dfs.core.windows.net/prefix``.
 
     Args:
         beside: the local directory that belongs to it: the state of tables, or of an archive's writer
         options: as ``obstore`` and ``deltalake`` name them (``aws_endpoint``); by default the environment's ``AWS_*``
+            or ``AZURE_*``
 
     Raises UsageError, which does not repeat the URI, for one that names no bucket.
     """
-    match = _URI.fullmatch(uri)
-    if match is None:
-        raise UsageError(
-            "the URI of an object store must be s3://BUCKET/PREFIX, without keys, port or options",
-            hint="Keys and endpoint come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and the like",
-        )
-    parts = [part for part in (match[2] or "").split("/") if part]
+    scheme = scheme_of(uri) or S3
+    found = match_of(scheme, uri)
+    parts = [part for part in found["prefix"].split("/") if part]
     if any(part in (".", "..") or not re.fullmatch(r"[A-Za-z0-9!_.'()=-]+", part) for part in parts):
         raise UsageError("the prefix in an object store may have letters, digits and !_.'()=- between slashes")
     try:
         from obstore.exceptions import BaseError  # noqa: PLC0415
-        from obstore.store import S3Store  # noqa: PLC0415
     except ImportError:
         raise UsageError("object stores need the package obstore", hint=EXTRA) from None
-    given = {**_environment(), **(options or {}), "aws_conditional_put": "etag"}
+    given = scheme.options(found, options or {})
     try:
-        store = S3Store(match[1], config=given, retry_config={"retry_timeout": retry})  # type: ignore[arg-type]
+        store = scheme.open(found["bucket"], given, retry)
     except (BaseError, ValueError) as error:
-        raise UsageError(f"the object store cannot be opened: {reason(error)}") from None
+        raise UsageError(f"the object store cannot be opened: {reason(error)}", hint=scheme.keys) from None
     options = {**given, "retry_timeout": f"{int(retry.total_seconds())}s"}
-    return ObjectPlace(ObjectBucket(match[1], store, options, beside), "/".join(parts))
-
-
-def _environment() -> dict[str, str]:
-    """What both libraries read from the environment by different names."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return {} if not endpoint else {"aws_endpoint": endpoint}
+    return ObjectPlace(
+        ObjectBucket(scheme.root.format(**found), store, options, beside, suffixes=scheme.suffixes), "/".join(parts)
+    )
 
 
 def check_store(root: ObjectPlace) -> None:
@@ -405,8 +535,11 @@ def check_store(root: ObjectPlace) -> None:
         if not listed:
             raise _lacks(root, "does not list an object that it has just taken")
         root.bucket.clock[:] = [listed[0].modified - time.time()]
-    finally:
-        place.unlink()
+    except BaseException:
+        with suppress(StoreAwayError):  # what went wrong first is told
+            place.unlink()
+        raise
+    place.unlink()
 
 
 def _refuses(write: Callable[[], object]) -> bool:

@@ -32,7 +32,8 @@ compressed Parquet files, and so are the stored pre-images. For a cluster, these
 config server. Run it again to continue where it stopped. "tailrace replay DIR" reads change streams from it. With
 --archive DIR, or connect(uri, archive=DIR), a stream of the deployment may start before its oplog begins.
 
-DIR may be s3://BUCKET/PREFIX (extra: s3): then --state names a local folder for the files on their way.
+DIR may be s3://BUCKET/PREFIX or az://CONTAINER/PREFIX (extra: s3): then --state names a local folder for the files on
+their way.
 
   tailrace archive URI DIR         archive until Ctrl-C or SIGTERM
   tailrace archive status DIR      how far an archive reaches
@@ -60,18 +61,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "directory",
         nargs="?",
         metavar="DIR",
-        help="the archive: a directory, or s3://BUCKET/PREFIX; a new one is begun",
+        help="the archive: a directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX; a new one is begun",
     )
     parser.add_argument(
         "--state",
         type=Path,
         metavar="FOLDER",
-        help="with s3://: a local folder, the same one each time; it proves that the archive is this process's",
+        help="in a store: a local folder, the same one each time; it proves that the archive is this process's",
     )
     parser.add_argument(
         "--take-over",
         action="store_true",
-        help="with s3://: go on with an archive whose state is lost; its writer is stopped, if it still runs",
+        help="in a store: go on with an archive whose state is lost; its writer is stopped, if it still runs",
     )
     parser.add_argument(
         "--once", action="store_true", help="stop when everything that was there at the start is archived"
@@ -159,7 +160,7 @@ def _record(args: argparse.Namespace) -> int:
 
 def _place(args: argparse.Namespace) -> ArchivePlace:
     """Where the archive is to be written."""
-    from tailrace.base.object_place import ObjectPlace  # noqa: PLC0415  not for --help
+    from tailrace.base.object_place import URIS, ObjectPlace  # noqa: PLC0415  not for --help
     from tailrace.read.archive.place import archive_place  # noqa: PLC0415
 
     folder = archive_place(args.directory, args.state)
@@ -169,7 +170,7 @@ def _place(args: argparse.Namespace) -> ArchivePlace:
             hint="--state FOLDER: a local folder, the same one each time",
         )
     if not isinstance(folder, ObjectPlace) and (args.state is not None or args.take_over):
-        raise WrongUsageError("--state and --take-over belong to an archive in an object store (s3://BUCKET/PREFIX)")
+        raise WrongUsageError(f"--state and --take-over belong to an archive in an object store ({URIS})")
     return folder
 
 

@@ -76,7 +76,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="an archive, in a directory or at s3://BUCKET/PREFIX; may be repeated",
+        help="an archive, in a directory, or at s3://BUCKET/PREFIX or az://CONTAINER/PREFIX; may be repeated",
     )
     group.add_argument(
         "--sync", action="append", default=[], metavar="TARGET", help="the target of syncs from URI; may be repeated"

@@ -67,7 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         default=[],
         metavar="DIR",
-        help="an archive: its directory, or s3://BUCKET/PREFIX",
+        help="an archive: its directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX",
     )
     where.add_argument("--dead-letters", action="append", default=[], metavar="URI", help="their deployment")
     parser.add_argument("--letters", metavar="DB.COLL", help=f"their collection (default: {LETTERS})")
@@ -139,9 +139,10 @@ def _lake(root: Path, documents: NamedDocuments, dry_run: bool) -> StoreErasure:
 
 
 def _tables(root: Path, documents: NamedDocuments, dry_run: bool) -> StoreErasure:
+    from tailrace.base.object_place import is_object_uri  # noqa: PLC0415  as below
     from tailrace.lake.tables.erasure import erase_documents  # noqa: PLC0415
 
-    if "://" in str(root) or str(root).startswith("s3:/"):
+    if "://" in str(root) or is_object_uri(str(root)):
         raise UsageError(
             "documents are not erased from tables in an object store",
             hint="Delete them at the source. Replaced files go after `grace` and `retention`, or with `tailrace tables "

@@ -258,7 +258,9 @@ def _carried_out(args: argparse.Namespace) -> int:
 
 def _extra_of(package: str, args: argparse.Namespace) -> str | None:
     """The extra that brings all that the command lacks, so that nobody learns of them one by one."""
-    in_a_store = any("s3://" in str(value) for value in vars(args).values())
+    from tailrace.base.object_place import BEGINNINGS  # noqa: PLC0415  only for an error
+
+    in_a_store = any(one in str(value) for value in vars(args).values() for one in BEGINNINGS)
     if in_a_store and package in _IN_A_STORE:
         return "s3"
     return _EXTRAS_OF.get((getattr(args, "command", ""), package)) or _EXTRAS.get(package)

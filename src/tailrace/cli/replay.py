@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "dump",
         metavar="DUMP",
         help="an oplog.bson, a dump directory, or an archive of mongodump or Tailrace, the latter also at "
-        "s3://BUCKET/PREFIX; - reads standard input",
+        "s3://BUCKET/PREFIX or az://CONTAINER/PREFIX; - reads standard input",
     )
     add_stream_arguments(parser)
     parser.add_argument(
@@ -135,8 +135,10 @@ def _masks(file: str | None, options: StreamOptions) -> Masks | None:
 
 def _archived(where: str) -> Description | None:
     """What the archive at ``where`` says of itself; ``None`` where there is none. In an object store there must be."""
-    is_object = where.startswith(("s3:", "s3a:"))
-    if not is_object and not (Path(where) / "archive.json").is_file():
+    from tailrace.base.object_place import check_tried, is_object_uri  # noqa: PLC0415  not for --help
+
+    check_tried(where)
+    if not is_object_uri(where) and not (Path(where) / "archive.json").is_file():
         return None
     from tailrace.read.archive.layout import existing  # noqa: PLC0415
     from tailrace.read.archive.place import archive_place  # noqa: PLC0415

@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Tables that equal their collections: a Delta table for each collection, kept up to date by `tailrace run` (section
-tables of its file) or by `write`. DIR is the directory of the tables, or s3://BUCKET/PREFIX with --state FOLDER: a
-local folder for what cannot be in an object store. Keys and endpoint come from the environment (AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL).
+tables of its file) or by `write`. DIR is the directory of the tables, or with --state FOLDER, a local folder for what
+cannot be in an object store, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX. Keys and endpoint come from the environment
+(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL; AZURE_STORAGE_ACCOUNT_NAME,
+AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN).
 
   write URI DIR PATTERN...     copy the collections, then follow them; --once: up to now
   verify URI DIR [NAMESPACE]   compare the tables with their collections, and name what differs (--sample N: a part)
@@ -78,12 +79,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("words", nargs="*", metavar="...", help="what the action needs, in the order above")
     parser.add_argument("--once", action="store_true", help="with write: end when the tables are up to date")
     parser.add_argument(
-        "--state", type=Path, metavar="FOLDER", help="with s3://: the local folder of the state; the same one each time"
+        "--state",
+        type=Path,
+        metavar="FOLDER",
+        help="in a store: the local folder of the state; the same one each time",
     )
     parser.add_argument(
         "--take-over",
         action="store_true",
-        help="with write and s3://: write tables whose state is lost. They are rewritten, and their writer is stopped",
+        help="with write, in a store: write tables whose state is lost; they are rewritten, their writer is stopped",
     )
     _add_forms(parser)
     parser.add_argument(
@@ -106,7 +110,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--sample", type=int, metavar="N", help="with verify: compare N documents of each collection")
     parser.add_argument(
-        "--archive", metavar="DIR", help="with as-of: read entries from this archive, a directory or s3://BUCKET/PREFIX"
+        "--archive", metavar="DIR", help="with as-of: read entries from this archive, a directory, s3:// or az://"
     )
     parser.add_argument(
         "--uri",
@@ -203,8 +207,9 @@ def _root(word: str, args: argparse.Namespace) -> TablePlace:
 
 def _place(word: str, args: argparse.Namespace) -> TablePlace:
     """Where tables are or are to be."""
-    from tailrace.base.object_place import is_object_uri, object_place  # noqa: PLC0415  not for --help
+    from tailrace.base.object_place import URIS, check_tried, is_object_uri, object_place  # noqa: PLC0415  as above
 
+    check_tried(word)
     if is_object_uri(word):
         if args.state is None:
             raise WrongUsageError(
@@ -212,7 +217,7 @@ def _place(word: str, args: argparse.Namespace) -> TablePlace:
             )
         return object_place(word, beside=args.state)
     if args.state is not None or args.take_over:
-        raise WrongUsageError("--state and --take-over belong to tables in an object store (s3://BUCKET/PREFIX)")
+        raise WrongUsageError(f"--state and --take-over belong to tables in an object store ({URIS})")
     return local_path(word, "the directory of the tables") if "://" in word else Path(word)
 
 

@@ -88,8 +88,8 @@ def as_of(
     """The rows of the collection's table at ``moment``.
 
     Args:
-        archive: for a moment inside a micro-batch: the directory of an archive, or ``s3://BUCKET/PREFIX``, from which
-            the oplog's entries between the nearest version and the moment are read
+        archive: for a moment inside a micro-batch: the directory of an archive, or its URI in an object store, from
+            which the oplog's entries between the nearest version and the moment are read
         uri: a deployment from which they are read instead, as far as its oplog reaches
         masks: the masks that the tables are written with, for the entries that are read
 

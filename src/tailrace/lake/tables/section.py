@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tailrace.base.object_place import is_object_uri, object_place
+from tailrace.base.object_place import URIS, check_tried, is_object_uri, object_place
 from tailrace.core.user_text import seconds
 from tailrace.errors import UsageError
 from tailrace.lake.store.local_path import local_path
@@ -62,12 +62,13 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
 
 def _root(given: Mapping[str, Any], base: Path) -> TablePlace:
     """Where the tables are; in an object store their state is elsewhere."""
+    check_tried(given["path"])
     is_object = is_object_uri(given["path"])
     if is_object != ("state" in given):
         raise UsageError(
             "tables.state is missing: the local folder of the state of tables in an object store"
             if is_object
-            else "tables.state belongs to tables in an object store (path: s3://BUCKET/PREFIX)"
+            else f"tables.state belongs to tables in an object store (path: {URIS})"
         )
     if not is_object:
         return local_path(given["path"], "tables.path", base)

@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from tailrace.base.object_place import ObjectPlace, StoreAwayError, StoredObject, is_object_uri, object_place
+from tailrace.base.object_place import (
+    URIS,
+    ObjectPlace,
+    StoreAwayError,
+    StoredObject,
+    check_tried,
+    is_object_uri,
+    object_place,
+)
 from tailrace.errors import SourceError, UsageError
 
 #: A directory or file, or a prefix or object.
@@ -27,7 +35,7 @@ class ArchiveAwayError(SourceError):
 
 
 def archive_place(where: str | ArchivePlace, beside: Path | None = None) -> ArchivePlace:
-    """The place of an archive: a directory, or ``s3://BUCKET/PREFIX``.
+    """The place of an archive: a directory, or one in an object store (``object_place``).
 
     Args:
         beside: the local folder that belongs to an archive in an object store; only a writer needs it
@@ -38,11 +46,12 @@ def archive_place(where: str | ArchivePlace, beside: Path | None = None) -> Arch
         return where
     if is_object_uri(str(where)):
         return object_place(str(where), beside=beside or Path())
+    check_tried(str(where))
     scheme = _SCHEME.match(str(where))
     if scheme is not None:  # Python takes it for the name of a folder
         raise UsageError(
             f"an archive cannot be at a URI that begins with '{scheme[1]}:'",
-            hint="Give a directory, or s3://BUCKET/PREFIX",
+            hint=f"Give a directory, {URIS}",
         )
     return Path(where)
 

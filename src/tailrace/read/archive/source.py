@@ -24,7 +24,7 @@ from tailrace.read.source.live import LiveSource
 class ArchiveSource:
     """One oplog of an archive.
 
-    ``folder``  the archive's directory, or ``s3://BUCKET/PREFIX``
+    ``folder``  the archive's directory, or its place in an object store
     ``oplog``   which of a cluster's oplogs: a shard's name; may be left out for a replica set's archive
 
     What an archive does not hold are current documents (``updateLookup`` gives null). ``tail`` ends where the archive
