@@ -102,6 +102,8 @@ class CollectionTable:
         self.checkpoints: dict[int, str] = {}
         #: What was found to be wrong with the log while it was written to.
         self.harm: str | None = None
+        #: What is wrong with a data file, if a merge has found that.
+        self.damage: str | None = None
         self._delta = _opened(root)
         if declared is None and self._delta is not None:  # whoever only maintains the table knows no rule
             self._divide_by = tuple(json.loads(self._setting(table_properties.DIVIDED) or "[]"))
@@ -151,6 +153,11 @@ class CollectionTable:
         files = list(self.files())
         there = places.sizes(self.root, [file.name for file in files])
         return next((file.path for file in files if there.get(file.name) != file.size), None)
+
+    @property
+    def is_harmed(self) -> bool:
+        """Whether log or files were found not to be what was written."""
+        return self.harm is not None or self.damage is not None
 
     @property
     def stated(self) -> ClusterTime | None:
@@ -253,7 +260,7 @@ class CollectionTable:
                     if self.merges and file.rows is not None:
                         gone = self._search.numbered(file, wanted, read=self.has_feed)
                         _mark(file, gone, feed, actions)
-                    elif (divided := self._search.divided(file.name, wanted)) is not None:
+                    elif (divided := self._search.divided(file, wanted)) is not None:
                         actions.removed.append(file)
                         writers.write(divided[0])
                         feed.before(divided[1])

@@ -82,7 +82,7 @@ class OpenTables:
         position, marks, faults = position_of(self._state), self._state.marks(), list[TableFault]()
         for namespace, mark in marks.items():
             table = self.table(namespace)
-            fault = fault_of(table, mark, position.batch, self._state.name)
+            fault = fault_of(table, mark, position, self._state.name)
             if fault is not None:
                 faults.append(fault)
             self._seen[namespace] = seen(table.root, mark)
@@ -98,15 +98,18 @@ class OpenTables:
         self._anew(faults)
 
     def compare_seen(self) -> TablesPosition:
-        """Compare the tables whose newest commit has another file than before: somebody has put back a folder, or has
-        removed a file. Returns the position, which is later if a table has to be rewritten."""
+        """Compare the tables whose newest commit has another file than before, since somebody has put back a folder or
+        has removed a file, and those that were found to be damaged. Returns the position, which is later if a table has
+        to be rewritten."""
         faults = []
         for namespace, mark in self._state.marks().items():
             now = seen(self.folder(namespace), mark)
-            harmed = namespace in self.opened and self.opened[namespace].harm is not None
+            harmed = namespace in self.opened and self.opened[namespace].is_harmed
             if mark.version >= 0 and (harmed or self._seen.get(namespace) != now):
-                self.opened.pop(namespace, None)
-                fault = fault_of(self.table(namespace), mark, position_of(self._state).batch, self._state.name)
+                before = self.opened.pop(namespace, None)
+                fault = fault_of(self.table(namespace), mark, position_of(self._state), self._state.name)
+                if fault is None and before is not None and before.damage is not None:
+                    fault = TableFault(mark, f"is damaged: {before.damage}")
                 if fault is not None:
                     faults.append(fault)
                 self._seen[namespace] = now
