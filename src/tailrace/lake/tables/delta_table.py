@@ -155,11 +155,6 @@ class CollectionTable:
         return next((file.path for file in files if there.get(file.name) != file.size), None)
 
     @property
-    def is_harmed(self) -> bool:
-        """Whether log or files were found not to be what was written."""
-        return self.harm is not None or self.damage is not None
-
-    @property
     def stated(self) -> ClusterTime | None:
         """The time at which its newest version equals the collection; ``None`` if it has no version of ours."""
         newest = delta_commit.newest(self.root) if self.exists else None

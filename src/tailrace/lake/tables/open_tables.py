@@ -98,22 +98,29 @@ class OpenTables:
         self._anew(faults)
 
     def compare_seen(self) -> TablesPosition:
-        """Compare the tables whose newest commit has another file than before, since somebody has put back a folder or
-        has removed a file, and those that were found to be damaged. Returns the position, which is later if a table has
-        to be rewritten."""
+        """Compare the tables whose newest commit has another file than before: somebody has put back a folder, or has
+        removed a file. Returns the position, which is later if a table has to be rewritten."""
         faults = []
         for namespace, mark in self._state.marks().items():
             now = seen(self.folder(namespace), mark)
-            harmed = namespace in self.opened and self.opened[namespace].is_harmed
+            harmed = namespace in self.opened and self.opened[namespace].harm is not None
             if mark.version >= 0 and (harmed or self._seen.get(namespace) != now):
-                before = self.opened.pop(namespace, None)
+                self.opened.pop(namespace, None)
                 fault = fault_of(self.table(namespace), mark, position_of(self._state), self._state.name)
-                if fault is None and before is not None and before.damage is not None:
-                    fault = TableFault(mark, f"is damaged: {before.damage}")
                 if fault is not None:
                     faults.append(fault)
                 self._seen[namespace] = now
         return self._anew(faults)
+
+    def note_damaged(self) -> bool:
+        """Let tables be rewritten of which a merge has met a damaged file. Returns whether there are any."""
+        marks, faults = self._state.marks(), list[TableFault]()
+        for namespace, table in self.opened.items():
+            if table.damage is not None and namespace in marks:
+                faults.append(TableFault(marks[namespace], f"is damaged: {table.damage}"))
+                table.damage = None
+        self._anew(faults)
+        return bool(faults)
 
     def _anew(self, faults: list[TableFault]) -> TablesPosition:
         """Let tables be rewritten from the state. One that has come to a later time than the state waits for it."""
