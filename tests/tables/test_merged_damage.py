@@ -14,6 +14,7 @@ from typing import Any
 import bson
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pymongo import MongoClient
 
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -29,6 +30,7 @@ from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.standing import fault_of, note
 from tailrace.lake.tables.state import TableMark, TablesPosition
 from tailrace.lake.tables.verification import TableReport, verify
+from tailrace.lake.tables.versions import Keeping
 from tailrace.lake.tables.writer import TablesWriter
 from tests.tables.equality import in_collection, in_table, key_of
 from tests.tables.features import Made
@@ -142,6 +144,38 @@ def test_rows_that_are_gone_stay_gone_where_the_log_does_not_count_the_rows(tmp_
 
 def key_of_id(value: Any) -> bytes:
     return key_of(bson.encode({"_id": value}))
+
+
+@pytest.mark.parametrize("merges", [True, False])
+def test_half_a_checkpoint_of_another_program_is_none(tmp_path: Path, merges: bool) -> None:
+    """Readers pass over a checkpoint in several files that lacks one. It was taken for whole: its other files were not
+    known any more, and the commits before it were removed, without which nobody could read the table."""
+    root = tmp_path / "t"
+    made = Made(root, DECLARED, merges=merges)
+    made.whole([{"_id": one, "n": 0} for one in range(20)])
+    for number in range(1, 4):
+        made.change([{"_id": 100 + number, "n": 1}])
+    truth = held(root)
+    DeltaTable(str(root)).create_checkpoint()
+    whole = delta.checkpoint_path(root, 3)
+    half = whole.with_name(whole.name.replace(".parquet", ".0000000001.0000000002.parquet"))
+    found = pq.read_table(whole)
+    pq.write_table(found.slice(0, found.num_rows - 1), half)
+    whole.unlink()
+    (root / delta.LOG / delta.POINTER).unlink()
+    assert (delta.checkpoints_in(root), delta.unfinished(root)) == ({}, {3: [half]})
+    number, made = made._number, Made(root, DECLARED, merges=merges)
+    made._number = number
+    made.change([{"_id": one, "n": 2} for one in range(101, 104)])
+    truth.update(dict.fromkeys(range(101, 104), 2))
+    assert held(root) == truth
+    made.table.expire(Keeping(0))
+    assert held(root) == truth
+    made.table.make_checkpoint()
+    made.change([{"_id": 101, "n": 3}])
+    made.table.expire(Keeping(0))
+    assert held(root) == {**truth, 101: 3}
+    assert (delta.commits_in(root)[0], delta.unfinished(root)) == (4, {}), "it goes with the log before"
 
 
 def test_a_merge_has_no_more_rows_in_memory_than_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,8 @@ class _TablePast:
         numbers, names = delta.listed(self._folder)
         for path in (delta.commit_path(self._folder, number) for number in numbers if number < table.version):
             path.unlink(missing_ok=True)
-        for path in (path for number, paths in names.items() if number < table.version for path in paths):
+        older = [paths for number, paths in names.items() if number < table.version]
+        for path in (path for paths in [*older, *delta.unfinished(self._folder).values()] for path in paths):
             path.unlink(missing_ok=True)
         durable.sync_directory(self._folder / delta.LOG)
         durable.step("tables.log_erased")
@@ -248,6 +249,8 @@ def _bounded_in(root: Path) -> set[str]:
     """The names of the files whose columns have bounds in the log, of each version that it has. A log that cannot be
     read has them of a file that is not there."""
     numbers, checkpoints = delta.listed(root)
+    if delta.unfinished(root):
+        return {""}
     try:
         actions = [one for number in numbers for one in delta_commit.actions_of(root, number)]
         for path in (path for paths in checkpoints.values() for path in paths):
