@@ -19,6 +19,7 @@ from tailrace.lake import verify
 from tailrace.lake.store import delta
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.compaction import compact
+from tailrace.lake.tables.merging import tidy
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.state import TableState
 from tailrace.lake.tables.state_file import finish_rewriting, rewrite_file
@@ -27,6 +28,7 @@ from tailrace.read.archive.layout import DESCRIPTION, HEAD, Description, Reach, 
 from tailrace.read.archive.record import write_record
 from tailrace.read.archive.segment import ImagesWriter, SegmentWriter
 from tailrace.read.archive.source import ArchiveSource
+from tests.tables.equality import read
 from tests.tables.features import Made
 from tests.unit.lake_events import begin, make, numbers_in, put, stage
 from tests.unit.power_cut import PowerCuts
@@ -124,11 +126,37 @@ def check_table(top: Path, acknowledged: int) -> None:
     assert found in [[number - 1] * EACH for number in (acknowledged, acknowledged + 1) if number]
 
 
+def write_marked(top: Path, cuts: PowerCuts) -> None:
+    """A table that is merged on read: rows are marked as gone, files are merged, and a checkpoint has vectors."""
+    table = Made(top / "table", TableSchema(), merges=True)
+    for number in range(COMMITS):
+        table.change([{"_id": one, "n": number} for one in range(EACH) if not number or one % 5 == 1])
+        cuts.acknowledged += 1
+        if number:
+            tidy(table.table)
+            table.table.make_checkpoint()
+            table.table.expire(Keeping(grace_h=0))
+
+
+def check_marked(top: Path, acknowledged: int) -> None:
+    root = top / "table"
+    if acknowledged == 0 and not delta.commits_in(root):
+        return
+    found = sorted(read(DeltaTable(str(root)), "n").column("n").to_pylist())
+    many = EACH // 5
+    assert found in [
+        [0] * EACH if number == 1 else [0] * (EACH - many) + [number - 1] * many
+        for number in (acknowledged, acknowledged + 1)
+        if number
+    ]
+
+
 Write, Check = Callable[[Path, PowerCuts], None], Callable[[Path, int], None]
 STORES: dict[str, tuple[Write, Check]] = {
     "a lake": (write_lake, check_lake),
     "an archive": (write_archive, check_archive),
     "a table": (write_table, check_table),
+    "a table that is merged on read": (write_marked, check_marked),
     "records": (write_records, check_records),
 }
 

@@ -32,6 +32,8 @@ _NAMING_VERSIONS: Final = (3, 7)
 #: Where a table has the files of its change feed. Delta's readers and its VACUUM know the name.
 FEED_FOLDER: Final = "_change_data"
 _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
+#: A file of a checkpoint in several, of how many.
+_PART: Final = re.compile(r"\.[0-9]{10}\.([0-9]{10})\.parquet$")
 #: In one file, in several, and the newer form, whose names have a UUID.
 _CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\.(?:.*\.)?(?:parquet|json)")
 
@@ -56,7 +58,37 @@ def checkpoint_path(root: P, number: int) -> P:
 
 def listed(root: P) -> tuple[list[int], dict[int, list[P]]]:
     """The commits whose files are in the log, ascending, and the files of its checkpoints, by number. The directory is
-    listed once, so that both are of one moment."""
+    listed once, so that both are of one moment. A checkpoint in several files that lacks one is none, as for readers.
+    """
+    commits, checkpoints = _all_in(root)
+    lacking = _lacking(checkpoints)
+    whole = {number: [one for one in paths if one not in lacking] for number, paths in checkpoints.items()}
+    return commits, {number: paths for number, paths in whole.items() if paths}
+
+
+def unfinished(root: P) -> dict[int, list[P]]:
+    """The files of checkpoints that lack a file, by number: their writer was killed."""
+    _, checkpoints = _all_in(root)
+    lacking = _lacking(checkpoints)
+    found = {number: [one for one in paths if one in lacking] for number, paths in checkpoints.items()}
+    return {number: paths for number, paths in found.items() if paths}
+
+
+def _lacking(checkpoints: Mapping[int, Sequence[P]]) -> set[P]:
+    """Those of the files that are parts of a checkpoint which is not whole."""
+    found: set[P] = set()
+    for paths in checkpoints.values():
+        sizes: dict[str, list[P]] = {}
+        for path in paths:
+            if match := _PART.search(path.name):
+                sizes.setdefault(match[1], []).append(path)
+        for size, parts in sizes.items():
+            if len(parts) != int(size):
+                found.update(parts)
+    return found
+
+
+def _all_in(root: P) -> tuple[list[int], dict[int, list[P]]]:
     commits: list[int] = []
     checkpoints: dict[int, list[P]] = {}
     for name in sorted(path.name for path in (root / LOG).iterdir()) if is_table(root) else ():

@@ -5,7 +5,7 @@ Nothing changes in the table except the files that hold its rows. One merged fil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -60,7 +60,8 @@ def compacted(
 
     ``target_bytes``  files of less than half of that are small; a merged file has about so many bytes
     ``everything``    merge large files too: with a Z-order, to arrange all rows
-    ``groups``        the files that are merged, those of each new file together, and no others
+    ``groups``        the files that are merged, those of each new file together, and no others. Those whose rows are
+                      too many to be in memory at once are divided
     """
     unknown = next((name for name in layout.z_order if name not in layout.schema.names), None)
     if unknown is not None:
@@ -69,7 +70,9 @@ def compacted(
     writers = Writers(layout.root, layout.divide_by, layout.bounds)
     removed: list[str] = []
     try:
-        for names in _groups(layout, files, target, everything=everything) if groups is None else groups:
+        for names in (
+            _groups(layout, files, target, everything=everything) if groups is None else _fitting(layout, groups)
+        ):
             for table in _arranged(layout, names):
                 writers.write(table)
                 # What has been merged is a file: the next rows begin another one.
@@ -103,6 +106,16 @@ def _groups(layout: Layout, files: Sequence[tuple[str, int]], target: int, *, ev
         alone = bool(layout.divide_by) and not folder
         for group in _bins(sorted(pieces, key=lambda one: one.first), target):
             if len(group) > 1 or alone or group[0].name in layout.gone:
+                yield [one.name for one in group]
+
+
+def _fitting(layout: Layout, groups: Iterable[Sequence[str]]) -> Iterator[list[str]]:
+    """The same groups, of files whose rows are in memory together. A file alone is written anew if that is without rows
+    that are gone."""
+    for names in groups:
+        pieces = [_Piece(name, 0, _size(layout, name), b"") for name in names]
+        for group in _bins(pieces, 0):
+            if len(group) > 1 or group[0].name in layout.gone:
                 yield [one.name for one in group]
 
 

@@ -100,8 +100,9 @@ class CollectionTable:
         self.committed: tuple[int, str] | None = None
         #: The digests of the log's checkpoints that are known.
         self.checkpoints: dict[int, str] = {}
-        #: What was found to be wrong with the log while it was written to.
+        #: What was found to be wrong with the log while it was written to, and with a data file while it was merged.
         self.harm: str | None = None
+        self.damage: str | None = None
         self._delta = _opened(root)
         if declared is None and self._delta is not None:  # whoever only maintains the table knows no rule
             self._divide_by = tuple(json.loads(self._setting(table_properties.DIVIDED) or "[]"))
@@ -253,7 +254,7 @@ class CollectionTable:
                     if self.merges and file.rows is not None:
                         gone = self._search.numbered(file, wanted, read=self.has_feed)
                         _mark(file, gone, feed, actions)
-                    elif (divided := self._search.divided(file.name, wanted)) is not None:
+                    elif (divided := self._search.divided(file, wanted)) is not None:
                         actions.removed.append(file)
                         writers.write(divided[0])
                         feed.before(divided[1])
@@ -307,12 +308,11 @@ class CollectionTable:
 
     def _committed(self, number: int, added: Sequence[NewFile], removed: Sequence[TableFile]) -> None:
         assert self._delta is not None
-        live = self.live_bytes if self._live is not None else None
         _update(self._delta, self.root)
         self._seen = number  # another program may have come after it already
         gone = sum(file.size for file in removed)
         self.replaced_bytes += gone
-        self._live = None if live is None else live - gone + sum(file.size for file in added)
+        self._live = None if self._live is None else self._live - gone + sum(file.size for file in added)
         self._search.forget(file.name for file in removed)
 
     def _configuration(self, schema: HasColumns) -> dict[str, str]:

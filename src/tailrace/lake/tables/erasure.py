@@ -10,9 +10,10 @@ crash has left is found by the next run.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,29 +22,30 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from tailrace.base import durable
 from tailrace.core.event.named_document import NamedDocuments, StoreErasure
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import delta, places
+from tailrace.lake.tables import delta_commit, live_files, log_chain
 from tailrace.lake.tables.data_files import opened
 from tailrace.lake.tables.deletion_vector import NONE, RowNumbers
-from tailrace.lake.tables.delta_commit import TableFile
+from tailrace.lake.tables.delta_commit import Actions, Batch, TableFile
 from tailrace.lake.tables.delta_table import BESIDE, CollectionTable
 from tailrace.lake.tables.holding import STATE, lock
 from tailrace.lake.tables.live_files import gone_of
 from tailrace.lake.tables.merging import purge
 from tailrace.lake.tables.names import KEY, place_of
 from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE
+from tailrace.lake.tables.standing import note
 from tailrace.lake.tables.state import TableMark, TableState
 from tailrace.lake.tables.state_file import rewrite_file
 from tailrace.lake.tables.versions import ICEBERG
 
 _FOLLOW: Final = "Let the writer follow (`tailrace tables write ... --once`, or `tailrace run`), then repeat"
 _RESTORE: Final = "Restore it from a copy, or remove the quarantine"
-_STATS: Final = "delta.dataSkippingStatsColumns"
 
 
 def erase_documents(root: Path, documents: NamedDocuments, *, dry_run: bool = False) -> StoreErasure:
@@ -171,7 +173,7 @@ class _TablePast:
         if not delta.is_table(self._folder):
             return
         purge(CollectionTable(self._folder, self.namespace), self._worn)
-        if self._bounded() and any(not one.name.startswith(".") for one in self._files):
+        if self._may_be_in_log():
             self._shorten_log()
         shutil.rmtree(self._folder / BESIDE, ignore_errors=True)  # of a checkpoint that was not finished
         for file in self._files:
@@ -189,27 +191,74 @@ class _TablePast:
                 f"{self.namespace}: nor can Iceberg snapshots of these versions, until the writer drops them"
             )
 
-    def _bounded(self) -> bool:
-        configuration: Mapping[str, str | None] = DeltaTable(str(self._folder)).metadata().configuration
-        return bool(configuration.get(_STATS))
+    def _may_be_in_log(self) -> bool:
+        """Whether bounds in the log may be values of the documents: it has some of a file that holds one of them, or of
+        a file that is no longer there to be asked."""
+        there = {file.name for file in places.files_below(self._folder)}
+        there -= {file.relative_to(self._folder).as_posix() for file in self._files}
+        return not _bounded_in(self._folder) <= there
 
     def _shorten_log(self) -> None:
         """The bounds of columns are values of documents, and the log has them for each file: let it begin with the
         newest version. Raises SinkError if no checkpoint of it can be made."""
         table = CollectionTable(self._folder, self.namespace)
+        known = -1 if self.mark is None else self.mark.version
+        if 0 <= known < table.version:
+            table = _stating_anew(table)
         table.make_checkpoint()
         if table.version and table.version not in delta.checkpoints_in(self._folder):
             raise SinkError(f"a checkpoint of the table {self._folder} cannot be written", hint="Make room, and repeat")
+        if self.mark is not None and 0 <= known < table.version:
+            self._know(note(self.mark, table))
+            durable.step("tables.version_known")
         numbers, names = delta.listed(self._folder)
-        # The commit that the state knows was made when the documents were gone.
-        known = table.version if self.mark is None or self.mark.version < 0 else self.mark.version
-        for number in numbers:
-            if number < min(table.version, known):
-                delta.commit_path(self._folder, number).unlink(missing_ok=True)
-        for path in (path for number, paths in names.items() if number < table.version for path in paths):
+        for path in (delta.commit_path(self._folder, number) for number in numbers if number < table.version):
+            path.unlink(missing_ok=True)
+        older = [paths for number, paths in names.items() if number < table.version]
+        for path in (path for paths in [*older, *delta.unfinished(self._folder).values()] for path in paths):
             path.unlink(missing_ok=True)
         durable.sync_directory(self._folder / delta.LOG)
         durable.step("tables.log_erased")
+
+    def _know(self, mark: TableMark) -> None:
+        """Let the state know of the version that the log begins with."""
+        state = TableState(self.root / STATE / "state")
+        try:
+            with state.writing() as transaction:
+                transaction.set_mark(mark)
+        finally:
+            state.close()
+
+
+def _stating_anew(table: CollectionTable) -> CollectionTable:
+    """The table with a version that states what our last one stated. Files were moved since, and the commit that the
+    state knows may have bounds of the files before: of rows that are gone, if it is merged on read."""
+    last, number = delta_commit.newest(table.root), table.version + 1
+    if last is None:
+        return table
+    batch = Batch(last.batch, last.time, last.time, last.collection or None, last.state, last.witness)
+    previous = log_chain.previous(table.root, number)
+    app = f"tailrace/{table.namespace}"
+    made = delta_commit.publish(table.root, number, app, batch, Actions("changes"), previous=previous)
+    found = CollectionTable(table.root, table.namespace)
+    found.committed = number, made
+    return found
+
+
+def _bounded_in(root: Path) -> set[str]:
+    """The names of the files whose columns have bounds in the log, of each version that it has. A log that cannot be
+    read has them of a file that is not there."""
+    numbers, checkpoints = delta.listed(root)
+    if delta.unfinished(root):
+        return {""}
+    try:
+        actions = [one for number in numbers for one in delta_commit.actions_of(root, number)]
+        for path in (path for paths in checkpoints.values() for path in paths):
+            actions += live_files.in_checkpoint(path)
+        files = [live_files.file_of(one["add"]) for one in actions if "add" in one]
+    except (SinkError, OSError, KeyError, TypeError, ValueError, pa.ArrowException):
+        return {""}
+    return {file.name for file in files if "minValues" in json.loads(file.stats or "{}")}
 
 
 class _InQuarantine:

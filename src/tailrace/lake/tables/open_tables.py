@@ -82,7 +82,7 @@ class OpenTables:
         position, marks, faults = position_of(self._state), self._state.marks(), list[TableFault]()
         for namespace, mark in marks.items():
             table = self.table(namespace)
-            fault = fault_of(table, mark, position.batch, self._state.name)
+            fault = fault_of(table, mark, position, self._state.name)
             if fault is not None:
                 faults.append(fault)
             self._seen[namespace] = seen(table.root, mark)
@@ -106,11 +106,21 @@ class OpenTables:
             harmed = namespace in self.opened and self.opened[namespace].harm is not None
             if mark.version >= 0 and (harmed or self._seen.get(namespace) != now):
                 self.opened.pop(namespace, None)
-                fault = fault_of(self.table(namespace), mark, position_of(self._state).batch, self._state.name)
+                fault = fault_of(self.table(namespace), mark, position_of(self._state), self._state.name)
                 if fault is not None:
                     faults.append(fault)
                 self._seen[namespace] = now
         return self._anew(faults)
+
+    def note_damaged(self) -> bool:
+        """Let tables be rewritten of which a merge has met a damaged file. Returns whether there are any."""
+        marks, faults = self._state.marks(), list[TableFault]()
+        for namespace, table in self.opened.items():
+            if table.damage is not None and namespace in marks:
+                faults.append(TableFault(marks[namespace], f"is damaged: {table.damage}"))
+                table.damage = None
+        self._anew(faults)
+        return bool(faults)
 
     def _anew(self, faults: list[TableFault]) -> TablesPosition:
         """Let tables be rewritten from the state. One that has come to a later time than the state waits for it."""

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tailrace.lake.store.place import TablePlace
-from tailrace.lake.tables.data_files import key_range, opened
+from tailrace.lake.tables.data_files import key_range, opened, without
 from tailrace.lake.tables.deletion_vector import RowNumbers
 from tailrace.lake.tables.delta_commit import TableFile
 from tailrace.lake.tables.live_files import gone_of
@@ -44,15 +44,20 @@ class RowSearch:
         for name in names:
             self._ranges.pop(name, None)
 
-    def divided(self, name: str, wanted: WantedKeys) -> tuple[pa.Table, pa.Table] | None:
-        """A file's rows without those with the keys, and those with them; ``None`` if it has none of them."""
-        if self._lies_elsewhere(name, wanted):
+    def divided(self, file: TableFile, wanted: WantedKeys) -> tuple[pa.Table, pa.Table] | None:
+        """A file's rows without those with the keys, and those with them; ``None`` if it has none of them. Rows that
+        are gone are in neither."""
+        if self._lies_elsewhere(file.name, wanted):
             return None
-        with opened(self._root, name) as file:
-            found = self._found(name, file, wanted)
-            if found is None or not pc.any(found).as_py():
+        with opened(self._root, file.name) as opening:
+            found = self._found(file.name, opening, wanted)
+            if found is None:
                 return None
-            rows = file.read()
+            gone = gone_of(self._root, file)
+            found = without(pa.table({KEY: found}), gone).column(KEY)
+            if not pc.any(found).as_py():
+                return None
+            rows = without(opening.read(), gone)
             return rows.filter(pc.invert(found)), rows.filter(found)
 
     def numbered(self, file: TableFile, wanted: WantedKeys, *, read: bool) -> tuple[RowNumbers, pa.Table | None] | None:

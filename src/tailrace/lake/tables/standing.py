@@ -19,7 +19,7 @@ from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit, log_chain
 from tailrace.lake.tables.delta_commit import Batch, DamagedCommitError, Stated
 from tailrace.lake.tables.delta_table import ANEW, CollectionTable
-from tailrace.lake.tables.state import UNKNOWN, StateTransaction, TableMark
+from tailrace.lake.tables.state import UNKNOWN, StateTransaction, TableMark, TablesPosition
 
 
 class TableFault(NamedTuple):
@@ -36,10 +36,11 @@ class Seen(NamedTuple):
     file: tuple[object, ...]
 
 
-def fault_of(table: CollectionTable, mark: TableMark, batch: int, state: str) -> TableFault | None:
+def fault_of(table: CollectionTable, mark: TableMark, at: TablesPosition, state: str) -> TableFault | None:
     """What makes ``table`` another one than that of ``mark``; ``None`` if it is the one.
 
-    ``batch``  the state's micro-batch. A table may have taken it over without the mark knowing: a crash came between
+    ``at``     the state's position. A table may have taken over its micro-batch without the mark knowing: a crash came
+               between
     ``state``  the state's name
 
     Raises SinkError where it is another collection's table or another one by its id, or if another program has changed
@@ -53,7 +54,7 @@ def fault_of(table: CollectionTable, mark: TableMark, batch: int, state: str) ->
     if mark.collection == UNKNOWN or mark.whole:
         return None
     table.checkpoints.update(_checkpoints(mark))
-    reason = table.harm or _set_back(table, mark) or _went_on(table, mark, batch, state)
+    reason = table.harm or _set_back(table, mark) or _went_on(table, mark, at, state)
     if reason is None and (lacking := table.lacks()) is not None:
         reason = f"lacks its data file {lacking}, or a part of it"
     return None if reason is None else TableFault(mark, reason)
@@ -137,7 +138,7 @@ def _set_back(table: CollectionTable, mark: TableMark) -> str | None:
     return harm_of(table.root, mark)
 
 
-def _went_on(table: CollectionTable, mark: TableMark, batch: int, state: str) -> str | None:
+def _went_on(table: CollectionTable, mark: TableMark, at: TablesPosition, state: str) -> str | None:
     """What came to the table after the last commit that the mark tells of, if it cannot be ours."""
     begin = mark.version if mark.version >= 0 else delta_commit.newest_version(table.root)
     for number in range(begin + 1, table.version + 1):
@@ -153,9 +154,11 @@ def _went_on(table: CollectionTable, mark: TableMark, batch: int, state: str) ->
         if statement is None:
             if delta_commit.changes_data(actions):
                 raise delta_commit.changed_by_others(table.root, number)
-        elif statement.state != state or statement.batch > batch:
+        elif statement.state != state or statement.batch > at.batch:
             return f"is newer than its state: version {number} was written with another state, or with a later one"
-    return f"is newer than its state: it has taken over micro-batch {table.batch}" if table.batch > batch else None
+        elif statement.batch == at.batch and statement.time != at.time:
+            return f"went on with another copy of its state: version {number} ends micro-batch {at.batch} elsewhere"
+    return f"is newer than its state: it has taken over micro-batch {table.batch}" if table.batch > at.batch else None
 
 
 def note_disturbed(marks: Mapping[str, TableMark], namespaces: Iterable[str], state: StateTransaction) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 
 from tailrace.errors import TailraceError
 from tailrace.lake.tables import merging
+from tailrace.lake.tables.data_files import TableDamageError
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.settings import TableSettings
 
@@ -71,6 +72,9 @@ class Upkeep:
                 continue
             try:
                 merge(table, self._settings.rule(namespace).z_order)
+            except TableDamageError as error:
+                table.damage = error.message  # what is damaged is never merged: the table is rewritten
+                _log.warning("%s: small files were not merged: %s", namespace, error)
             except TailraceError as error:
                 _log.warning("%s: small files were not merged: %s", namespace, error)
             self._merged[namespace] = table.version

@@ -30,9 +30,11 @@ from tailrace.base.object_place import reason
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, SourceError, UsageError
-from tailrace.lake.store import places
+from tailrace.lake.store import delta, places
 from tailrace.lake.store.place import TablePlace
+from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.copying import key_of
+from tailrace.lake.tables.delta_commit import DamagedCommitError
 from tailrace.lake.tables.fold import FoldOfOne
 from tailrace.lake.tables.holding import state_folder
 from tailrace.lake.tables.masking import check_masks, masked_changes
@@ -179,6 +181,8 @@ class _Verification:
         self._client, self._cluster = client, cluster
         self._sample = sample
         self._places = places_of(self._deployment, RETRY_SECONDS)
+        #: Documents of which there are several rows.
+        self._twice: dict[bytes, bytes] = {}
 
     def report(self) -> TableReport:
         """Compare the table."""
@@ -206,15 +210,32 @@ class _Verification:
             if table is None:
                 return TableReport(self._namespace, stated, 0, faults=faults)
             found = self._compared(table, uuid)
-            differences = self._settled(found, uuid, oplogs, stated)
+            differences = [
+                Difference(_text(_element(document)), "is in the table more than once")
+                for document in self._twice.values()
+            ]
+            differences += self._settled(found, uuid, oplogs, stated)
         finally:
             oplogs.close()
         return TableReport(self._namespace, stated, found.documents, found.quarantined, differences, faults)
 
+    def _shown(self, mark: TableMark) -> int | None:
+        """The version that readers read, if it has the rows of the one that the state tells of: files may have been
+        merged since. ``None``: the newest. Raises DamagedCommitError."""
+        if mark.version < 0:
+            return None
+        version = mark.version
+        for number in (one for one in delta.commits_in(self._folder) if one > mark.version):
+            actions = delta_commit.actions_of(self._folder, number)
+            if delta_commit.statement(actions, number) is not None or delta_commit.changes_data(actions):
+                break
+            version = number
+        return version
+
     def _table(self, mark: TableMark, faults: list[str]) -> DeltaTable | None:
-        """The version that the state tells of, and what of it cannot be read."""
+        """The version that is compared, and what of it cannot be read."""
         try:
-            table = places.delta_table(self._folder, mark.version if mark.version >= 0 else None)
+            table = places.delta_table(self._folder, self._shown(mark))
             with places.asking(self._folder):
                 names = [unquote(one) for one in pa.table(table.get_add_actions()).column("path").to_pylist()]
             there = places.sizes(self._folder, names)
@@ -229,6 +250,9 @@ class _Verification:
             if mark.collection is None:
                 return None
             faults.append("there is no table")
+            return None
+        except DamagedCommitError as error:
+            faults.append(f"it is damaged: {error.message}")
             return None
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             faults.append(f"it is damaged: {reason(error)}")
@@ -268,9 +292,12 @@ class _Verification:
         return found
 
     def _digests(self, table: DeltaTable) -> dict[bytes, bytes]:
+        """What tells the documents of all rows apart, by key."""
         found: dict[bytes, bytes] = {}
         for batch in batches(self._folder, table, [KEY, BSON]):
             for key, document in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                if key in found:
+                    self._twice[key] = document
                 found[key] = _digest(document)
         return found
 

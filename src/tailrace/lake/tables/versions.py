@@ -245,5 +245,8 @@ def _remove_log(root: TablePlace, heads: dict[int, _Head], recent: list[int], ke
     for number in numbers:
         if number not in commits:
             delta.commit_path(root, number).unlink(missing_ok=True)
+    left = {number: paths for number, paths in delta.unfinished(root).items() if number < base}
     for path in (path for number, paths in names.items() if number not in checkpoints for path in paths):
+        path.unlink(missing_ok=True)
+    for path in (path for paths in left.values() for path in paths):
         path.unlink(missing_ok=True)

@@ -363,6 +363,7 @@ class TablesWriter:
             self._tables.saw(mark)
         self._published, self._waiting = time.monotonic(), False
         self._upkeep.compact(self._tables.opened, position.batch)
+        self._waiting = self._tables.note_damaged()
         self._iceberg.follow(self._tables.opened.values())
         self._upkeep.expire(self._tables.opened)
         replaced, live = replaced_bytes(self._tables.opened)
