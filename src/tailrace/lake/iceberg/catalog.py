@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake.tables.iceberg_settings import TYPES, IcebergSettings, texts_of
+from tailrace.lake.iceberg.settings import TYPES, IcebergSettings, texts_of
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
