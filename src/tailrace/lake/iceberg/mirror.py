@@ -91,6 +91,11 @@ class Mirror:
             _check(found, original)
         return found
 
+    def check(self, original: Original) -> None:
+        """Raise SinkError where the catalogue does not answer, or where its table is not the one that this process may
+        write."""
+        self._catalog.ask(lambda catalog: self._loaded(catalog, original))
+
     def fault(self, original: Original) -> str | None:
         """What is wrong with the table that the catalogue has; ``None`` if its snapshot has the files of the version
         that it states, and these are there. It goes on after "the Iceberg table"."""

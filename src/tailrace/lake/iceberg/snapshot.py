@@ -38,8 +38,8 @@ _EPOCH: Final = date(1970, 1, 1)
 
 
 class SizedFile(NamedTuple):
-    """A data file's size in bytes, its rows, and the values that its partition has; a day is a number, as Iceberg counts
-    them."""
+    """A data file's size in bytes, its rows, and the values that its partition has; days are numbers, as Iceberg
+    counts them."""
 
     size: int
     rows: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from tailrace.lake.spark.query import options as source_options
 from tailrace.lake.spark.query.schema import spark_schema
 from tailrace.lake.spark.runtime.session import register
 from tailrace.lake.spark.store.gap import find_gap, set_aside
-from tailrace.lake.spark.store.sink import LakeSink
+from tailrace.lake.spark.store.sink import ICEBERG, LakeSink
 from tailrace.lake.spark.store.source import (
     AFTER,
     COPIED,
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from tailrace.lake.iceberg.lake_mirror import LakeMirror
+    from tailrace.lake.iceberg.settings import IcebergSettings
+
+_log = logging.getLogger("tailrace.lake")
+
 #: How the documents' columns come in a lake where the source's options do not say: every reader knows text.
 DOCUMENTS = "json"
 _VARIANT: dict[str, Any] = {
@@ -59,6 +65,7 @@ def write_stream(
     accept_gap: bool = False,
     partition_by: Sequence[str] | None = None,
     on_error: str = "fail",
+    iceberg: IcebergSettings | None = None,
     sink: type[LakeSink] = LakeSink,
 ) -> StreamingQuery:
     """Start a query that writes the change stream given by ``source`` into the lake at ``lake``, exactly once.
@@ -83,6 +90,10 @@ def write_stream(
     image that is required is missing, a column cannot take it. With ``on_error="quarantine"`` it is written to the
     lake's ``_quarantine`` instead, with the reason, in the commit of its micro-batch.
 
+    ``iceberg`` names a catalogue in which the lake is an Iceberg table too: after each commit its files are the newest
+    snapshot of ``<name of the lake's directory>.events``. A catalogue that does not answer for a minute ends the query;
+    the next one begins with what is missing there.
+
     In ``query.lastProgress`` Spark's ``numInputRows`` counts files. Events are in
     ``observedMetrics["tailrace"].events``, and beside it by operation (``insert``, ``update``, ...) where the column
     ``operation_type`` is kept; ``quarantined`` counts those that were put aside.
@@ -98,8 +109,12 @@ def write_stream(
     policy = compaction or CompactionPolicy()
     source = lake_source(with_columns_of(root, source))
     asked = None if partition_by is None else Partitioning.of(partition_by)
+    mirror = _checked_mirror(root, iceberg)
     opening = _opened(root, where, source, accept_gap=accept_gap, partitioning=asked)
     partitioning = partitioning_of(read_identity(root) or {})
+    if mirror is not None:
+        mirror.follow()
+        mirror.close()
     register(spark, LakeSource)
     if sink is LakeSink:
         register(spark, sink)
@@ -112,11 +127,26 @@ def write_stream(
     rows = counted_files(reader.load())
     writer = rows.writeStream.format(sink.name()).option("checkpointLocation", str(where))
     writer = writer.options(lake=str(root), claim=opening.claim, checkpoint=str(where), **policy.to_options())
+    if iceberg is not None:
+        writer = writer.option(ICEBERG, iceberg.to_text())
     if available_now:
         writer = writer.trigger(availableNow=True)
     elif processing_time is not None:
         writer = writer.trigger(processingTime=processing_time)
     return _started(spark, writer)
+
+
+def _checked_mirror(root: Path, iceberg: IcebergSettings | None) -> LakeMirror | None:
+    """The lake's mirror in a catalogue that answers and lets it write, before anything else is done."""
+    from tailrace.lake.iceberg.lake_mirror import LakeMirror, left_behind  # noqa: PLC0415
+
+    if iceberg is None:
+        if (left := left_behind(root)) is not None:
+            _log.warning("%s", left)
+        return None
+    mirror = LakeMirror(root, iceberg)
+    mirror.check()
+    return mirror
 
 
 def _started(spark: SparkSession, writer: DataStreamWriter) -> StreamingQuery:
