@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
-from tailrace.lake.iceberg.catalog import IcebergCatalog
 from tailrace.lake.iceberg.lake_mirror import COMMIT, LakeMirror, identifier_of
 from tailrace.lake.iceberg.mirror import version_of
 from tailrace.lake.iceberg.settings import IcebergSettings
@@ -26,7 +25,7 @@ def settings_of(folder: Path) -> IcebergSettings:
 
 def mirror_of(root: Path) -> LakeMirror:
     """As another process has it: it knows nothing of what was shown before."""
-    return LakeMirror(root, IcebergCatalog(settings_of(root.parent), wait=lambda _: True))
+    return LakeMirror(root, settings_of(root.parent))
 
 
 def catalog_of(root: Path) -> SqlCatalog:
