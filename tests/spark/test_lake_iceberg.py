@@ -28,6 +28,8 @@ _DATABASE = "lakeiceberg"
 def work(uri: str, first: int) -> ClusterTime:
     """Events of two collections, of all kinds of documents, and one without a collection."""
     with pymongo.MongoClient[dict[str, Any]](uri) as client:
+        if not first:
+            client.drop_database(_DATABASE)
         orders, other = client[_DATABASE]["orders"], client[_DATABASE]["näme %20"]
         for number in range(first, first + 8):
             orders.insert_one({"_id": number, "n": {"deep": [number, None, "x" * 20]}})
