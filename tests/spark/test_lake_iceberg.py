@@ -28,8 +28,6 @@ _DATABASE = "lakeiceberg"
 def work(uri: str, first: int) -> ClusterTime:
     """Events of two collections, of all kinds of documents, and one without a collection."""
     with pymongo.MongoClient[dict[str, Any]](uri) as client:
-        if not first:
-            client.drop_database(_DATABASE)
         orders, other = client[_DATABASE]["orders"], client[_DATABASE]["näme %20"]
         for number in range(first, first + 8):
             orders.insert_one({"_id": number, "n": {"deep": [number, None, "x" * 20]}})
@@ -54,6 +52,8 @@ def test_all_columns_of_a_server_s_events(
     replica_set: ReplicaSet, tmp_path: Path, documents: str, partition_by: tuple[str, ...]
 ) -> None:
     uri, lake = replica_set.uri, tmp_path / "lake"
+    with pymongo.MongoClient[dict[str, Any]](uri) as client:
+        client.drop_database(_DATABASE)  # of the test before
     source = options_for(
         uri, _DATABASE, newest(uri), maxEventsPerTrigger="15", columns=",".join(COLUMNS), documents=documents
     )
