@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from tailrace.lake.iceberg.lake_mirror import LakeMirror
     from tailrace.lake.iceberg.settings import IcebergSettings
 
 _log = logging.getLogger("tailrace.lake")
@@ -109,17 +109,10 @@ def write_stream(
     policy = compaction or CompactionPolicy()
     source = lake_source(with_columns_of(root, source))
     asked = None if partition_by is None else Partitioning.of(partition_by)
-    mirror = _checked_mirror(root, iceberg)
-    opening = _opened(root, where, source, accept_gap=accept_gap, partitioning=asked)
+    with _brought_up(root, iceberg):
+        opening = _opened(root, where, source, accept_gap=accept_gap, partitioning=asked)
     partitioning = partitioning_of(read_identity(root) or {})
-    if mirror is not None:
-        mirror.follow()
-        mirror.close()
-    register(spark, LakeSource)
-    if sink is LakeSink:
-        register(spark, sink)
-    else:
-        spark.dataSource.register(sink)
+    _register_both(spark, sink)
     reader = spark.readStream.format(LakeSource.name()).options(**start_after(opening, source))
     reader = reader.options(**{LAKE: str(root), AFTER: opening.after or "", FILE_BYTES: str(4 * policy.target_bytes)})
     reader = reader.options(**{PARTITION: ",".join(partitioning.names), ON_ERROR: on_error})
@@ -127,8 +120,7 @@ def write_stream(
     rows = counted_files(reader.load())
     writer = rows.writeStream.format(sink.name()).option("checkpointLocation", str(where))
     writer = writer.options(lake=str(root), claim=opening.claim, checkpoint=str(where), **policy.to_options())
-    if iceberg is not None:
-        writer = writer.option(ICEBERG, iceberg.to_text())
+    writer = writer.option(ICEBERG, "" if iceberg is None else iceberg.to_text())
     if available_now:
         writer = writer.trigger(availableNow=True)
     elif processing_time is not None:
@@ -136,17 +128,32 @@ def write_stream(
     return _started(spark, writer)
 
 
-def _checked_mirror(root: Path, iceberg: IcebergSettings | None) -> LakeMirror | None:
-    """The lake's mirror in a catalogue that answers and lets it write, before anything else is done."""
+def _register_both(spark: SparkSession, sink: type[LakeSink]) -> None:
+    register(spark, LakeSource)
+    if sink is LakeSink:
+        register(spark, sink)
+    else:
+        spark.dataSource.register(sink)
+
+
+@contextmanager
+def _brought_up(root: Path, iceberg: IcebergSettings | None) -> Iterator[None]:
+    """Around the opening of a lake: before it, the catalogue has to answer and let this lake write its table; after it,
+    the table is brought up to what the lake has."""
     from tailrace.lake.iceberg.lake_mirror import LakeMirror, left_behind  # noqa: PLC0415
 
     if iceberg is None:
         if (left := left_behind(root)) is not None:
             _log.warning("%s", left)
-        return None
+        yield
+        return
     mirror = LakeMirror(root, iceberg)
-    mirror.check()
-    return mirror
+    try:
+        mirror.check()
+        yield
+        mirror.follow()
+    finally:
+        mirror.close()
 
 
 def _started(spark: SparkSession, writer: DataStreamWriter) -> StreamingQuery:
