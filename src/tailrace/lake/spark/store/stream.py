@@ -90,9 +90,8 @@ def write_stream(
     image that is required is missing, a column cannot take it. With ``on_error="quarantine"`` it is written to the
     lake's ``_quarantine`` instead, with the reason, in the commit of its micro-batch.
 
-    ``iceberg`` names a catalogue in which the lake is an Iceberg table too: after each commit its files are the newest
-    snapshot of ``<name of the lake's directory>.events``. A catalogue that does not answer for a minute ends the query;
-    the next one begins with what is missing there.
+    ``iceberg`` names a catalogue that has the lake as an Iceberg table (``<lake's directory>.events``): each commit is
+    its newest snapshot. If it does not answer for a minute, the query ends; the next one brings it up.
 
     In ``query.lastProgress`` Spark's ``numInputRows`` counts files. Events are in
     ``observedMetrics["tailrace"].events``, and beside it by operation (``insert``, ``update``, ...) where the column
@@ -108,17 +107,15 @@ def write_stream(
     where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
     policy = compaction or CompactionPolicy()
     source = lake_source(with_columns_of(root, source))
-    asked = None if partition_by is None else Partitioning.of(partition_by)
     with _brought_up(root, iceberg):
-        opening = _opened(root, where, source, accept_gap=accept_gap, partitioning=asked)
-    partitioning = partitioning_of(read_identity(root) or {})
+        opening = _opened(root, where, source, accept_gap=accept_gap, partition_by=partition_by)
+    names = partitioning_of(read_identity(root) or {}).names
     _register_both(spark, sink)
     reader = spark.readStream.format(LakeSource.name()).options(**start_after(opening, source))
     reader = reader.options(**{LAKE: str(root), AFTER: opening.after or "", FILE_BYTES: str(4 * policy.target_bytes)})
-    reader = reader.options(**{PARTITION: ",".join(partitioning.names), ON_ERROR: on_error})
-    reader = reader.option(ENTRIES, json.dumps(marks_to_json(opening.entries)))
-    rows = counted_files(reader.load())
-    writer = rows.writeStream.format(sink.name()).option("checkpointLocation", str(where))
+    marks = json.dumps(marks_to_json(opening.entries))
+    reader = reader.options(**{PARTITION: ",".join(names), ON_ERROR: on_error, ENTRIES: marks})
+    writer = counted_files(reader.load()).writeStream.format(sink.name()).option("checkpointLocation", str(where))
     writer = writer.options(lake=str(root), claim=opening.claim, checkpoint=str(where), **policy.to_options())
     writer = writer.option(ICEBERG, "" if iceberg is None else iceberg.to_text())
     if available_now:
@@ -191,8 +188,9 @@ def with_columns_of(root: Path, source: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _opened(
-    root: Path, checkpoint: Path, source: Mapping[str, str], *, accept_gap: bool, partitioning: Partitioning | None
+    root: Path, checkpoint: Path, source: Mapping[str, str], *, accept_gap: bool, partition_by: Sequence[str] | None
 ) -> Opening:
+    partitioning = None if partition_by is None else Partitioning.of(partition_by)
     options = source_options.parse(source)
     if accept_gap and options.exact:
         raise UsageError(
