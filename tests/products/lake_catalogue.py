@@ -23,7 +23,7 @@ CATALOGUE: Final = "lake.catalog.db"
 
 def catalogue_of(job: Job) -> IcebergSettings | None:
     """The catalogue of the lake: in two of five seeds, where the path is one that Iceberg's readers agree on."""
-    if random.Random(f"tailrace lake iceberg {job.options['played']}").random() >= 0.4:
+    if random.Random(f"tailrace lake catalogue {job.options['played']}").random() >= 0.4:
         return None
     try:
         check_place(job.root, "a lake")
@@ -37,7 +37,8 @@ def unlike_iceberg(lake: Path, catalogue: IcebergSettings, events: list[bytes]) 
     catalog = SqlCatalog(catalogue.name, **catalogue.properties)
     mirror = LakeMirror(lake, catalogue)
     try:
-        fault = mirror.fault()
+        if (fault := mirror.fault()) is not None:
+            return [f"the Iceberg table {fault}"]
         table = catalog.load_table(identifier_of(lake))
         newest = table.current_snapshot()
         found = table.scan(selected_fields=("event",)).to_arrow().column("event").to_pylist()
@@ -46,7 +47,7 @@ def unlike_iceberg(lake: Path, catalogue: IcebergSettings, events: list[bytes]) 
     finally:
         mirror.close()
         catalog.close()
-    told = [] if fault is None else [f"the Iceberg table {fault}"]
+    told = []
     head = CommitLog(lake).head()
     if newest is None or newest.summary is None or newest.summary.get(COMMIT) != head.digest:
         told.append(f"the newest Iceberg snapshot is not the lake's commit {head.number}")
