@@ -13,8 +13,10 @@ import pyarrow as pa
 import pytest
 
 from tailrace.base import durable
+from tailrace.cli.main import main
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.iceberg.lake_mirror import LakeMirror, left_behind
+from tailrace.lake.iceberg.settings import IcebergSettings
 from tailrace.lake.store.changing import changed_name, commit_change, lake_before
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.compaction import compact, compact_after
@@ -26,6 +28,7 @@ from tailrace.lake.store.part_writer import PartWriter, opened_checked
 from tailrace.lake.store.partitioning import Partitioning
 from tailrace.lake.store.retention import expire
 from tailrace.lake.store.verification import verify
+from tests.tables.rest_catalog import TOKEN, rest_catalog
 from tests.unit.lake_events import COLUMNS, STREAM, begin, put, token
 from tests.unit.lake_iceberg import (
     catalog_of,
@@ -454,3 +457,48 @@ def test_a_lake_that_has_not_been_made_is_only_looked_for(tmp_path: Path) -> Non
     mirror.follow()
     assert not (tmp_path / "lake").exists()
     assert read_identity(tmp_path / "lake") is None
+
+
+# -- commands, and a REST catalogue -----------------------------------------------------------------------------------
+
+
+def test_commands_bring_the_catalogue_up(lake: Grown, capsys: pytest.CaptureFixture[str]) -> None:
+    root, given = str(lake.root), ("--iceberg", settings_of(lake.root.parent).properties["uri"])
+    for _ in range(3):
+        lake.add()
+    assert main(["lake", "compact", root]) == 1
+    assert "which would lose their files" in capsys.readouterr().err
+    assert main(["lake", "compact", root, *given]) == 0
+    assert versions_shown(lake.root) == [1, 2, 3, 4]
+    assert main(["lake", "expire", root, "--keep", "0s"]) == 1
+    assert main(["lake", "expire", root, "--keep", "0s", *given]) == 0
+    assert versions_shown(lake.root) == [4]
+    match = ("--match", '{"documentKey._id": 4}')
+    assert main(["lake", "erase", root, *match, "--dry-run", *given]) == 0
+    assert versions_shown(lake.root) == [4]
+    assert main(["lake", "erase", root, *match, *given]) == 0
+    assert versions_shown(lake.root) == [4, 5]
+    assert main(["lake", "erase", root, "--match", '{"documentKey._id": 5}']) == 0
+    assert "Iceberg snapshots name them, or have lost them" in capsys.readouterr().out
+    assert main(["lake", "verify", root, *given]) == 0
+    assert "has the files of the commit that it states" in capsys.readouterr().out
+    catalog_of(lake.root).drop_table("lake.events")
+    assert main(["lake", "verify", root, *given]) == 1
+    assert "the Iceberg table is not in the catalogue" in capsys.readouterr().out
+    assert main(["lake", "status", root, *given]) == 2
+
+
+def test_a_rest_catalogue(lake: Grown, tmp_path: Path) -> None:
+    with rest_catalog(tmp_path / "catalog.db") as server:
+        settings = IcebergSettings.of({"uri": server.uri, "token": TOKEN}, "lake.iceberg")
+        assert IcebergSettings.from_text(settings.to_text()) == settings
+        assert TOKEN not in repr(settings)
+        lake.mirror = LakeMirror(lake.root, settings)
+        for number in range(3):
+            server.lost = number % 2
+            lake.add()
+        assert lake.mirror.fault() is None
+        compact(lake.root, retention=timedelta(0), release=lake.mirror.release)
+        lake.mirror.follow()
+    assert versions_shown(lake.root) == [4]
+    assert lake.numbers() == list(range(9))
