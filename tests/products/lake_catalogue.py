@@ -29,6 +29,7 @@ def catalogue_of(job: Job) -> IcebergSettings | None:
         check_place(job.root, "a lake")
     except UsageError:
         return None
+    job.root.mkdir(parents=True, exist_ok=True)  # of a lake that has not been begun
     return IcebergSettings.of(f"sqlite:///{job.root.absolute() / CATALOGUE}", "iceberg")
 
 
