@@ -212,6 +212,7 @@ def _of_ours(error: PySparkException) -> TailraceError:
     """What a query has failed with: an error of ours in another process, told in Spark's words, or a crash."""
     text = str(error)
     known = "tailrace.errors" in text or "TailraceError" in text or "tailrace.base.durable.LakeFullError" in text
+    known = known or "tailrace.lake.iceberg.catalog.CatalogError" in text
     if not known:
         raise RuntimeError(text[:2000]) from error
     lines = [line for line in text.splitlines() if "tailrace." in line and "Error:" in line]

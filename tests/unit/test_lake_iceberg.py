@@ -271,6 +271,17 @@ def test_a_catalogue_that_was_set_back_is_brought_up(lake: Grown) -> None:
     assert lake.numbers() == list(range(9))
 
 
+def test_a_catalogue_whose_file_was_replaced_is_opened_again(lake: Grown, tmp_path: Path) -> None:
+    """An open connection stays with the old file and cannot write: the sink's process went on asking it, also in the
+    next query. Tests had changed the catalogue in its file, or had opened it anew."""
+    lake.add()
+    shutil.copy(tmp_path / "catalog.db", tmp_path / "copy.db")
+    lake.add()
+    (tmp_path / "copy.db").replace(tmp_path / "catalog.db")
+    lake.add()
+    assert versions_shown(lake.root) == [1, 3]
+
+
 def test_a_copy_of_the_lake_is_refused(lake: Grown, tmp_path: Path) -> None:
     lake.add()
     shutil.copytree(lake.root, tmp_path / "elsewhere" / "lake")

@@ -75,6 +75,8 @@ class IcebergCatalog:
             except (SinkError, UsageError):
                 raise
             except Exception as error:  # noqa: BLE001  pyiceberg, requests and SQLAlchemy have no common class
+                if type(error).__module__.startswith("sqlalchemy."):
+                    self.close()  # its file may have been replaced: an open connection would stay with the old one
                 if not may_pass(error) or self._clock() >= end or self._wait(_PAUSES_S[min(number, 4)]):
                     raise self._told(error) from None
             number += 1

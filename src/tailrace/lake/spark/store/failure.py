@@ -117,7 +117,11 @@ def _rebuilt(module: str, name: str, text: str) -> TailraceError:
     """The error as it was raised; the hint of an error without a code stays in its text."""
     kind = getattr(tailrace.errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, TailraceError)):
-        kind = SinkError if module.startswith(("base.durable", "lake.store.", "lake.spark.store.")) else TailraceError
+        kind = (
+            SinkError
+            if module.startswith(("base.durable", "lake.store.", "lake.spark.store.", "lake.iceberg."))
+            else TailraceError
+        )
     coded = _CODE.fullmatch(text)
     error = kind.__new__(kind)
     if coded is None:
