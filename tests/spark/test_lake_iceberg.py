@@ -111,7 +111,7 @@ def test_tailrace_run_keeps_a_catalogue(tailrace_run: Any, replica_set: ReplicaS
 
 @pytest.mark.spark
 @pytest.mark.slow  # tests/unit/test_lake_iceberg.py dies at the same steps, without Spark
-@pytest.mark.parametrize("step", ["commit.log", "iceberg.written", "iceberg.shown", "compaction.merged"])
+@pytest.mark.parametrize("step", ["commit.log", "iceberg.written", "iceberg.shown"])
 def test_a_run_that_is_killed_catches_up(replica_set: ReplicaSet, tmp_path: Path, step: str) -> None:
     uri, lake = replica_set.uri, tmp_path / "lake"
     options = options_for(uri, _DATABASE, newest(uri), maxEventsPerTrigger="5")
