@@ -23,11 +23,11 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import In
 
 from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.lake.iceberg.catalog import IcebergCatalog
+from tailrace.lake.iceberg.settings import IcebergSettings
 from tailrace.lake.tables.delta_commit import Batch
 from tailrace.lake.tables.delta_table import CollectionTable
-from tailrace.lake.tables.iceberg_catalog import IcebergCatalog
 from tailrace.lake.tables.iceberg_mirror import IcebergMirror
-from tailrace.lake.tables.iceberg_settings import IcebergSettings
 from tailrace.lake.tables.rows import make_rows
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.state import StoredDocument

@@ -12,9 +12,9 @@ from tailrace.faces import lazily
 
 if TYPE_CHECKING:
     from tailrace.base.object_place import object_place
+    from tailrace.lake.iceberg.settings import IcebergSettings
     from tailrace.lake.spark.tables import read
     from tailrace.lake.tables.as_of import as_of
-    from tailrace.lake.tables.iceberg_settings import IcebergSettings
     from tailrace.lake.tables.schema import TableSchema
     from tailrace.lake.tables.settings import TableRule, TableSettings
     from tailrace.lake.tables.writer import TablesWriter
@@ -33,7 +33,7 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
-        "IcebergSettings": "tailrace.lake.tables.iceberg_settings",
+        "IcebergSettings": "tailrace.lake.iceberg.settings",
         "TableRule": "tailrace.lake.tables.settings",
         "TableSchema": "tailrace.lake.tables.schema",
         "TableSettings": "tailrace.lake.tables.settings",

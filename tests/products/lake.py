@@ -19,6 +19,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.lake.store.identity import partitioning_of, read_identity
 from tests.products.archive import ArchiveProduct, came_or_went, record
+from tests.products.lake_catalogue import CATALOGUE, catalogue_of, unlike_iceberg
 from tests.products.late_source import lakes_beginning_at
 from tests.products.product import Job, Product
 from tests.products.put_aside import is_of, kind_put_aside, pipeline_of, put_aside
@@ -89,6 +90,7 @@ class LakeProduct(Product):
             "compaction": CompactionPolicy(every=4, fan_in=2),
             "partition_by": rng.choice((None, ("day", "hour"), *divided)),
             "on_error": rng.choice(("fail", "quarantine")) if kind is None else "quarantine",
+            "iceberg": catalogue_of(job),
             **_planted_sink(job.planted),
         }
         with late:
@@ -112,6 +114,7 @@ class LakeProduct(Product):
                 raise
             shutil.rmtree(lake)
             shutil.rmtree(job.root / "lake.checkpoint")
+            (job.root / CATALOGUE).unlink(missing_ok=True)
 
     def _archived(self, job: Job, options: dict[str, str]) -> AbstractContextManager[None]:
         """Let the lake read an archive of all that is there, and the oplog begin in the middle of it. Of a cluster only
@@ -151,6 +154,8 @@ class LakeProduct(Product):
         if partitioning_of(read_identity(lake) or {}).collection:
             events = _in_one_order(events)
         told = _unlike(events, put_aside(lake), job, truth)
+        if (catalogue := catalogue_of(job)) is not None:
+            told += unlike_iceberg(lake, catalogue, events)
         problems = verify(lake, full=True).problems
         for problem in filter(_NOT_AS_WRITTEN, problems):
             # A reader of Parquet takes one whole file for another; who wants to know asks ``verify`` (how-to/lake.md).
@@ -207,6 +212,7 @@ def _of_ours(error: PySparkException) -> TailraceError:
     """What a query has failed with: an error of ours in another process, told in Spark's words, or a crash."""
     text = str(error)
     known = "tailrace.errors" in text or "TailraceError" in text or "tailrace.base.durable.LakeFullError" in text
+    known = known or "tailrace.lake.iceberg.catalog.CatalogError" in text
     if not known:
         raise RuntimeError(text[:2000]) from error
     lines = [line for line in text.splitlines() if "tailrace." in line and "Error:" in line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import bson
@@ -11,9 +12,10 @@ import pytest
 
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.errors import SinkError
-from tailrace.lake import files
+from tailrace.lake import LakeMirror, compact, files
 from tailrace.lake.store.part_writer import PartWriter
 from tests.products.lake import LakeProduct
+from tests.products.lake_catalogue import catalogue_of
 from tests.products.product import Job
 from tests.products.truth import Truth
 from tests.unit.lake_events import MIDNIGHT, batch, begin, make, put
@@ -77,3 +79,16 @@ def test_a_lake_that_lacks_events_is_wrong(job: Job) -> None:
     truth.record(pause, {}, [_event(len(_ROWS))], [])
     (said,) = _told(job)
     assert "1 of 21 missing" in said
+
+
+def test_a_catalogue_that_is_behind_its_lake_is_wrong(job: Job) -> None:
+    shown = replace(job, options={"played": 12})  # one of those that have a catalogue
+    catalogue = catalogue_of(shown)
+    assert catalogue is not None
+    assert _told(shown) == ["the Iceberg table is not in the catalogue"]
+    mirror = LakeMirror(shown.root / "lake", catalogue)
+    mirror.follow()
+    assert _told(shown) == []
+    compact(shown.root / "lake", release=mirror.release)
+    (said,) = _told(shown)
+    assert "the newest Iceberg snapshot is not the lake's commit 3" in said

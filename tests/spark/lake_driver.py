@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 
-from tailrace.lake import CompactionPolicy
+from tailrace.lake import CompactionPolicy, IcebergSettings
 from tailrace.lake.spark.store.sink import LakeSink
 from tailrace.lake.spark.store.stream import write_stream
 from tailrace.spark import local_session
@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--die-at", nargs=2)
     parser.add_argument("--available-now", action="store_true")
     parser.add_argument("--on-error", default="fail")
+    parser.add_argument("--iceberg")
     args = parser.parse_args()
     spark = local_session("lake-driver", cores=2, fast_start=True)
     spark.sparkContext.setLogLevel("ERROR")
@@ -33,6 +34,7 @@ def main() -> None:
         available_now=args.available_now,
         compaction=CompactionPolicy(every=4, fan_in=2),
         on_error=args.on_error,
+        iceberg=None if args.iceberg is None else IcebergSettings.from_text(args.iceberg),
         sink=LakeSink if args.die_at is None else dying_sink(args.die_at[0], int(args.die_at[1]), os.getpgid(0)),
     )
     query.awaitTermination()

@@ -24,10 +24,11 @@ def plan_of(
     uri: str,
     source: str,
     more: str = "",
+    *arguments: str,
 ) -> list[dict[str, Any]]:
     path = directory / "pipeline.yaml"
     path.write_text(f"source: {{uri: '{uri}', {source}}}\nlake: {{path: lake}}\n{more}")
-    code = main(["run", "--dry-run", "--progress", "json", str(path)])
+    code = main(["run", "--dry-run", "--progress", "json", str(path), *arguments])
     printed = capsys.readouterr()
     assert code == 0, printed.err
     assert [one.name for one in directory.iterdir()] == ["pipeline.yaml"], "a plan writes nothing"
@@ -65,11 +66,13 @@ def test_the_whole_oplog_is_estimated_by_its_size(
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client.runplan.counted.insert_one({})
         least = client.local.command("collStats", "oplog.rs")["count"]
-        lines = plan_of(tmp_path, capsys, replica_set.uri, "startingFrom: oldest")
+        catalogue = ("--iceberg", f"sqlite:///{tmp_path / 'catalog.db'}")
+        lines = plan_of(tmp_path, capsys, replica_set.uri, "startingFrom: oldest", "", *catalogue)
         most = client.local.command("collStats", "oplog.rs")["count"]
     [load] = [line for line in lines if "entriesBehind" in line]
     assert least <= load["entriesBehind"] <= most
     assert "from the oldest entry" in said(lines, "reads")
+    assert "the Iceberg table lake.events in the catalogue 'tailrace'" in said(lines, "writes")
 
 
 def test_a_pattern_that_matches_nothing_is_told(

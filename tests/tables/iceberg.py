@@ -8,11 +8,12 @@ from typing import Any
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
+from tailrace.lake.iceberg.catalog import IcebergCatalog
+from tailrace.lake.iceberg.mirror import version_of
+from tailrace.lake.iceberg.settings import IcebergSettings
 from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_table import CollectionTable
-from tailrace.lake.tables.iceberg_catalog import IcebergCatalog
-from tailrace.lake.tables.iceberg_mirror import IcebergMirror, identifier_of, version_of
-from tailrace.lake.tables.iceberg_settings import IcebergSettings
+from tailrace.lake.tables.iceberg_mirror import IcebergMirror, identifier_of
 
 
 def catalog_uri(folder: Path) -> str:

@@ -22,11 +22,12 @@ from pyiceberg.types import LongType
 from tailrace.base import durable
 from tailrace.base.object_place import object_place
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake.tables import iceberg_snapshot
+from tailrace.lake.iceberg import snapshot as iceberg_snapshot
+from tailrace.lake.iceberg.catalog import CatalogError, IcebergCatalog
+from tailrace.lake.iceberg.mirror import version_of
+from tailrace.lake.iceberg.settings import IcebergSettings, check_place, texts_of
 from tailrace.lake.tables.delta_table import CollectionTable
-from tailrace.lake.tables.iceberg_catalog import CatalogError, IcebergCatalog
-from tailrace.lake.tables.iceberg_mirror import IcebergMirror, identifier_of, version_of
-from tailrace.lake.tables.iceberg_settings import IcebergSettings, check_place, texts_of
+from tailrace.lake.tables.iceberg_mirror import IcebergMirror, identifier_of
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.versions import Keeping
 from tests.tables.features import FEATURES, ODD, Made, Rows, odd_texts, rows
@@ -202,7 +203,7 @@ def test_names_in_a_catalogue() -> None:
 # -- two records of one truth -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["table.commit", "table.iceberg_written", "table.iceberg"])
+@pytest.mark.parametrize("step", ["table.commit", "iceberg.written", "iceberg.shown"])
 def test_a_crash_is_made_good(tmp_path: Path, mirrored: IcebergMirror, step: str) -> None:
     made = orders(tmp_path)
 
@@ -515,7 +516,7 @@ def test_a_catalogue_that_stays_away_is_an_error_without_secrets(
     rest.broken = [403]
     with pytest.raises(CatalogError, match="refuses") as refused:
         mirror.follow([made.table])
-    for text in (str(found.value), str(refused.value), caplog.text, repr(mirror._catalog._settings)):
+    for text in (str(found.value), str(refused.value), caplog.text, repr(mirror._mirror._catalog._settings)):
         assert TOKEN not in text
     rest.broken = []
     mirror.follow([made.table])  # nothing is lost
@@ -572,8 +573,8 @@ def test_the_parts_of_secrets() -> None:
 def test_settings_of_pyiceberg_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / ".pyiceberg.yaml").write_text("catalog:\n  prod:\n    token: s3cret\n   bad: [\n")
     code = (
-        "from tailrace.lake.tables.iceberg_catalog import IcebergCatalog\n"
-        "from tailrace.lake.tables.iceberg_settings import IcebergSettings\n"
+        "from tailrace.lake.iceberg.catalog import IcebergCatalog\n"
+        "from tailrace.lake.iceberg.settings import IcebergSettings\n"
         "try:\n    IcebergCatalog(IcebergSettings('prod'))\n"
         "except Exception as error:\n    print(repr(error), error)\n"
     )

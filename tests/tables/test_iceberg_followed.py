@@ -13,10 +13,10 @@ import pytest
 
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
-from tailrace.lake.tables import iceberg_catalog
-from tailrace.lake.tables.iceberg_catalog import CatalogError
-from tailrace.lake.tables.iceberg_mirror import version_of
-from tailrace.lake.tables.iceberg_settings import IcebergSettings
+from tailrace.lake.iceberg import catalog as iceberg_catalog
+from tailrace.lake.iceberg.catalog import CatalogError
+from tailrace.lake.iceberg.mirror import version_of
+from tailrace.lake.iceberg.settings import IcebergSettings
 from tailrace.lake.tables.names import folder_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
@@ -36,7 +36,7 @@ _CHILD = """
 import os, signal, sys
 from pathlib import Path
 from tailrace.base import durable
-from tailrace.lake.tables.iceberg_settings import IcebergSettings
+from tailrace.lake.iceberg.settings import IcebergSettings
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
 uri, root, pattern, catalog, step = sys.argv[1:]
@@ -80,7 +80,7 @@ def test_killed_between_the_commits_of_delta_and_iceberg(
     root = tmp_path / "t"
     work(collection, chosen, 50)
     brought_up(replica_set.uri, shown_tables(root, collection.full_name))
-    for step in ("table.commit", "table.iceberg_written", "table.iceberg"):
+    for step in ("table.commit", "iceberg.written", "iceberg.shown"):
         given = (replica_set.uri, str(root), collection.full_name, catalog_uri(tmp_path), step)
         child = commands.Piped(*given, code=_CHILD, server=_SERVER)
         assert child.stdout.readline() == b"begun\n"

@@ -24,13 +24,13 @@ from pymongo import MongoClient
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
+from tailrace.lake.iceberg.settings import IcebergSettings
 from tailrace.lake.store import delta
 from tailrace.lake.tables import delta_commit, log_chain, merging
 from tailrace.lake.tables.data_files import TableDamageError
 from tailrace.lake.tables.deletion_vector import rows_of, vector_of
 from tailrace.lake.tables.delta_commit import TableFile
 from tailrace.lake.tables.delta_table import CHECKPOINT_EVERY_MERGED, CollectionTable
-from tailrace.lake.tables.iceberg_settings import IcebergSettings
 from tailrace.lake.tables.live_files import files_at
 from tailrace.lake.tables.merge_on_read import GONE_MAX, TOGETHER, to_merge
 from tailrace.lake.tables.schema import TableSchema

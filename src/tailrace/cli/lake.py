@@ -7,15 +7,22 @@ import json
 import shlex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bson.errors import InvalidBSON
 
+from tailrace.cli.lake_shown import named_catalogue, released, shown_in
 from tailrace.cli.output import say
 from tailrace.cli.stream_arguments import file_text, parse_duration
 from tailrace.cli.usage import WrongUsageError
 from tailrace.core.plan.profile import for_people
 from tailrace.errors import UsageError
+from tailrace.lake.store.mirrored import is_mirrored
+
+if TYPE_CHECKING:
+    from tailrace.lake.iceberg.settings import IcebergSettings
+    from tailrace.lake.store.retention import Release
+    from tailrace.lake.store.verification import LakeReport
 
 _DESCRIPTION = """\
 Show, check and maintain the lake in DIR, which `tailrace run` or write_stream keeps. No action needs Spark, and a
@@ -45,6 +52,7 @@ _FLAGS_OF = {
     "all": ("erase",),
     "archive": ("change",),
     "from_now": ("change",),
+    "iceberg": ("verify", "compact", "expire", "erase"),
 }
 
 
@@ -110,6 +118,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         const=True,
         help="with change: backfill nothing; the wider stream begins where the lake's stream stands",
     )
+    parser.add_argument(
+        "--iceberg",
+        metavar="CATALOG",
+        help="with verify, compact, expire, erase: the lake is an Iceberg table too, in the catalogue with this URI "
+        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -121,23 +135,30 @@ def run(args: argparse.Namespace) -> int:
             raise WrongUsageError(f"--{flag.replace('_', '-')} belongs to tailrace lake {' and '.join(actions)}")
     if args.action == "status":
         return _status(args.lake, args.format)
-    if args.action == "verify":
-        return print_verification(args.lake, full=bool(args.full))
-    if args.action == "erase":
-        return _erase(args)
     if args.action == "change":
         from tailrace.cli.lake_change import change  # noqa: PLC0415
 
         return change(args.lake, args.archive, from_now=bool(args.from_now), dry_run=bool(args.dry_run))
+    iceberg = named_catalogue(args.iceberg)
+    if args.action == "verify":
+        return print_verification(args.lake, full=bool(args.full), iceberg=iceberg)
+    with shown_in(args.lake, None if args.dry_run else iceberg) as mirror:
+        return _maintain(args, released(mirror))
+
+
+def _maintain(args: argparse.Namespace, release: Release | None) -> int:
+    if args.action == "erase":
+        return _erase(args, release)
     retention = timedelta(seconds=parse_duration("--keep", "7d" if args.keep is None else args.keep))
     if args.action == "compact":
         target_bytes = 128 << 20 if args.target_bytes is None else args.target_bytes
-        return print_compaction(args.lake, target_bytes=target_bytes, retention=retention)
-    from tailrace.lake.store.retention import expire  # noqa: PLC0415  so that --help loads no Arrow
+        return print_compaction(args.lake, target_bytes=target_bytes, retention=retention, release=release)
+    from tailrace.lake.store.retention import check_released, expire  # noqa: PLC0415  so that --help loads no Arrow
 
+    check_released(args.lake, release)
     if args.older_than is not None:
         _drop_days(args.lake, parse_duration("--older-than", args.older_than))
-    say(f"{_counted(expire(args.lake, retention), 'replaced file')} removed")
+    say(f"{_counted(expire(args.lake, retention, release=release), 'replaced file')} removed")
     return 0
 
 
@@ -152,7 +173,7 @@ def _drop_days(root: Path, seconds: float) -> None:
     say(f"{_counted(report.rows, 'event')} of the days before {before} taken out, in {_counted(report.files, 'file')}")
 
 
-def _erase(args: argparse.Namespace) -> int:
+def _erase(args: argparse.Namespace, release: Release | None) -> int:
     from tailrace.lake.store.erasure import erase  # noqa: PLC0415
 
     if args.match is None:
@@ -160,7 +181,7 @@ def _erase(args: argparse.Namespace) -> int:
     match = _read_match(args.match)
     if args.dry_run:
         return _show_erasure(args.lake, match)
-    erasure = erase(args.lake, match, vacuum=bool(args.vacuum), everything=bool(args.all))
+    erasure = erase(args.lake, match, vacuum=bool(args.vacuum), everything=bool(args.all), release=release)
     say(f"{_counted(erasure.rows, 'event')} erased, of {erasure.searched:,}, in {_counted(erasure.files, 'file')}")
     if erasure.rows:
         say(f"  from token {erasure.first_token}")
@@ -173,6 +194,8 @@ def _erase(args: argparse.Namespace) -> int:
         size = _counted(erasure.replaced, "replaced file")
         remedy = f"tailrace lake expire {shlex.quote(str(args.lake))} --keep 0s, or --vacuum next time"
         say(f"  {size} may still hold erased events ({remedy})")
+    if erasure.rows and release is None and is_mirrored(args.lake):
+        say("  Iceberg snapshots name them, or have lost them, until a run or a command with --iceberg")
     return 0
 
 
@@ -246,11 +269,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def print_compaction(root: Path, *, target_bytes: int, retention: timedelta) -> int:
+def print_compaction(root: Path, *, target_bytes: int, retention: timedelta, release: Release | None = None) -> int:
     """Compact a lake and print how many files there were and are."""
     from tailrace.lake.store.compaction import compact  # noqa: PLC0415
 
-    result = compact(root, target_bytes=target_bytes, retention=retention)
+    result = compact(root, target_bytes=target_bytes, retention=retention, release=release)
     say(
         f"{result.files_before} files became {result.files_after} "
         f"({result.bytes_before:,} bytes before, {result.bytes_after:,} after)"
@@ -260,12 +283,16 @@ def print_compaction(root: Path, *, target_bytes: int, retention: timedelta) -> 
     return 0
 
 
-def print_verification(root: Path, *, full: bool, checkpoint: Path | None = None) -> int:
-    """Verify a lake, beside the ``checkpoint`` of its stream, and print what was found. Returns 1 where something is
-    wrong."""
+def print_verification(
+    root: Path, *, full: bool, checkpoint: Path | None = None, iceberg: IcebergSettings | None = None
+) -> int:
+    """Verify a lake, beside the ``checkpoint`` of its stream and its table in a catalogue, and print what was found.
+    Returns 1 where something is wrong."""
     from tailrace.lake.store.verification import verify  # noqa: PLC0415
 
     report = verify(root, full=full, checkpoint=checkpoint)
+    if iceberg is not None:
+        _verify_iceberg(root, iceberg, report)
     for problem in report.problems:
         say(problem)
     for gap in report.gaps:
@@ -288,6 +315,20 @@ def print_verification(root: Path, *, full: bool, checkpoint: Path | None = None
         f"{_counted(report.days, 'day')}: {state}"
     )
     return 0 if report.sound else 1
+
+
+def _verify_iceberg(root: Path, iceberg: IcebergSettings, report: LakeReport) -> None:
+    from tailrace.lake.iceberg.lake_mirror import LakeMirror as Mirror  # noqa: PLC0415
+
+    mirror = Mirror(root, iceberg)
+    try:
+        fault = mirror.fault()
+    finally:
+        mirror.close()
+    if fault is not None:
+        report.add(f"the Iceberg table {fault}")
+    else:
+        say("the Iceberg table has the files of the commit that it states")
 
 
 def _counted(number: int, noun: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.cli.lake_shown import shown_in
 from tailrace.cli.one_writer import only_writer
 from tailrace.cli.output import say
 from tailrace.errors import UsageError
@@ -33,7 +34,10 @@ def change(pipeline: Path, archive: Path | None, *, from_now: bool, dry_run: boo
             f"the lake {settings.lake} is partitioned by {', '.join(there)}, which cannot be changed",
             hint="Leave partitionBy as it was, or begin another lake",
         )
-    with nullcontext() if dry_run else only_writer(settings.lake, settings.checkpoint):
+    with (
+        nullcontext() if dry_run else only_writer(settings.lake, settings.checkpoint),
+        shown_in(settings.lake, None if dry_run else settings.iceberg),
+    ):
         report = change_lake(
             _with_archive(settings, archive),
             settings.lake,

@@ -20,6 +20,7 @@ from tailrace.base.service_manager import ServiceManager, notifying
 from tailrace.cli.console_beside import add_console_argument, check_console, console_beside
 from tailrace.cli.copy_progress import CopyProgress, CopyWatch
 from tailrace.cli.lake import print_compaction, print_verification
+from tailrace.cli.lake_shown import named_catalogue, released, shown_in
 from tailrace.cli.one_writer import only_writer
 from tailrace.cli.output import say, show_progress, tell
 from tailrace.cli.run_skipped import SkippedOperations
@@ -87,6 +88,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="day,hour,collection",
         help="what a new lake's files are divided by, whatever the file says (default: day, which is always included)",
     )
+    parser.add_argument(
+        "--iceberg",
+        metavar="CATALOG",
+        help="the lake is an Iceberg table too, in the catalogue with this URI (sqlite:///FILE, https://HOST) or this "
+        "name in .pyiceberg.yaml, whatever the file says (extra: iceberg)",
+    )
     add_console_argument(parser)
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: metrics)"
@@ -115,11 +122,18 @@ def run(args: argparse.Namespace) -> int:
 
         names = [name.strip() for name in args.partition_by.split(",")]
         settings = replace(settings, partition_by=Partitioning.of(names).names)
+    if args.iceberg is not None:
+        settings = replace(settings, iceberg=named_catalogue(args.iceberg))
     if args.compact:
         policy = settings.compaction
-        return print_compaction(settings.lake, target_bytes=policy.target_bytes, retention=policy.retention)
+        with shown_in(settings.lake, settings.iceberg) as mirror:
+            return print_compaction(
+                settings.lake, target_bytes=policy.target_bytes, retention=policy.retention, release=released(mirror)
+            )
     if args.verify:
-        return print_verification(settings.lake, full=args.full, checkpoint=settings.checkpoint)
+        return print_verification(
+            settings.lake, full=args.full, checkpoint=settings.checkpoint, iceberg=settings.iceberg
+        )
     if args.dry_run:
         from tailrace.cli.one_shard import warn_of_one_shard_at  # noqa: PLC0415
         from tailrace.cli.run_plan import print_plan  # noqa: PLC0415  PySpark
@@ -186,6 +200,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
             # It takes seconds, and says nothing. Standard error is Spark's log by now.
             tell(f"tailrace: starting Spark, to write {settings.lake}", stream=log.stderr)
         warn_of_one_shard_at(settings.source["uri"], stream=log.stderr)
+        _tell_left(settings, log)
         spark = _session(settings, log)
         try:
             watch = GrowthWatch(settings.lake)
@@ -204,6 +219,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
                     accept_gap=settings.accept_gap or args.accept_gap,
                     partition_by=settings.partition_by,
                     on_error=settings.on_error,
+                    iceberg=settings.iceberg,
                 )
                 show = _Shower(args.progress, log.stderr, log.path)
                 fails = source_options.parse(settings.source).fails_on_invalidate
@@ -221,6 +237,15 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
                 spark.stop()
     tell(f"{ended} {watch.events:,} events in {watch.batches:,} micro-batches were written to {settings.lake}")
     return 0
+
+
+def _tell_left(settings: PipelineSettings, log: _SparkLog) -> None:
+    """Say that a catalogue has the lake and is not given."""
+    from tailrace.lake.iceberg.lake_mirror import left_behind  # noqa: PLC0415
+
+    left = left_behind(settings.lake) if settings.iceberg is None else None
+    if left is not None:
+        tell(f"tailrace: {left}", stream=log.stderr)
 
 
 def _session(settings: PipelineSettings, log: _SparkLog) -> Any:

@@ -104,6 +104,7 @@ def _lines(settings: PipelineSettings, *, accept_gap: bool) -> Iterator[PlanLine
             deployment.require_history(deployment.at(position[0]))
         yield from _copied(options, deployment, head)
         yield _lake(settings, options, head)
+        yield from _catalogue(settings)
         yield from _others(settings, deployment)
         messages = list(message_lines(settings, deployment))
         yield from (line for line, _ in messages if line.part != "costs")
@@ -176,6 +177,19 @@ def _lake(settings: PipelineSettings, options: ReadOptions, head: Head | None) -
     status = lake_status(settings.lake)
     what = f"the lake at {settings.lake}, which has {status.rows:,} events in {status.files:,} files"
     return PlanLine("writes", what, {**facts, "events": status.rows, "files": status.files, "bytes": status.size})
+
+
+def _catalogue(settings: PipelineSettings) -> Iterator[PlanLine]:
+    """The lake's table in a catalogue, which is not asked: opening one may write."""
+    from tailrace.lake.iceberg.lake_mirror import LakeMirror, identifier_of, left_behind  # noqa: PLC0415
+
+    if settings.iceberg is not None:
+        LakeMirror(settings.lake, settings.iceberg)
+        table = ".".join(identifier_of(settings.lake))
+        what = f"the Iceberg table {table} in the catalogue '{settings.iceberg.name}', which was not asked"
+        yield PlanLine("writes", what, {"icebergTable": table})
+    elif (left := left_behind(settings.lake)) is not None:
+        yield PlanLine("warning", left, {"iceberg": left})
 
 
 def _others(settings: PipelineSettings, deployment: Deployment) -> Iterator[PlanLine]:

@@ -28,9 +28,9 @@ from tailrace.lake.store.local_path import local_path
 from tailrace.read.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
+    from tailrace.lake.iceberg.settings import IcebergSettings
     from tailrace.lake.store.place import TablePlace
     from tailrace.lake.tables.iceberg_mirror import IcebergMirror
-    from tailrace.lake.tables.iceberg_settings import IcebergSettings
     from tailrace.lake.tables.progress import TablesProgress
     from tailrace.lake.tables.settings import TableSettings
     from tailrace.lake.tables.writer import TablesWriter
@@ -236,7 +236,7 @@ def _iceberg(args: argparse.Namespace) -> IcebergSettings | None:
     """The catalogue that shows the tables as Iceberg's."""
     if args.iceberg is None:
         return None
-    from tailrace.lake.tables.iceberg_settings import IcebergSettings as Named  # noqa: PLC0415  as in _place()
+    from tailrace.lake.iceberg.settings import IcebergSettings as Named  # noqa: PLC0415  as in _place()
 
     return Named.of(args.iceberg, "--iceberg")
 
@@ -499,9 +499,9 @@ def _mark(root: TablePlace, words: list[str], action: str) -> int:
 
 def _each(root: TablePlace, words: list[str], args: argparse.Namespace) -> int:
     """``compact`` and ``expire``. No writer may run meanwhile."""
+    from tailrace.lake.store.mirrored import is_mirrored  # noqa: PLC0415
     from tailrace.lake.tables.delta_table import CollectionTable  # noqa: PLC0415
     from tailrace.lake.tables.holding import held_tables  # noqa: PLC0415
-    from tailrace.lake.tables.iceberg_mirror import is_mirrored  # noqa: PLC0415
     from tailrace.lake.tables.names import place_of  # noqa: PLC0415
     from tailrace.lake.tables.versions import Keeping  # noqa: PLC0415
 

@@ -15,6 +15,8 @@ from tailrace.faces import lazily
 
 if TYPE_CHECKING:
     from tailrace.base.durable import LakeFullError
+    from tailrace.lake.iceberg.lake_mirror import LakeMirror
+    from tailrace.lake.iceberg.settings import IcebergSettings
     from tailrace.lake.spark.store.change import ChangeReport, change_lake
     from tailrace.lake.spark.store.snapshot import files, read
     from tailrace.lake.spark.store.stream import write_stream
@@ -26,7 +28,9 @@ __all__ = [
     "ChangeReport",
     "CompactionPolicy",
     "CompactionResult",
+    "IcebergSettings",
     "LakeFullError",
+    "LakeMirror",
     "LakeReport",
     "change_lake",
     "compact",
@@ -42,7 +46,9 @@ __getattr__ = lazily(
         "ChangeReport": "tailrace.lake.spark.store.change",
         "CompactionPolicy": "tailrace.lake.store.compaction_policy",
         "CompactionResult": "tailrace.lake.store.compaction",
+        "IcebergSettings": "tailrace.lake.iceberg.settings",
         "LakeFullError": "tailrace.base.durable",
+        "LakeMirror": "tailrace.lake.iceberg.lake_mirror",
         "LakeReport": "tailrace.lake.store.verification",
         "change_lake": "tailrace.lake.spark.store.change",
         "compact": "tailrace.lake.store.compaction",

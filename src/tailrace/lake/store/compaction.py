@@ -7,6 +7,7 @@ it. The others stay in their place until the retention has passed, for readers t
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +25,15 @@ from tailrace.lake.store.layout import merged_name
 from tailrace.lake.store.manifest import Commit, FileEntry, Removal, StagedFile
 from tailrace.lake.store.part_writer import FileLimits, PartWriter, equal_tokens_in, kept_metadata, opened_checked
 from tailrace.lake.store.quarantine_merge import merge_quarantine
-from tailrace.lake.store.retention import remove_replaced
+from tailrace.lake.store.retention import NotReleasedError, Release, check_released, remove_replaced
 
 _READ_ROWS = 8192
 #: How much larger than the largest of them a file is that others become, in a partition that still grows. With 2, 1,024
 #: small commits left 4.1 times the bytes of the live files, with 4 it is 3.6, and with 8 it is 2.6, but of half as many
 #: live files again.
 _GROWTH = 4
+
+_log = logging.getLogger("tailrace.lake")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +59,24 @@ class CompactionResult:
         )
 
 
-def compact(path: Path | str, *, target_bytes: int = 128 << 20, retention: timedelta = RETENTION) -> CompactionResult:
+def compact(
+    path: Path | str,
+    *,
+    target_bytes: int = 128 << 20,
+    retention: timedelta = RETENTION,
+    release: Release | None = None,
+) -> CompactionResult:
     """Merge all small files of the lake at ``path`` up to ``target_bytes``, also those of its quarantine. A running
     stream and readers do not have to stop.
 
-    Files that were replaced longer than ``retention`` ago are removed. Raises UsageError if ``path`` is not a lake,
+    Files that were replaced longer than ``retention`` ago are removed; ``release`` is called before, as by ``expire``.
+    Raises UsageError if ``path`` is not a lake, or one with Iceberg snapshots and there is no ``release``;
     LakeFullError, or SinkError if another compaction is running.
     """
     root = Path(path)
     if read_identity(root) is None:
         raise UsageError(f"{root} is not a lake of Tailrace")
+    check_released(root, release)
     policy = CompactionPolicy(target_bytes=target_bytes, retention=retention)
     result = CompactionResult()
     log = CommitLog(root)
@@ -78,11 +89,13 @@ def compact(path: Path | str, *, target_bytes: int = 128 << 20, retention: timed
             result += _merge(log, group)
         aside_before, aside_after = merge_quarantine(log, policy.target_bytes)
         result += CompactionResult(aside_before=aside_before, aside_after=aside_after)
-        remove_replaced(log, policy.retention)
+        remove_replaced(log, policy.retention, release)
     return result
 
 
-def compact_after(root: Path, commit: Commit, policy: CompactionPolicy) -> CompactionResult:
+def compact_after(
+    root: Path, commit: Commit, policy: CompactionPolicy, release: Release | None = None
+) -> CompactionResult:
     """What a stream does after each commit: nothing, or, every ``policy.every`` commits, merge what has become worth
     merging.
 
@@ -91,10 +104,10 @@ def compact_after(root: Path, commit: Commit, policy: CompactionPolicy) -> Compa
     """
     if not policy.due(commit.number) or not commit.files:
         return CompactionResult()
-    return _compact_beside(root, commit.newest_file.period, policy)
+    return _compact_beside(root, commit.newest_file.period, policy, release)
 
 
-def compact_idle(root: Path, policy: CompactionPolicy) -> CompactionResult:
+def compact_idle(root: Path, policy: CompactionPolicy, release: Release | None = None) -> CompactionResult:
     """What a stream does where nothing has happened for a while: what ``compact_after`` would do at its next turn,
     which may not come soon."""
     state = CommitLog(root).state()
@@ -105,10 +118,10 @@ def compact_idle(root: Path, policy: CompactionPolicy) -> CompactionResult:
     due = any(_tail(lane, policy) for lane in _partitions([file for file in files if file.period == growing]))
     if not due and not any(one.at <= until and (root / one.name).exists() for one in state.removed.values()):
         return CompactionResult()
-    return _compact_beside(root, growing, policy)
+    return _compact_beside(root, growing, policy, release)
 
 
-def _compact_beside(root: Path, growing: str, policy: CompactionPolicy) -> CompactionResult:
+def _compact_beside(root: Path, growing: str, policy: CompactionPolicy, release: Release | None) -> CompactionResult:
     """Merge beside a stream: in the period that is ``growing`` what has become worth it, in the others all small
     files. Then remove what readers no longer need."""
     result = CompactionResult()
@@ -128,8 +141,16 @@ def _compact_beside(root: Path, growing: str, policy: CompactionPolicy) -> Compa
         except durable.LakeFullError:
             return result
         finally:
-            remove_replaced(log, policy.retention)
+            _remove_beside(log, policy.retention, release)
     return result
+
+
+def _remove_beside(log: CommitLog, retention: timedelta, release: Release | None) -> None:
+    """Remove what readers no longer need. Where a catalogue keeps its snapshots, their files stay for now."""
+    try:
+        remove_replaced(log, retention, release)
+    except NotReleasedError as error:
+        _log.warning("%s: old files were not removed: %s", log.layout.root, error)
 
 
 def _groups(files: Sequence[FileEntry], target: int) -> Iterator[list[FileEntry]]:

@@ -34,7 +34,7 @@ from tailrace.lake.store.layout import QUARANTINE, cluster_time_of, merged_name
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import Commit, Erasure, FileEntry, Removal, StagedFile
 from tailrace.lake.store.part_writer import FileLimits, PartWriter, equal_tokens_in, kept_metadata, opened_checked
-from tailrace.lake.store.retention import remove_replaced
+from tailrace.lake.store.retention import Release, remove_replaced
 
 EVENT: Final = "event"
 READ_ROWS: Final = 4096
@@ -59,12 +59,19 @@ class ErasureReport:
 
 
 def erase(
-    path: Path | str, match: Mapping[str, Any], *, vacuum: bool = False, everything: bool = False
+    path: Path | str,
+    match: Mapping[str, Any],
+    *,
+    vacuum: bool = False,
+    everything: bool = False,
+    release: Release | None = None,
 ) -> ErasureReport:
     """Erase from the lake at ``path`` every event that the ``$match`` document ``match`` selects, with MongoDB's own
     comparison: ``{"ns.coll": "customers", "documentKey._id": 5}``.
 
-    With ``vacuum`` all replaced files leave the directory at once, and readers that opened the lake earlier fail.
+    With ``vacuum`` all replaced files leave the directory at once, and readers that opened the lake earlier fail;
+    ``release`` is called before, as by ``expire``. Without it Iceberg snapshots lose their files: what is to be erased
+    does not wait for a catalogue.
     A stream may go on writing. Raises UsageError where ``path`` is no lake, the lake has no column ``event``, ``match``
     cannot be used, or it selects every event of the lake (of its quarantine, if there are no others) and ``everything``
     does not say that this is meant; LakeFullError; SinkError where the lake is damaged. An error after the lake's
@@ -89,15 +96,15 @@ def erase(
         except BaseException:
             work.discard()
             raise
-        removed = _vacuum(log, work.rows, aside.rows) if vacuum else 0
+        removed = _vacuum(log, work.rows, aside.rows, release) if vacuum else 0
         kept = sum(file.rows for file in work.made)
         found = ErasureReport(work.rows, kept, len(work.gone), work.searched, removed, _left(log))
         return replace(found, first_token=work.first_token, last_token=work.last_token, quarantined=aside.rows)
 
 
-def drop_days(path: Path | str, before: date, *, vacuum: bool = False) -> ErasureReport:
+def drop_days(path: Path | str, before: date, *, vacuum: bool = False, release: Release | None = None) -> ErasureReport:
     """Take all days before ``before`` (UTC, by cluster time) out of the lake at ``path``. No data file is read or
-    written. ``vacuum`` and errors as for ``erase``."""
+    written. ``vacuum``, ``release`` and errors as for ``erase``."""
     with _ours(path) as (log, known):
         with log.locked() as head:
             state = log.state()
@@ -109,7 +116,7 @@ def drop_days(path: Path | str, before: date, *, vacuum: bool = False) -> Erasur
                     erasure = Erasure(rows, len(gone), before.isoformat())
                     _commit(log, known, head, state, gone=gone, made=(), erasure=erasure)
             _finish(log, aside, rows)
-        removed = _vacuum(log, rows, aside.rows) if vacuum else 0
+        removed = _vacuum(log, rows, aside.rows, release) if vacuum else 0
         found = ErasureReport(rows, 0, len(gone), rows, removed, _left(log), quarantined=aside.rows)
         if not gone:
             return found
@@ -163,13 +170,13 @@ def _finish(log: CommitLog, aside: quarantine.QuarantineRemoval, rows: int) -> N
         aside.carry_out()
 
 
-def _vacuum(log: CommitLog, rows: int, aside: int) -> int:
+def _vacuum(log: CommitLog, rows: int, aside: int, release: Release | None) -> int:
     done = (
         f"{rows:,} events were erased from the lake and {aside:,} from {QUARANTINE}, "
         "but not all replaced files were removed"
     )
     with _half_done(done):
-        return remove_replaced(log, timedelta(0))
+        return remove_replaced(log, timedelta(0), release)
 
 
 @contextmanager

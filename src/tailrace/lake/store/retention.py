@@ -7,6 +7,7 @@ directory is ever emptied, renamed or swapped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,36 +16,62 @@ from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.compaction_policy import CompactionPolicy
 from tailrace.lake.store.layout import LakeLayout, is_lake_file, is_merged
+from tailrace.lake.store.mirrored import ICEBERG, is_mirrored
+
+#: Lets the snapshots go that have files which were replaced at this moment or earlier.
+Release = Callable[[datetime], None]
 
 
-def expire(path: Path | str, retention: timedelta) -> int:
+class NotReleasedError(SinkError):
+    """Snapshots elsewhere still have the files that are to be removed."""
+
+
+def expire(path: Path | str, retention: timedelta, *, release: Release | None = None) -> int:
     """Remove the files of the lake at ``path`` that were replaced longer than ``retention`` ago. Returns how many went.
+    ``release`` is called before: the snapshots that have these files elsewhere go first (``LakeMirror.release``).
 
     A stream and readers do not have to stop. Raises UsageError where ``path`` is no lake or ``retention`` is more than
-    30 days, SinkError where a compaction is running.
+    30 days, or where the lake has Iceberg snapshots and no ``release``; SinkError where a compaction is running.
     """
     root = Path(path)
     if not LakeLayout(root).identity.exists():
         raise UsageError(f"{root} is not a lake of Tailrace")
+    check_released(root, release)
     log = CommitLog(root)
     policy = CompactionPolicy(retention=retention)
     with durable.locked(log.layout.compaction_lock, wait=False) as mine:
         if not mine:
             raise SinkError(f"a compaction of {root} is running", hint="It removes these files itself at its end")
-        return remove_replaced(log, policy.retention)
+        return remove_replaced(log, policy.retention, release)
 
 
-def remove_replaced(log: CommitLog, retention: timedelta) -> int:
-    """Remove the files that were replaced longer than ``retention`` ago. Returns how many went."""
+def check_released(root: Path, release: Release | None) -> None:
+    """Raise UsageError where files are to be removed that Iceberg snapshots have, and nobody lets these go before."""
+    if release is None and is_mirrored(root):
+        raise UsageError(
+            f"the lake {root} has Iceberg snapshots, which would lose their files",
+            hint=f"Name their catalogue with --iceberg. If they are no longer wanted, remove {root / ICEBERG}",
+        )
+
+
+def remove_replaced(log: CommitLog, retention: timedelta, release: Release | None = None) -> int:
+    """Remove the files that were replaced longer than ``retention`` ago. ``release`` is called with that moment before.
+    Returns how many went."""
     state, until = log.state(), datetime.now(UTC) - retention
-    removed = 0
+    going = []
     for removal in state.removed.values():
         path, behind_link = log.layout.root / removal.name, log.layout.is_behind_link(removal.name)
         if removal.at <= until and removal.name not in state.files and not behind_link and path.exists():
-            path.unlink(missing_ok=True)
-            removed += 1
-            durable.step("compaction.removed")
-    return removed
+            going.append(path)
+    if going and release is not None:
+        try:
+            release(until)
+        except SinkError as error:
+            raise NotReleasedError(error.message, hint=error.hint) from error
+    for path in going:
+        path.unlink(missing_ok=True)
+        durable.step("compaction.removed")
+    return len(going)
 
 
 def remove_leftovers(log: CommitLog) -> int:

@@ -29,6 +29,7 @@ from tailrace.base import durable
 from tailrace.core.event.named_document import NamedDocuments, StoreErasure
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import delta, places
+from tailrace.lake.store.mirrored import ICEBERG
 from tailrace.lake.tables import delta_commit, live_files, log_chain
 from tailrace.lake.tables.data_files import opened
 from tailrace.lake.tables.deletion_vector import NONE, RowNumbers
@@ -42,7 +43,6 @@ from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE
 from tailrace.lake.tables.standing import note
 from tailrace.lake.tables.state import TableMark, TableState
 from tailrace.lake.tables.state_file import rewrite_file
-from tailrace.lake.tables.versions import ICEBERG
 
 _FOLLOW: Final = "Let the writer follow (`tailrace tables write ... --once`, or `tailrace run`), then repeat"
 _RESTORE: Final = "Restore it from a copy, or remove the quarantine"

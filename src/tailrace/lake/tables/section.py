@@ -9,10 +9,10 @@ from typing import Any, Final
 from tailrace.base.object_place import URIS, check_tried, is_object_uri, object_place
 from tailrace.core.user_text import seconds
 from tailrace.errors import UsageError
+from tailrace.lake.iceberg.settings import IcebergSettings
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.pipeline_values import size, whole_number
 from tailrace.lake.store.place import TablePlace
-from tailrace.lake.tables.iceberg_settings import IcebergSettings
 from tailrace.lake.tables.schema import POLICIES, Policy, TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from tailrace.core.oplog.selection import Selection
 from tailrace.errors import UsageError
+from tailrace.lake.iceberg.settings import IcebergSettings, check_place
 from tailrace.lake.store.place import TablePlace
-from tailrace.lake.tables.iceberg_settings import IcebergSettings, check_place
 from tailrace.lake.tables.nested import is_nested
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.versions import Keeping

@@ -23,12 +23,11 @@ from tailrace.base import durable
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
 from tailrace.lake.store import delta, places
+from tailrace.lake.store.mirrored import ICEBERG
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_commit import WITHOUT_FEED, DamagedCommitError, Stated
 
-#: Where what makes an Iceberg table of a table's files is. Delta's VACUUM passes over such names.
-ICEBERG: Final = "_iceberg"
 _HOUR_MS: Final = 3_600_000
 #: Longer than a commit comes after its files.
 _BETWEEN_S: Final = 3600.0

@@ -23,6 +23,8 @@ _FOREIGN = re.compile(r"^(?:\w+\.)*(?P<name>\w+(?:Error|Exception|Failure|Lost))
 _CODE = re.compile(r"(?P<message>.*) \((?P<code>\d+) \w+\)(?:\. (?P<hint>.*))?")
 #: A process that closes its connections because it dies is gone soon after.
 _EXIT_S: Final = 3
+#: The modules whose errors concern what is written.
+_OF_SINKS: Final = ("base.durable", "lake.store.", "lake.spark.store.", "lake.iceberg.")
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|File too large")
 
 
@@ -117,7 +119,7 @@ def _rebuilt(module: str, name: str, text: str) -> TailraceError:
     """The error as it was raised; the hint of an error without a code stays in its text."""
     kind = getattr(tailrace.errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, TailraceError)):
-        kind = SinkError if module.startswith(("base.durable", "lake.store.", "lake.spark.store.")) else TailraceError
+        kind = SinkError if module.startswith(_OF_SINKS) else TailraceError
     coded = _CODE.fullmatch(text)
     error = kind.__new__(kind)
     if coded is None:

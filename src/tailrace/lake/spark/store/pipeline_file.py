@@ -15,6 +15,7 @@ from bson import json_util
 from tailrace.base.yaml_file import read_yaml
 from tailrace.core.user_text import nearest
 from tailrace.errors import UsageError
+from tailrace.lake.iceberg.settings import IcebergSettings
 from tailrace.lake.spark.query.options import KNOWN
 from tailrace.lake.spark.store import message_settings
 from tailrace.lake.spark.store.message_settings import MessageSettings, messages_of
@@ -38,7 +39,7 @@ _MASKS: Final = "masks"
 _MESSAGES: Final = "messages"
 _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "source": tuple(name for name in KNOWN if name not in _ELSEWHERE and name != _MASKS),
-    "lake": ("path", "checkpoint", "columns", "documents", "acceptGap", "partitionBy", "onError"),
+    "lake": ("path", "checkpoint", "columns", "documents", "acceptGap", "partitionBy", "onError", "iceberg"),
     "trigger": ("every", "availableNow"),
     "archive": ("path", "keep", "keepBytes", "preImages"),
     "limits": _LIMITS,
@@ -82,6 +83,7 @@ class PipelineSettings:
     accept_gap: bool = False
     partition_by: tuple[str, ...] | None = None
     on_error: str = "fail"
+    iceberg: IcebergSettings | None = field(default=None, repr=False)
     archive: ArchiveSettings | None = None
     tables: TableSettings | None = None
     messages: tuple[MessageSettings, ...] = ()
@@ -140,6 +142,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         accept_gap=_flag(lake.get("acceptGap", False), "lake.acceptGap"),
         partition_by=_partition_by(lake["partitionBy"]) if "partitionBy" in lake else None,
         on_error=_on_error(lake.get("onError", "fail")),
+        iceberg=IcebergSettings.of(lake["iceberg"], "lake.iceberg") if "iceberg" in lake else None,
         archive=_archive(parts["archive"], base) if parts["archive"] else None,
         tables=None if tables is None else replace(tables, masks=masks),
         messages=messages_of(parts[_MESSAGES], masks, base),

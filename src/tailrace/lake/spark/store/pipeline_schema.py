@@ -167,7 +167,25 @@ def _lake() -> dict[str, JsonSchema]:
         "acceptGap": _said("Continue although the oplog has lost events that the lake does not have.", _FLAG),
         "partitionBy": _names("How a new lake's files are divided.", _one_of(DAY, HOUR, COLLECTION)),
         "onError": _said("What becomes of an event that cannot be written.", _one_of(*ON_ERRORS), default="fail"),
+        "iceberg": _catalogue("the lake"),
     }
+
+
+def _catalogue(what: str) -> JsonSchema:
+    return _said(
+        f"The Iceberg catalogue that has {what} too: its URI, its name in .pyiceberg.yaml, or a mapping of pyiceberg's "
+        "properties.",
+        {
+            "anyOf": [
+                _TEXT,
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "additionalProperties": {"type": ["string", "integer", "boolean"]},
+                },
+            ]
+        },
+    )
 
 
 def _trigger() -> dict[str, JsonSchema]:
@@ -243,20 +261,7 @@ def _tables() -> dict[str, JsonSchema]:
             "Mark rows as gone (deletion vectors) in place of rewriting their files. Not every reader knows them.",
             {"type": "boolean"},
         ),
-        "iceberg": _said(
-            "The Iceberg catalogue that has the tables too: its URI, its name in .pyiceberg.yaml, or a mapping of "
-            "pyiceberg's properties.",
-            {
-                "anyOf": [
-                    _TEXT,
-                    {
-                        "type": "object",
-                        "minProperties": 1,
-                        "additionalProperties": {"type": ["string", "integer", "boolean"]},
-                    },
-                ]
-            },
-        ),
+        "iceberg": _catalogue("the tables"),
     }
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -18,11 +19,18 @@ from tailrace.errors import SinkError, UsageError
 from tailrace.lake.spark.store.staged_rows import STAGED_SCHEMA, from_batches
 from tailrace.lake.store.committer import abort_batch, commit_batch
 from tailrace.lake.store.compaction_policy import CompactionPolicy
-from tailrace.lake.store.manifest import PlannedRange, StagedFile
+from tailrace.lake.store.manifest import Commit, PlannedRange, StagedFile
+from tailrace.lake.store.retention import Release
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from tailrace.lake.iceberg.lake_mirror import LakeMirror
+
+
+#: The option that names the Iceberg catalogue. Sessions of ours redact options of such a name.
+ICEBERG: Final = "icebergUri"
 
 
 @dataclass
@@ -48,6 +56,7 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
                 f"the option {error} is missing", hint="Start the stream with tailrace.lake.spark.store.write_stream"
             ) from None
         self.policy = CompactionPolicy.from_options(options)
+        self.iceberg = options.get(ICEBERG) or None
         if schema.fieldNames() != STAGED_SCHEMA.fieldNames():
             raise UsageError(
                 "the lake takes only the rows of its own source",
@@ -64,14 +73,25 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
         if planned is None:
             return
         commit = commit_batch(self.root, self.claim, batchId, planned, files, checkpoint=self.checkpoint)
+        if self.iceberg is None:
+            self._compact(commit, files, batchId)
+            return
+        mirror = _mirror(self.root, self.iceberg)
+        mirror.follow()  # also where nothing is new: a run before this one may have ended between the two
+        self._compact(commit, files, batchId, mirror.release)
+        mirror.follow()
+
+    def _compact(
+        self, commit: Commit | None, files: tuple[StagedFile, ...], batch: int, release: Release | None = None
+    ) -> None:
         if commit is not None and self.policy.due(commit.number):
             from tailrace.lake.store.compaction import compact_after  # noqa: PLC0415  Arrow and Parquet, now and then
 
-            compact_after(self.root, commit, self.policy)
-        elif not files and batchId:  # an empty micro-batch comes every ten seconds at most
+            compact_after(self.root, commit, self.policy, release)
+        elif not files and batch:  # an empty micro-batch comes every ten seconds at most
             from tailrace.lake.store.compaction import compact_idle  # noqa: PLC0415
 
-            compact_idle(self.root, self.policy)
+            compact_idle(self.root, self.policy, release)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         abort_batch(self.root, _files(messages))
@@ -88,6 +108,15 @@ class LakeSink(DataSource):
         if overwrite:
             raise UsageError("a lake holds every event: it can only be appended to", hint='Use outputMode("append")')
         return LakeStreamWriter(schema, self.options)
+
+
+@lru_cache(maxsize=4)
+def _mirror(root: Path, iceberg: str) -> LakeMirror:
+    """The process that commits keeps it: the next micro-batch need not ask the catalogue what it has."""
+    from tailrace.lake.iceberg.lake_mirror import LakeMirror  # noqa: PLC0415  where it is asked for
+    from tailrace.lake.iceberg.settings import IcebergSettings  # noqa: PLC0415
+
+    return LakeMirror(root, IcebergSettings.from_text(iceberg))
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> tuple[StagedFile, ...]:

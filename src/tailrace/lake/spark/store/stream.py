@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from tailrace.lake.spark.query import options as source_options
 from tailrace.lake.spark.query.schema import spark_schema
 from tailrace.lake.spark.runtime.session import register
 from tailrace.lake.spark.store.gap import find_gap, set_aside
-from tailrace.lake.spark.store.sink import LakeSink
+from tailrace.lake.spark.store.sink import ICEBERG, LakeSink
 from tailrace.lake.spark.store.source import (
     AFTER,
     COPIED,
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from tailrace.lake.iceberg.settings import IcebergSettings
+
+_log = logging.getLogger("tailrace.lake")
+
 #: How the documents' columns come in a lake where the source's options do not say: every reader knows text.
 DOCUMENTS = "json"
 _VARIANT: dict[str, Any] = {
@@ -59,6 +65,7 @@ def write_stream(
     accept_gap: bool = False,
     partition_by: Sequence[str] | None = None,
     on_error: str = "fail",
+    iceberg: IcebergSettings | None = None,
     sink: type[LakeSink] = LakeSink,
 ) -> StreamingQuery:
     """Start a query that writes the change stream given by ``source`` into the lake at ``lake``, exactly once.
@@ -83,6 +90,9 @@ def write_stream(
     image that is required is missing, a column cannot take it. With ``on_error="quarantine"`` it is written to the
     lake's ``_quarantine`` instead, with the reason, in the commit of its micro-batch.
 
+    ``iceberg`` names a catalogue that has the lake as an Iceberg table (``<lake's directory>.events``): each commit is
+    its newest snapshot. If it does not answer for a minute, the query ends; the next one brings it up.
+
     In ``query.lastProgress`` Spark's ``numInputRows`` counts files. Events are in
     ``observedMetrics["tailrace"].events``, and beside it by operation (``insert``, ``update``, ...) where the column
     ``operation_type`` is kept; ``quarantined`` counts those that were put aside.
@@ -97,26 +107,50 @@ def write_stream(
     where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
     policy = compaction or CompactionPolicy()
     source = lake_source(with_columns_of(root, source))
-    asked = None if partition_by is None else Partitioning.of(partition_by)
-    opening = _opened(root, where, source, accept_gap=accept_gap, partitioning=asked)
-    partitioning = partitioning_of(read_identity(root) or {})
-    register(spark, LakeSource)
-    if sink is LakeSink:
-        register(spark, sink)
-    else:
-        spark.dataSource.register(sink)
+    with _brought_up(root, iceberg):
+        opening = _opened(root, where, source, accept_gap=accept_gap, partition_by=partition_by)
+    names = partitioning_of(read_identity(root) or {}).names
+    _register_both(spark, sink)
     reader = spark.readStream.format(LakeSource.name()).options(**start_after(opening, source))
     reader = reader.options(**{LAKE: str(root), AFTER: opening.after or "", FILE_BYTES: str(4 * policy.target_bytes)})
-    reader = reader.options(**{PARTITION: ",".join(partitioning.names), ON_ERROR: on_error})
-    reader = reader.option(ENTRIES, json.dumps(marks_to_json(opening.entries)))
-    rows = counted_files(reader.load())
-    writer = rows.writeStream.format(sink.name()).option("checkpointLocation", str(where))
+    marks = json.dumps(marks_to_json(opening.entries))
+    reader = reader.options(**{PARTITION: ",".join(names), ON_ERROR: on_error, ENTRIES: marks})
+    writer = counted_files(reader.load()).writeStream.format(sink.name()).option("checkpointLocation", str(where))
     writer = writer.options(lake=str(root), claim=opening.claim, checkpoint=str(where), **policy.to_options())
+    writer = writer.option(ICEBERG, "" if iceberg is None else iceberg.to_text())
     if available_now:
         writer = writer.trigger(availableNow=True)
     elif processing_time is not None:
         writer = writer.trigger(processingTime=processing_time)
     return _started(spark, writer)
+
+
+def _register_both(spark: SparkSession, sink: type[LakeSink]) -> None:
+    register(spark, LakeSource)
+    if sink is LakeSink:
+        register(spark, sink)
+    else:
+        spark.dataSource.register(sink)
+
+
+@contextmanager
+def _brought_up(root: Path, iceberg: IcebergSettings | None) -> Iterator[None]:
+    """Around the opening of a lake: before it, the catalogue has to answer and let this lake write its table; after it,
+    the table is brought up to what the lake has."""
+    from tailrace.lake.iceberg.lake_mirror import LakeMirror, left_behind  # noqa: PLC0415
+
+    if iceberg is None:
+        if (left := left_behind(root)) is not None:
+            _log.warning("%s", left)
+        yield
+        return
+    mirror = LakeMirror(root, iceberg)
+    try:
+        mirror.check()
+        yield
+        mirror.follow()
+    finally:
+        mirror.close()
 
 
 def _started(spark: SparkSession, writer: DataStreamWriter) -> StreamingQuery:
@@ -154,8 +188,9 @@ def with_columns_of(root: Path, source: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _opened(
-    root: Path, checkpoint: Path, source: Mapping[str, str], *, accept_gap: bool, partitioning: Partitioning | None
+    root: Path, checkpoint: Path, source: Mapping[str, str], *, accept_gap: bool, partition_by: Sequence[str] | None
 ) -> Opening:
+    partitioning = None if partition_by is None else Partitioning.of(partition_by)
     options = source_options.parse(source)
     if accept_gap and options.exact:
         raise UsageError(

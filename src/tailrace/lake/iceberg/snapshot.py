@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +24,7 @@ from pyiceberg.manifest import (
     write_manifest,
     write_manifest_list,
 )
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.typedef import Record
@@ -33,13 +34,16 @@ from tailrace.base import durable
 #: A manifest with fewer files is written again together with the next one.
 _FULL: Final = 1000
 _FORMAT: Final = 2
+_EPOCH: Final = date(1970, 1, 1)
 
 
 class SizedFile(NamedTuple):
-    """A data file's size in bytes, and its rows."""
+    """A data file's size in bytes, its rows, and the values that its partition has; days are numbers, as Iceberg
+    counts them."""
 
     size: int
     rows: int
+    partition: tuple[int | str | None, ...] = ()
 
 
 @dataclass
@@ -64,7 +68,11 @@ class HeldFiles:
     def sizes(self) -> dict[str, SizedFile]:
         """Size and rows of each file."""
         return {
-            name: SizedFile(entry.data_file.file_size_in_bytes, entry.data_file.record_count)
+            name: SizedFile(
+                entry.data_file.file_size_in_bytes,
+                entry.data_file.record_count,
+                tuple(_plain(entry.data_file.partition[at]) for at in range(len(entry.data_file.partition))),
+            )
             for name, entry in self.entries.items()
         }
 
@@ -75,6 +83,7 @@ class NewSnapshot:
     where its files are to be, and ``stated`` what it says of itself."""
 
     schema: Schema
+    spec: PartitionSpec
     parent: int | None
     number: int
     folder: Path
@@ -89,17 +98,18 @@ class NewSnapshot:
         gone = {name: one for name, one in before.items() if files.get(name) != one}
         kept = [one for one in held.manifests if len(one[1]) >= _FULL and not gone.keys() & set(one[1])]
         apart = {name for _, names in kept for name in names}
-        left = [entry for name, entry in held.entries.items() if name not in apart and name not in gone]
+        left = {name for name in held.entries if name not in apart and name not in gone}
         manifests = [one for one, _ in kept]
         if left or added or gone:
             path = self.folder / f"{uuid.uuid4()}-m0.avro"
             with write_manifest(
-                _FORMAT, UNPARTITIONED_PARTITION_SPEC, self.schema, io.new_output(uri(path)), identifier, "deflate"
+                _FORMAT, self.spec, self.schema, io.new_output(uri(path)), identifier, "deflate"
             ) as writer:
-                for entry in left:
-                    writer.existing(entry)
-                for name, one in added.items():
-                    writer.add(_entry(name, one))
+                for name, one in files.items():  # in their order, which readers of one manifest keep
+                    if name in left:
+                        writer.existing(held.entries[name])
+                    elif name in added:
+                        writer.add(_entry(name, one))
                 for name in gone:
                     writer.delete(held.entries[name])
             manifests.append(writer.to_manifest_file())
@@ -148,7 +158,7 @@ def _entry(location: str, one: SizedFile) -> ManifestEntry:
             content=DataFileContent.DATA,
             file_path=location,
             file_format=FileFormat.PARQUET,
-            partition=Record(),
+            partition=Record(*one.partition),
             record_count=one.rows,
             file_size_in_bytes=one.size,
             column_sizes={},
@@ -164,3 +174,8 @@ def _entry(location: str, one: SizedFile) -> ManifestEntry:
             spec_id=0,
         ),
     )
+
+
+def _plain(value: Any) -> Any:
+    """A partition's value: a day as its number."""
+    return (value - _EPOCH).days if isinstance(value, date) else value

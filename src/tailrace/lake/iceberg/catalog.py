@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake.tables.iceberg_settings import TYPES, IcebergSettings, texts_of
+from tailrace.lake.iceberg.settings import TYPES, IcebergSettings, texts_of
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -75,6 +75,8 @@ class IcebergCatalog:
             except (SinkError, UsageError):
                 raise
             except Exception as error:  # noqa: BLE001  pyiceberg, requests and SQLAlchemy have no common class
+                if type(error).__module__.startswith("sqlalchemy."):
+                    self.close()  # its file may have been replaced: an open connection would stay with the old one
                 if not may_pass(error) or self._clock() >= end or self._wait(_PAUSES_S[min(number, 4)]):
                     raise self._told(error) from None
             number += 1

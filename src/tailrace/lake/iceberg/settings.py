@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,9 +48,19 @@ class IcebergSettings:
         name = texts.pop("name", _DEFAULT)
         return cls(name, _with_type(texts, where) if "uri" in texts else texts)
 
+    def to_text(self) -> str:
+        """As one text, for an option of Spark. It may hold passwords."""
+        return json.dumps({"name": self.name, "properties": dict(self.properties)})
 
-def check_place(root: TablePlace) -> None:
-    """Raises UsageError where Iceberg's readers cannot find the files of tables."""
+    @classmethod
+    def from_text(cls, text: str) -> IcebergSettings:
+        """From ``to_text``."""
+        value = json.loads(text)
+        return cls(value["name"], value["properties"])
+
+
+def check_place(root: TablePlace, what: str = "tables") -> None:
+    """Raises UsageError where Iceberg's readers cannot find the files of tables, or of ``what``."""
     if not isinstance(root, Path):
         raise UsageError(
             f"tables in an object store have no Iceberg snapshots yet: {root}",
@@ -58,7 +69,7 @@ def check_place(root: TablePlace) -> None:
     path = str(root.absolute())
     if root.absolute().as_uri() != f"file://{path}":
         raise UsageError(
-            f"tables with Iceberg snapshots need a path of plain ASCII, without blanks and without # ? %: {path}",
+            f"{what} with Iceberg snapshots must have a path of plain ASCII, without blanks and without # ? %: {path}",
             hint="Iceberg's readers disagree on escapes in a path",
         )
 

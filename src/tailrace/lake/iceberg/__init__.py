@@ -1,0 +1,1 @@
+"""Lakes and tables as Iceberg tables: metadata in a catalogue beside Delta's log, over one set of data files."""

@@ -1,0 +1,184 @@
+"""A lake as an Iceberg table: each commit of its log is a snapshot in a catalogue.
+
+The lake's own commit comes first, and the snapshot is made of what the log says then, under a lock of its own. So the
+catalogue never shows a commit that the lake does not have, and one that a crash has kept from it comes with the next.
+A snapshot states the hash of the commit that it shows: a lake that was set back, or another lake in its place, is told
+by it, and the snapshots of commits that are no more go.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tailrace.base import durable
+from tailrace.errors import UsageError
+from tailrace.lake.iceberg.catalog import IcebergCatalog
+from tailrace.lake.iceberg.mirror import Mirror, version_of
+from tailrace.lake.iceberg.original import TABLE, TIME, TOKEN, VERSION, Original
+from tailrace.lake.iceberg.settings import IcebergSettings, check_place
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.delta_log import table_schema
+from tailrace.lake.store.identity import partitioning_of, read_identity
+from tailrace.lake.store.log_state import LogState
+from tailrace.lake.store.mirrored import ICEBERG, is_mirrored
+
+if TYPE_CHECKING:
+    from pyiceberg.table.snapshots import Snapshot
+
+    from tailrace.lake.iceberg.snapshot import SizedFile
+
+#: The commit that a snapshot shows, by its hash.
+COMMIT: Final = "tailrace.commit"
+_LAKE: Final = "tailrace.lake"
+#: The table's name; its namespace is named as the lake's directory.
+_NAME: Final = "events"
+_ODD: Final = re.compile(r"[^A-Za-z0-9_-]")
+_LOCK: Final = "iceberg.lock"
+#: After so many versions, files of Iceberg go that no snapshot needs; readers that have just asked still need them.
+_SWEEP_EVERY: Final = 64
+_SWEEP_MS: Final = 600_000
+_EPOCH: Final = date(1970, 1, 1)
+
+_log = logging.getLogger("tailrace.lake")
+
+
+def identifier_of(root: Path) -> tuple[str, str]:
+    """The name of a lake's table in a catalogue."""
+    return _ODD.sub("_", root.absolute().name) or "_", _NAME
+
+
+def left_behind(root: Path) -> str | None:
+    """What to say where a lake that a catalogue has is written without it."""
+    if not is_mirrored(root):
+        return None
+    return (
+        f"{root}: its Iceberg snapshots get no new events and lose their files: no catalogue is given. If that is "
+        f"meant, drop the table {'.'.join(identifier_of(root))} there (without purging), and remove {root / ICEBERG}"
+    )
+
+
+class LakeMirror:
+    """Shows the lake at ``root`` in a catalogue. Raises UsageError where Iceberg's readers could not find its files, or
+    where pyiceberg is missing."""
+
+    def __init__(self, root: Path | str, catalog: IcebergSettings | IcebergCatalog) -> None:
+        self._root = Path(root)
+        check_place(self._root, "a lake")
+        self._mirror = Mirror(IcebergCatalog(catalog) if isinstance(catalog, IcebergSettings) else catalog)
+        self._log = CommitLog(self._root)
+        self._shown: tuple[int, str] | None = None
+
+    def close(self) -> None:
+        """Close the catalogue."""
+        self._mirror.close()
+
+    def check(self) -> None:
+        """Raise SinkError where the catalogue has a table of that name that this lake may not write, or does not
+        answer. Of a lake that has not been made, and one that has; nothing is written."""
+        self._mirror.check(LakeOriginal(self._root))
+
+    def follow(self) -> None:
+        """Let the newest commit be the newest snapshot. Raises SinkError where the catalogue does not answer, its table
+        is not the one that this lake may write, or the lake is damaged. Not to be called while the lake is locked."""
+        head = self._log.head()
+        if self._shown == (head.number, head.digest) or head.number < 0:
+            return
+        with self._locked():
+            original = LakeOriginal(self._root)
+            self._mirror.show(original)
+            self._shown = original.version, original.digest
+            if original.version % _SWEEP_EVERY == 0:
+                self._mirror.sweep(original, time.time_ns() // 1_000_000 - _SWEEP_MS)
+
+    def fault(self) -> str | None:
+        """What is wrong with the table that the catalogue has; ``None`` if its snapshot has the files of the commit
+        that it states, and these are there. It goes on after "the Iceberg table"."""
+        return self._mirror.fault(LakeOriginal(self._root))
+
+    def release(self, before: datetime) -> None:
+        """Remove the snapshots whose data files may go, since a later commit has replaced them at ``before`` or
+        earlier. The newest commit is shown first, so that the newest snapshot keeps its files. Raises as ``follow``."""
+        with self._locked():
+            original = LakeOriginal(self._root)
+            self._mirror.show(original)
+            self._mirror.release(original, _millis(before) + 1)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with durable.locked(self._log.layout.state / _LOCK):
+            yield
+
+
+class LakeOriginal(Original):
+    """A lake at its newest commit. One that has not been made has none."""
+
+    def __init__(self, root: Path) -> None:
+        self._log = CommitLog(root)
+        self.identifier = identifier_of(root)
+        self.root, self.name = root, str(root)
+        self.id, self.version, self.digest, self.fields = "", -1, "", ()
+        self._newest = None
+        self._state = LogState()
+        if read_identity(root) is None:
+            return
+        with self._log.reading() as head:
+            known = read_identity(root)
+            if known is None:
+                raise UsageError(f"{root} is not a lake of Tailrace")
+            self._state = self._log.state()
+        partitioning = partitioning_of(known)
+        self.id, self.version, self.digest = str(known["id"]), head.number, head.digest
+        self.fields = table_schema(known["columns"], partitioning)["fields"]
+        self.divided_by = partitioning.names
+        self._newest = head.newest
+
+    @property
+    def marks(self) -> dict[str, str]:
+        return {_LAKE: _NAME}
+
+    def files(self) -> dict[str, SizedFile]:
+        from tailrace.lake.iceberg.snapshot import SizedFile, uri  # noqa: PLC0415  an extra
+
+        found = {}
+        for file in self._state.in_order:
+            values = file.partition
+            partition = tuple(_value(name, values.get(name)) for name in self.divided_by)
+            found[uri(self.folder / file.name)] = SizedFile(file.size, file.rows, partition)
+        return found
+
+    def stated(self) -> dict[str, str]:
+        found = {VERSION: str(self.version), TABLE: self.id, COMMIT: self.digest}
+        if self._newest is not None:
+            until = self._newest.planned.until
+            found |= {TIME: f"{until.seconds},{until.increment}", TOKEN: self._newest.last_token}
+        return found
+
+    def knows(self, snapshot: Snapshot) -> bool:
+        """Of a commit that the log has dropped nobody knows: it is older than any that readers need."""
+        summary = snapshot.summary
+        return summary is not None and self._log.digest_of(version_of(snapshot)) == summary.get(COMMIT)
+
+    def made_at(self, version: int) -> int | None:
+        commit = next(iter(self._log.commits(version - 1)), None)
+        return _millis(commit.committed_at) if commit is not None and commit.number == version else None
+
+    def names_at(self, version: int) -> set[str] | None:
+        return set(self._log.state(version).files) if self._log.digest_of(version) is not None else None
+
+
+def _value(name: str, value: str | None) -> int | str | None:
+    """A partition's value as Iceberg has it."""
+    if name == "day" and value is not None:
+        return (date.fromisoformat(value) - _EPOCH).days
+    return int(value) if name == "hour" and value is not None else value
+
+
+def _millis(moment: datetime) -> int:
+    return int(moment.astimezone(UTC).timestamp() * 1000)
