@@ -1,13 +1,14 @@
 """Does catching up get faster with more executors, and what does it cost them?
 
-A standalone Spark cluster on the loopback: Spark's own Master, and Workers of one core each, as processes from PySpark's
-jars. The source ``tailrace`` reads the oplog of a mongod, and then of a sharded cluster, with 1, 2 and 4 executors
-(``--executors``). Each run has a driver of its own, which first reads a small part so that everything is loaded.
+A standalone Spark cluster on the loopback: Spark's own Master, and Workers of one core each, as processes from
+PySpark's jars. The source ``tailrace`` reads the oplog of a mongod, and then of a sharded cluster, with 1, 2 and 4
+executors (``--executors``). Each run has a driver of its own, which first reads a small part so that everything is
+loaded.
 
 All processes share one machine, and its cores bound what N executors can give. So two figures are printed that do not
 depend on the number of cores: the CPU seconds of the executors for a million entries (if they stay the same, the work
-is divided without waste), and the serial part, in which no task runs, with what Amdahl's law makes of it: seconds with N
-executors = serial seconds + seconds of tasks / N, both of the run with the fewest executors.
+is divided without waste), and the serial part, in which no task runs, with what Amdahl's law makes of it: seconds with
+N executors = serial seconds + seconds of tasks / N, both of the run with the fewest executors.
 
 Every run must hold the same events (their number, and a sum over hashes of their bytes), or the exit status is 1. The
 oplog is filled by bulk inserts and by updates of many documents. Ctrl-C stops everything that was started. With
