@@ -48,8 +48,11 @@ _SETTLE_INTERVAL_S: Final = 0.1
 _COMMIT_LOOK_S: Final = 0.002
 #: How often ``config.shards`` is read while nothing happens.
 _LIST_INTERVAL_S: Final = 0.5
-_THREADS: Final = 8
+#: All shards are asked at once, up to so many; for news, which the first ones usually have, fewer.
+_THREADS: Final = 32
+_AT_ONCE: Final = 8
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 
@@ -234,8 +237,11 @@ class ClusterDeployment(Deployment):
             self._list()
         shards = list(self._shards.values())
         *newest, config = self._each([*shards, self._config], _Member.newest)
-        for shard, time_ in zip(shards, newest, strict=True):
-            if time_ > after and _named(shard.address.name, partial(shard.oplog.has_news, after, time_)):
+        times = dict(zip(shards, newest, strict=True))
+        later = [shard for shard in shards if times[shard] > after]
+        # The first ones first: usually one of them has news, and the others need not be asked.
+        for some in (later[start : start + _AT_ONCE] for start in range(0, len(later), _AT_ONCE)):
+            if any(self._each(some, lambda shard: shard.oplog.has_news(after, times[shard]))):
                 return Look(max(newest), has_news=True)
         return Look(min(*newest, config), has_news=False)
 
@@ -260,11 +266,13 @@ class ClusterDeployment(Deployment):
             return
         time.sleep(max(0.0, self._asked_s + _SETTLE_INTERVAL_S - time.monotonic()))
         self._asked_s = time.monotonic()
-        document = self._clock_document(until)
+        ahead = [member for member, time_ in zip(members, newest, strict=True) if time_ >= until]
+        document = self._clock_document(until, ahead)
         self._each(behind, lambda member: member.reach(until, document))
 
-    def _clock_document(self, until: ClusterTime) -> Mapping[str, Any]:
-        for member in (*self._shards.values(), self._config):
+    def _clock_document(self, until: ClusterTime, ahead: Sequence[_Member]) -> Mapping[str, Any]:
+        """What one of those ``ahead``, who have reached ``until``, or another member knows of the time."""
+        for member in (*ahead, *self._shards.values(), self._config):
             document = _named(member.address.name, member.clock_document)
             if document is not None and ClusterTime.from_timestamp(document["clusterTime"]) >= until:
                 return document
@@ -297,8 +305,8 @@ class ClusterDeployment(Deployment):
         history = self._history_after(position.cluster_time)
         return {name: one.source for name, one in self._shards.items() if history.first_removed(name) is None}
 
-    def _asked_all(self, sources: Sequence[LiveSource], ask: Callable[[LiveSource], _T]) -> list[_T]:
-        return list(self._pool.map(ask, sources))
+    def _asked_all(self, of: Sequence[_S], ask: Callable[[_S], _T]) -> list[_T]:
+        return list(self._pool.map(ask, of))
 
     def require_history(self, position: Offset) -> None:
         after = position.cluster_time
@@ -361,13 +369,18 @@ class ClusterDeployment(Deployment):
 
     def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
         ranges = self._ranges(start, self._opened(start, until))
-        found = [self._first_invalidating(name, after, start, until) for name, after in ranges.items()]
+        members = {name: self._member(name, start.cluster_time) for name in ranges}
+
+        def ask(name: str) -> ClusterTime | None:
+            return self._first_invalidating(name, members[name], ranges[name], start, until)
+
+        found = self._asked_all(list(ranges), ask)
         return min((time for time in found if time is not None), default=None)
 
     def _first_invalidating(
-        self, name: str, after: ClusterTime, start: Offset, until: ClusterTime
+        self, name: str, member: _Shard, after: ClusterTime, start: Offset, until: ClusterTime
     ) -> ClusterTime | None:
-        outline = self._member(name, start.cluster_time).oplog.outline
+        outline = member.oplog.outline
         find = partial(outline.first_invalidating, until=until, show_migration_events=self._shows_migrations)
         if start.resume is None or not start.resume.token.from_invalidate:
             return _named(name, partial(find, after))

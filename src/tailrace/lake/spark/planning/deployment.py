@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tailrace.lake.spark.planning.exact import ExactStates, StateOf
 
 
+S = TypeVar("S")
 T = TypeVar("T")
 _log = logging.getLogger("tailrace.spark")
 _OTHER_HISTORY: Final = (
@@ -103,9 +104,13 @@ class Deployment(ABC):
     def backlog(self, after: ClusterTime) -> Backlog:
         """What a query that stands at ``after`` has not read yet."""
         newest = self.newest()
-        found = [one.bytes_behind(after, newest) for one in self.oplogs]
-        ends = [one.source.oldest() for one in self.oplogs]
-        left = [after.seconds - oldest.seconds for oldest, whole in ends if not whole]
+
+        def ask(oplog: ReplicaSetOplog) -> tuple[int | None, tuple[ClusterTime, bool]]:
+            return oplog.bytes_behind(after, newest), oplog.source.oldest()
+
+        answers = self._asked_all(self.oplogs, ask)
+        found = [size for size, _ in answers]
+        left = [after.seconds - oldest.seconds for _, (oldest, whole) in answers if not whole]
         return Backlog(
             max(0, newest.seconds - after.seconds),
             None if None in found else sum(one for one in found if one is not None),
@@ -133,7 +138,14 @@ class Deployment(ABC):
         """The same for marks that were kept elsewhere."""
         if marks:
             witness, sources = Witness(DeploymentIdentity(), marks), self._marked_sources(position)
-            check_witness(witness, DeploymentIdentity(), sources, what="the events so far", hint=_OTHER_HISTORY)
+            check_witness(
+                witness,
+                DeploymentIdentity(),
+                sources,
+                what="the events so far",
+                hint=_OTHER_HISTORY,
+                asked=lambda check, names: self._asked_all(list(names), check),
+            )
 
     def _marked(self, position: Offset, offset: Offset) -> Offset:
         """``offset`` with an entry of each oplog at or before it: of one that has none after ``position``, that of
@@ -156,8 +168,9 @@ class Deployment(ABC):
         entries = tuple(sorted((name, mark) for name, mark in found.items() if mark is not None))
         return replace(position, snapshot=planned, entries=entries)
 
-    def _asked_all(self, sources: Sequence[LiveSource], ask: Callable[[LiveSource], T]) -> list[T]:
-        return [ask(source) for source in sources]
+    def _asked_all(self, of: Sequence[S], ask: Callable[[S], T]) -> list[T]:
+        """The answers of several oplogs, at once where there are several."""
+        return [ask(one) for one in of]
 
     @abstractmethod
     def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
