@@ -533,7 +533,7 @@ def report_driver(one: Mapping[str, Any], millions: float, cores: int) -> None:
     print(
         f"  {one['executors']} executor(s): {one['wall']:.1f} s, bounded by {bound}. {batches} micro-batches, "
         f"{one['tasks']} tasks, {one['task_seconds']:.1f} s of tasks in {one['busy']:.1f} s\n"
-        f"    no task runs: {one['wall'] - running:.2f} s once, at the query's start and end, and {serial:.2f} s in the "
+        f"    no task runs: {one['wall'] - running:.2f} s once, at the query's start and end, and {serial:.2f} s in "
         f"micro-batches, {serial / batches:.2f} in each, {serial / millions:.2f} for a million entries\n"
         f"    of these latestOffset {spent.get('latestOffset', 0):.2f}, queryPlanning "
         f"{spent.get('queryPlanning', 0):.2f}, walCommit {spent.get('walCommit', 0):.2f}, commit "
