@@ -296,12 +296,12 @@ def timed(stream: Stream, dealt: Mapping[str, Sequence[OplogBatch]]) -> tuple[fl
     left = {name: iter(found) for name, found in dealt.items()}
     began, events = time.process_time(), 0
     while left:
-        name = next((name for name in stream.waiting_for if name in left), None) or next(iter(left))
-        batch = next(left[name], None)
-        if batch is None:
-            del left[name]
-            continue
-        stream.feed(name, batch)
+        for name in [name for name in stream.waiting_for if name in left] or [next(iter(left))]:
+            batch = next(left[name], None)
+            if batch is None:
+                del left[name]
+            else:
+                stream.feed(name, batch)
         events += sum(len(block) for block in drive(stream, lambda need: None))
     return time.process_time() - began, events
 
