@@ -173,14 +173,17 @@ def plan(shards: int, uri: str, since: str, args: argparse.Namespace) -> Offset:
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
     limit, rows, tasks, first_kb = ReadMaxBytes(options.max_bytes), [], [], 0
+    cpu: list[float] = []
     while True:
         asked: list[str] = []
+        used = time.process_time()
         end = counted(asked, lambda start=start: reader.latestOffset(start, limit))
         if end == start:
             break
         slices = counted(asked, lambda start=start, end=end: reader.partitions(start, end))
         counted(asked, reader.reportLatestOffset)
         rows.append("".join(asked))
+        cpu.append(time.process_time() - used)
         tasks.append(len(slices))
         start = end
         first_kb = first_kb or resident_kb()
@@ -189,8 +192,9 @@ def plan(shards: int, uri: str, since: str, args: argparse.Namespace) -> Offset:
     for place in sorted({0, len(rows) // 2, len(rows) - 1}):
         print(f"{name:14}{place + 1:>12}{rows[place]}")
     print(
-        f"{'':14}{len(rows)} micro-batches of {statistics.mean(tasks):.1f} slices; memory after the first "
-        f"{first_kb / 1024:.0f} MB, after the last {last_kb / 1024:.0f} MB; offset {len(json.dumps(start)):,} bytes",
+        f"{'':14}{len(rows)} micro-batches of {statistics.mean(tasks):.1f} slices, "
+        f"each {1000 * statistics.median(cpu):.0f} ms of CPU;\n{'':14}memory after the first {first_kb / 1024:.0f} MB, after the last "
+        f"{last_kb / 1024:.0f} MB; offset {len(json.dumps(start)):,} bytes",
         flush=True,
     )
     reader.stop()
