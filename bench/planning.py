@@ -192,9 +192,12 @@ def plan(shards: int, uri: str, since: str, args: argparse.Namespace) -> Offset:
     for place in sorted({0, len(rows) // 2, len(rows) - 1}):
         print(f"{name:14}{place + 1:>12}{rows[place]}")
     print(
-        f"{'':14}{len(rows)} micro-batches of {statistics.mean(tasks):.1f} slices, "
-        f"each {1000 * statistics.median(cpu):.0f} ms of CPU;\n{'':14}memory after the first {first_kb / 1024:.0f} MB, after the last "
-        f"{last_kb / 1024:.0f} MB; offset {len(json.dumps(start)):,} bytes",
+        f"{'':14}{len(rows)} micro-batches of {statistics.mean(tasks):.1f} slices, each "
+        f"{1000 * statistics.median(cpu):.0f} ms of CPU"
+    )
+    print(
+        f"{'':14}memory after the first {first_kb / 1024:.0f} MB, after the last {last_kb / 1024:.0f} MB; "
+        f"offset {len(json.dumps(start)):,} bytes",
         flush=True,
     )
     reader.stop()
