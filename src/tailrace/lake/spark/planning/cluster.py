@@ -240,10 +240,9 @@ class ClusterDeployment(Deployment):
         times = dict(zip(shards, newest, strict=True))
         later = [shard for shard in shards if times[shard] > after]
         # The first ones first: usually one of them has news, and the others need not be asked.
-        for some in (later[start : start + _AT_ONCE] for start in range(0, len(later), _AT_ONCE)):
-            if any(self._each(some, lambda shard: shard.oplog.has_news(after, times[shard]))):
-                return Look(max(newest), has_news=True)
-        return Look(min(*newest, config), has_news=False)
+        groups = (later[start : start + _AT_ONCE] for start in range(0, len(later), _AT_ONCE))
+        has_news = any(any(self._each(some, lambda one: one.oplog.has_news(after, times[one]))) for some in groups)
+        return Look(max(newest) if has_news else min(*newest, config), has_news)
 
     def settle(self, until: ClusterTime) -> None:
         if until <= self._settled:
@@ -267,16 +266,8 @@ class ClusterDeployment(Deployment):
         time.sleep(max(0.0, self._asked_s + _SETTLE_INTERVAL_S - time.monotonic()))
         self._asked_s = time.monotonic()
         ahead = [member for member, time_ in zip(members, newest, strict=True) if time_ >= until]
-        document = self._clock_document(until, ahead)
+        document = _clock_document(until, (*ahead, *self._shards.values(), self._config))
         self._each(behind, lambda member: member.reach(until, document))
-
-    def _clock_document(self, until: ClusterTime, ahead: Sequence[_Member]) -> Mapping[str, Any]:
-        """What one of those ``ahead``, who have reached ``until``, or another member knows of the time."""
-        for member in (*ahead, *self._shards.values(), self._config):
-            document = _named(member.address.name, member.clock_document)
-            if document is not None and ClusterTime.from_timestamp(document["clusterTime"]) >= until:
-                return document
-        raise SourceError(f"no member of the cluster has reached {until} yet", hint="Name a time that has passed")
 
     def oldest(self) -> ClusterTime:
         found: list[tuple[ClusterTime, bool]] = self._each(
@@ -372,21 +363,12 @@ class ClusterDeployment(Deployment):
         members = {name: self._member(name, start.cluster_time) for name in ranges}
 
         def ask(name: str) -> ClusterTime | None:
-            return self._first_invalidating(name, members[name], ranges[name], start, until)
+            find = members[name].oplog.outline.first_invalidating
+            shown = partial(find, until=until, show_migration_events=self._shows_migrations)
+            return _first_invalidating(name, ranges[name], start, shown)
 
         found = self._asked_all(list(ranges), ask)
         return min((time for time in found if time is not None), default=None)
-
-    def _first_invalidating(
-        self, name: str, member: _Shard, after: ClusterTime, start: Offset, until: ClusterTime
-    ) -> ClusterTime | None:
-        outline = member.oplog.outline
-        find = partial(outline.first_invalidating, until=until, show_migration_events=self._shows_migrations)
-        if start.resume is None or not start.resume.token.from_invalidate:
-            return _named(name, partial(find, after))
-        # A stream that starts after an invalidate leaves out the first one of every shard.
-        first = _named(name, partial(find, max(after, ClusterTime(start.resume.token.cluster_time - 1))))
-        return None if first is None else _named(name, partial(find, first))
 
     def advanced(self, position: Offset, to: ClusterTime, *, invalidated: bool) -> Offset:
         after = position.cluster_time
@@ -432,6 +414,26 @@ class ClusterDeployment(Deployment):
     def _close(self) -> None:
         self._pool.shutdown(wait=False)
         self._cluster.close()
+
+
+def _clock_document(until: ClusterTime, members: Iterable[_Member]) -> Mapping[str, Any]:
+    """What the first of ``members`` that has heard of ``until`` knows of the time."""
+    for member in members:
+        document = _named(member.address.name, member.clock_document)
+        if document is not None and ClusterTime.from_timestamp(document["clusterTime"]) >= until:
+            return document
+    raise SourceError(f"no member of the cluster has reached {until} yet", hint="Name a time that has passed")
+
+
+def _first_invalidating(
+    name: str, after: ClusterTime, start: Offset, find: Callable[[ClusterTime], ClusterTime | None]
+) -> ClusterTime | None:
+    """What ends the stream after ``start`` on the shard ``name``, in which ``find`` looks."""
+    if start.resume is None or not start.resume.token.from_invalidate:
+        return _named(name, partial(find, after))
+    # A stream that starts after an invalidate leaves out the first one of every shard.
+    first = _named(name, partial(find, max(after, ClusterTime(start.resume.token.cluster_time - 1))))
+    return None if first is None else _named(name, partial(find, first))
 
 
 def _archived(options: ReadOptions) -> ArchivedShards | None:
