@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -122,13 +122,20 @@ def cluster_id(config: Connection) -> str:
 
 
 def check_witness(
-    witness: Witness, identity: DeploymentIdentity, oplogs: Mapping[str, LiveSource], *, what: str, hint: str
+    witness: Witness,
+    identity: DeploymentIdentity,
+    oplogs: Mapping[str, LiveSource],
+    *,
+    what: str,
+    hint: str,
+    asked: Callable[[Callable[[str], None], Iterable[str]], Iterable[object]] = map,
 ) -> None:
     """Raise OtherHistoryError where ``what`` ("the tables in DIR") were not read from the history that is there now.
 
     ``what``    in the plural: the message goes on with "were read"
     ``oplogs``  the deployment's oplogs by name, as in the witness; one that is not there any more is not compared
     ``hint``    what to do then
+    ``asked``   ``map``, or that of an executor, which asks all oplogs at once
 
     An entry that has left its oplog cannot be compared: whether the oplog still reaches back to the position is asked
     by whoever reads on (error 286).
@@ -136,14 +143,15 @@ def check_witness(
     difference = witness.identity.difference(identity)
     if difference is not None:
         raise OtherHistoryError(f"{what} were read from another deployment: {difference}", hint=hint)
-    for name, mark in witness.entries.items():
-        source = oplogs.get(name)
-        if source is None:
-            continue
+
+    def check(name: str) -> None:
         try:
-            _check_entry(mark, source, what, hint)
+            _check_entry(witness.entries[name], oplogs[name], what, hint)
         except OtherHistoryError as error:
             raise (error if len(witness.entries) == 1 else on_shard(error, name)) from None
+
+    for _ in asked(check, [name for name in witness.entries if name in oplogs]):
+        pass
 
 
 def _check_entry(mark: EntryMark, source: LiveSource, what: str, hint: str) -> None:

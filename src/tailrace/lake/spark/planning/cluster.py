@@ -48,8 +48,11 @@ _SETTLE_INTERVAL_S: Final = 0.1
 _COMMIT_LOOK_S: Final = 0.002
 #: How often ``config.shards`` is read while nothing happens.
 _LIST_INTERVAL_S: Final = 0.5
-_THREADS: Final = 8
+#: All shards are asked at once, up to so many; for news, which the first ones usually have, fewer.
+_THREADS: Final = 32
+_AT_ONCE: Final = 8
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 
@@ -234,10 +237,12 @@ class ClusterDeployment(Deployment):
             self._list()
         shards = list(self._shards.values())
         *newest, config = self._each([*shards, self._config], _Member.newest)
-        for shard, time_ in zip(shards, newest, strict=True):
-            if time_ > after and _named(shard.address.name, partial(shard.oplog.has_news, after, time_)):
-                return Look(max(newest), has_news=True)
-        return Look(min(*newest, config), has_news=False)
+        times = dict(zip(shards, newest, strict=True))
+        later = [shard for shard in shards if times[shard] > after]
+        # The first ones first: usually one of them has news, and the others need not be asked.
+        groups = (later[start : start + _AT_ONCE] for start in range(0, len(later), _AT_ONCE))
+        has_news = any(any(self._each(some, lambda one: one.oplog.has_news(after, times[one]))) for some in groups)
+        return Look(max(newest) if has_news else min(*newest, config), has_news)
 
     def settle(self, until: ClusterTime) -> None:
         if until <= self._settled:
@@ -260,15 +265,9 @@ class ClusterDeployment(Deployment):
             return
         time.sleep(max(0.0, self._asked_s + _SETTLE_INTERVAL_S - time.monotonic()))
         self._asked_s = time.monotonic()
-        document = self._clock_document(until)
+        ahead = [member for member, time_ in zip(members, newest, strict=True) if time_ >= until]
+        document = _clock_document(until, (*ahead, *self._shards.values(), self._config))
         self._each(behind, lambda member: member.reach(until, document))
-
-    def _clock_document(self, until: ClusterTime) -> Mapping[str, Any]:
-        for member in (*self._shards.values(), self._config):
-            document = _named(member.address.name, member.clock_document)
-            if document is not None and ClusterTime.from_timestamp(document["clusterTime"]) >= until:
-                return document
-        raise SourceError(f"no member of the cluster has reached {until} yet", hint="Name a time that has passed")
 
     def oldest(self) -> ClusterTime:
         found: list[tuple[ClusterTime, bool]] = self._each(
@@ -297,8 +296,8 @@ class ClusterDeployment(Deployment):
         history = self._history_after(position.cluster_time)
         return {name: one.source for name, one in self._shards.items() if history.first_removed(name) is None}
 
-    def _asked_all(self, sources: Sequence[LiveSource], ask: Callable[[LiveSource], _T]) -> list[_T]:
-        return list(self._pool.map(ask, sources))
+    def _asked_all(self, of: Sequence[_S], ask: Callable[[_S], _T]) -> list[_T]:
+        return list(self._pool.map(ask, of))
 
     def require_history(self, position: Offset) -> None:
         after = position.cluster_time
@@ -361,19 +360,15 @@ class ClusterDeployment(Deployment):
 
     def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
         ranges = self._ranges(start, self._opened(start, until))
-        found = [self._first_invalidating(name, after, start, until) for name, after in ranges.items()]
-        return min((time for time in found if time is not None), default=None)
+        members = {name: self._member(name, start.cluster_time) for name in ranges}
 
-    def _first_invalidating(
-        self, name: str, after: ClusterTime, start: Offset, until: ClusterTime
-    ) -> ClusterTime | None:
-        outline = self._member(name, start.cluster_time).oplog.outline
-        find = partial(outline.first_invalidating, until=until, show_migration_events=self._shows_migrations)
-        if start.resume is None or not start.resume.token.from_invalidate:
-            return _named(name, partial(find, after))
-        # A stream that starts after an invalidate leaves out the first one of every shard.
-        first = _named(name, partial(find, max(after, ClusterTime(start.resume.token.cluster_time - 1))))
-        return None if first is None else _named(name, partial(find, first))
+        def ask(name: str) -> ClusterTime | None:
+            find = members[name].oplog.outline.first_invalidating
+            shown = partial(find, until=until, show_migration_events=self._shows_migrations)
+            return _first_invalidating(name, ranges[name], start, shown)
+
+        found = self._asked_all(list(ranges), ask)
+        return min((time for time in found if time is not None), default=None)
 
     def advanced(self, position: Offset, to: ClusterTime, *, invalidated: bool) -> Offset:
         after = position.cluster_time
@@ -419,6 +414,26 @@ class ClusterDeployment(Deployment):
     def _close(self) -> None:
         self._pool.shutdown(wait=False)
         self._cluster.close()
+
+
+def _clock_document(until: ClusterTime, members: Iterable[_Member]) -> Mapping[str, Any]:
+    """What the first of ``members`` that has heard of ``until`` knows of the time."""
+    for member in members:
+        document = _named(member.address.name, member.clock_document)
+        if document is not None and ClusterTime.from_timestamp(document["clusterTime"]) >= until:
+            return document
+    raise SourceError(f"no member of the cluster has reached {until} yet", hint="Name a time that has passed")
+
+
+def _first_invalidating(
+    name: str, after: ClusterTime, start: Offset, find: Callable[[ClusterTime], ClusterTime | None]
+) -> ClusterTime | None:
+    """What ends the stream after ``start`` on the shard ``name``, in which ``find`` looks."""
+    if start.resume is None or not start.resume.token.from_invalidate:
+        return _named(name, partial(find, after))
+    # A stream that starts after an invalidate leaves out the first one of every shard.
+    first = _named(name, partial(find, max(after, ClusterTime(start.resume.token.cluster_time - 1))))
+    return None if first is None else _named(name, partial(find, first))
 
 
 def _archived(options: ReadOptions) -> ArchivedShards | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tailrace.lake.spark.planning.exact import ExactStates, StateOf
 
 
+S = TypeVar("S")
 T = TypeVar("T")
 _log = logging.getLogger("tailrace.spark")
 _OTHER_HISTORY: Final = (
@@ -103,9 +104,9 @@ class Deployment(ABC):
     def backlog(self, after: ClusterTime) -> Backlog:
         """What a query that stands at ``after`` has not read yet."""
         newest = self.newest()
-        found = [one.bytes_behind(after, newest) for one in self.oplogs]
-        ends = [one.source.oldest() for one in self.oplogs]
-        left = [after.seconds - oldest.seconds for oldest, whole in ends if not whole]
+        answers = self._asked_all(self.oplogs, lambda one: (one.bytes_behind(after, newest), one.source.oldest()))
+        found = [size for size, _ in answers]
+        left = [after.seconds - oldest.seconds for _, (oldest, whole) in answers if not whole]
         return Backlog(
             max(0, newest.seconds - after.seconds),
             None if None in found else sum(one for one in found if one is not None),
@@ -132,8 +133,8 @@ class Deployment(ABC):
     def require_marked(self, marks: Mapping[str, EntryMark], position: Offset) -> None:
         """The same for marks that were kept elsewhere."""
         if marks:
-            witness, sources = Witness(DeploymentIdentity(), marks), self._marked_sources(position)
-            check_witness(witness, DeploymentIdentity(), sources, what="the events so far", hint=_OTHER_HISTORY)
+            sources = self._marked_sources(position)
+            _require_marked(marks, sources, lambda check, names: self._asked_all(list(names), check))
 
     def _marked(self, position: Offset, offset: Offset) -> Offset:
         """``offset`` with an entry of each oplog at or before it: of one that has none after ``position``, that of
@@ -156,8 +157,9 @@ class Deployment(ABC):
         entries = tuple(sorted((name, mark) for name, mark in found.items() if mark is not None))
         return replace(position, snapshot=planned, entries=entries)
 
-    def _asked_all(self, sources: Sequence[LiveSource], ask: Callable[[LiveSource], T]) -> list[T]:
-        return [ask(source) for source in sources]
+    def _asked_all(self, of: Sequence[S], ask: Callable[[S], T]) -> list[T]:
+        """The answers of several oplogs, at once where there are several."""
+        return [ask(one) for one in of]
 
     @abstractmethod
     def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
@@ -356,6 +358,15 @@ class Deployment(ABC):
     @property
     def _shows_migrations(self) -> bool:
         return bool(self._options.stage.get("showMigrationEvents"))
+
+
+def _require_marked(
+    marks: Mapping[str, EntryMark],
+    sources: Mapping[str, LiveSource],
+    asked: Callable[[Callable[[str], None], Iterable[str]], Iterable[object]],
+) -> None:
+    witness, nobody = Witness(DeploymentIdentity(), marks), DeploymentIdentity()
+    check_witness(witness, nobody, sources, what="the events so far", hint=_OTHER_HISTORY, asked=asked)
 
 
 def _exact_states(options: ReadOptions, server_version: str, *, sharded: bool) -> ExactStates:

@@ -114,14 +114,17 @@ def stream_of_slice(
         if aside is not None:
             aside += stream.take_quarantined()
         report_skipped(stream)
-        name = next((name for name in stream.waiting_for if name in parts), None)
-        if stream.invalidated or name is None:
+        waiting = [name for name in stream.waiting_for if name in parts]
+        if stream.invalidated or not waiting:
             break
-        batch = parts[name].next_batch()
-        if batch is None:
-            del parts[name]
-        else:
-            stream.feed(name, batch)
+        # Each of them holds the next event back. Looking at all shards after every single batch took a slice of a
+        # hundred shards three times as long.
+        for name in waiting:
+            batch = parts[name].next_batch()
+            if batch is None:
+                del parts[name]
+            else:
+                stream.feed(name, batch)
     if stream.searching:
         raise token_not_found(slice_)
 

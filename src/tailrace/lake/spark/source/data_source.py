@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
@@ -22,6 +22,7 @@ class TailraceDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
+        _refuse_table(options)
         self._parsed: ReadOptions = parse(options)
 
     @classmethod
@@ -51,12 +52,36 @@ class TailraceDataSource(DataSource):
         self._require_own(schema)
         return TailraceStreamReader(self._parsed)
 
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise _only_a_source()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
+        raise _only_a_source()
+
     def _require_own(self, schema: StructType) -> None:
         if schema != self.schema():
             raise UsageError(
                 "this source has its own schema, but .schema(...) was given a different one",
                 hint="Leave .schema(...) out; the options 'columns' and 'documents' say what comes",
             )
+
+
+def _refuse_table(options: Mapping[str, str]) -> None:
+    """Spark's catalogue keeps the options of CREATE TABLE, shows them to the source once, then among properties of its
+    own, and reads the table without them (seen in 4.3)."""
+    if any(name.lower().startswith("option.") for name in options):
+        raise UsageError(
+            "CREATE TABLE ... USING tailrace does not work: Spark reads a table of its catalogue without the options "
+            "that it was created with, when a Python data source gives its rows",
+            hint="CREATE TEMPORARY VIEW events USING tailrace OPTIONS (...) takes the same options",
+        )
+
+
+def _only_a_source() -> UsageError:
+    return UsageError(
+        "'tailrace' gives events, and nothing can be written to it",
+        hint="Insert into a table of another format, or write a stream with tailrace.spark.foreach_batch",
+    )
 
 
 def _restore(root: str, module: str, name: str, options: dict[str, str]) -> Any:
