@@ -379,8 +379,8 @@ def test_without_the_right_to_open_the_servers_stream_nothing_starts(
     ("words", "said"),
     [
         (["watch", "--compare", "5"], "does it mean 5%?"),
-        (["watch", "--compare", "1%", "--engine", "server"], "--engine server asks for other ones"),
-        (["watch", "--compare", "1%", "--server-version", "7.0"], "--server-version asks for other ones"),
+        (["watch", "--compare", "1%", "--engine", "server"], "--engine server asks for others"),
+        (["watch", "--compare", "1%", "--server-version", "7.0"], "--server-version asks for others"),
         (["watch", "--compare", "1%", "--explain"], "--explain gives no events"),
         (["watch", "--compare-report", "x.json"], "--compare is not given"),
         (["watch", "--compare", "1%", "--compare-report", "/no/such/directory/x"], "no file can be written there"),

@@ -45,7 +45,7 @@ def assert_one_sentence(done: subprocess.CompletedProcess[bytes], pattern: str, 
 def assert_waited_for(done: subprocess.CompletedProcess[bytes], host: str, why: str) -> None:
     """What is waited for is told once, and then that it did not come."""
     told, _, done.stderr = done.stderr.partition(b"\n")
-    assert told.decode() == f"tailrace: {host} has not answered so far: {why}. It is asked again."
+    assert told.decode() == f"tailrace: {host} has not answered so far: {why}. Trying again."
     assert_one_sentence(done, f"cannot reach {host}: {why}")
 
 

@@ -337,7 +337,7 @@ _REFUSED_EXCHANGES: tuple[Any, ...] = (
     *({**EXCHANGE, "consumers": number} for number in _CONSUMERS),
     *({**EXCHANGE, "bufferSize": number} for number in _BUFFER_SIZES),
 )
-_FATAL = "'exchange' beside $changeStream would end the server's process; the gateway does not pass it on"
+_FATAL = "'exchange' next to $changeStream would end the server's process; the gateway does not pass it on"
 
 
 def test_an_exchange_is_refused_where_it_would_end_the_server(sides: SideBySide) -> None:

@@ -410,7 +410,7 @@ def test_what_cannot_be_asked_is_refused(client: Any, db: Any) -> None:
         ({"resume_after": token, "start_at_operation_time": Timestamp(1, 1)}, "do not go together"),
         ({"resume_after": token, "start_after": token}, "do not go together"),
         ({"resume_after": token, "options": {"startAtOperationTime": None}}, "do not go together"),
-        ({"resume_after": {**token, "_data": "82"}}, "beside others"),
+        ({"resume_after": {**token, "_data": "82"}}, "alongside others"),
         ({"resume_after": {"snapshot": {}}}, "cannot be read"),
         ({"resume_after": {"snapshot": {"chunk": 1}}}, "cannot be read"),
         ({"resume_after": {"snapshot": 5}}, "cannot be read"),

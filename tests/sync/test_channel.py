@@ -185,7 +185,7 @@ def test_a_member_that_is_no_primary_cannot_be_cut_over(
         sync.run(to_present=True)
         client.admin.command({"replSetStepDown": 600, "force": True})
         try:
-            with pytest.raises(UsageError, match=r"127\.0\.0\.1:\d+ is no primary") as refused:
+            with pytest.raises(UsageError, match=r"127\.0\.0\.1:\d+ is not a primary") as refused:
                 sync.cutover(block=False)
         finally:
             client.admin.command({"replSetFreeze": 0})

@@ -169,7 +169,7 @@ def test_a_sample_and_chosen_names(start_replica_set: Callable[..., ReplicaSet])
         assert verify(run.source, run.state, SETTINGS, names=["shop.c"]).good
         result = verify(run.source, run.state, SETTINGS, names=["shop.d"])
         assert (len(result.differences), result.more) == (100, 400)
-        with pytest.raises(UsageError, match=r"shop.e is no collection of the sync 'sync'"):
+        with pytest.raises(UsageError, match=r"shop.e is not a collection of the sync 'sync'"):
             verify(run.source, run.state, SETTINGS, names=["shop.e"])
 
 

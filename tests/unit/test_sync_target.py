@@ -21,7 +21,7 @@ def test_what_a_server_says_of_a_busy_cache_is_tried_again(code: int, again: boo
         (OperationFailure("too large", 388), "Give the target more cache"),
         (OperationFailure("not authorized", 13), "needs readWrite"),
         (OperationFailure("not a column", 378), "leave its collection out"),
-        (AutoReconnect("connection refused"), "a server whose disk is full ends"),
+        (AutoReconnect("connection refused"), "a server stops when its disk is full"),
     ],
 )
 def test_an_error_says_what_to_do(error: PyMongoError, hint: str) -> None:

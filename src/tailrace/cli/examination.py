@@ -198,8 +198,7 @@ def _images(source: MongodSource) -> Finding:
         return Finding(
             "pre- and post-images",
             "warn",
-            f"{few} cannot be looked at: a name that is not UTF-8"
-            + (f"; kept for {', '.join(names)}" if names else ""),
+            f"{few} cannot be examined: a name that is not UTF-8" + (f"; kept for {', '.join(names)}" if names else ""),
             "No driver can send such a name; what is stored there cannot be read, and everything else can",
         )
     complaint = _complaint_about_reading_images(source)

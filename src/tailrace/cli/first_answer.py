@@ -76,7 +76,7 @@ class FirstAnswer(monitoring.ServerHeartbeatListener, monitoring.TopologyListene
         if is_late and self.is_told and who not in self._told:
             self._told.add(who)
             where = in_a_line(server_name(who))
-            tell(f"tailrace: {where} has not answered so far: {reason_of(event.reply)}. It is asked again.")
+            tell(f"tailrace: {where} has not answered so far: {reason_of(event.reply)}. Trying again.")
 
 
 _listener: FirstAnswer | None = None

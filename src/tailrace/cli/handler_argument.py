@@ -28,7 +28,7 @@ def load_handler(name: str) -> Callable[..., Any]:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise UsageError(f"the module {module_name!r} cannot be loaded: {error}") from error
         raise UsageError(
-            f"there is no module {module_name!r}", hint="It is looked for in the current directory and on PYTHONPATH"
+            f"there is no module {module_name!r}", hint="Python searches the current directory and PYTHONPATH"
         ) from None
     except Exception as error:
         raise UsageError(f"the module {module_name!r} cannot be loaded: {type(error).__name__}: {error}") from error

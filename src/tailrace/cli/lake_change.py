@@ -65,7 +65,7 @@ def _print(lake: Path, report: ChangeReport, *, dry_run: bool) -> None:
     from tailrace.lake.store.identity import shown  # noqa: PLC0415
 
     if not report.differences:
-        say(f"{lake} is what the pipeline file says: nothing to change")
+        say(f"{lake} already matches the pipeline file: nothing to change")
     for key, there, here in report.differences:
         say(f"{key}: {shown(there)} becomes {shown(here)}")
     if report.backfills:

@@ -218,7 +218,9 @@ def run_here(args: argparse.Namespace) -> int:
 
 def add_retry_arguments(parser: argparse.ArgumentParser) -> None:
     """Add when a change that a handler has failed at is tried again."""
-    parser.add_argument("--retries", type=int, default=0, metavar="N", help="call a handler that raises N more times")
+    parser.add_argument(
+        "--retries", type=int, default=0, metavar="N", help="if the handler raises, call it up to N more times"
+    )
     parser.add_argument(
         "--retry-first",
         type=float,

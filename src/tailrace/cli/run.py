@@ -162,7 +162,7 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise WrongUsageError(f"{jobs[0]} and {jobs[1]} cannot be used together", hint="Run the command once for each")
     check_compare(args)
     if args.compare is not None and (args.compact or args.verify):
-        raise WrongUsageError(f"{jobs[0]} follows no stream that --compare could compare")
+        raise WrongUsageError(f"{jobs[0]} follows no stream, so --compare has nothing to compare")
     check_console(args)
     if args.metrics is not None:
         address_of(args.metrics, "--metrics")  # checked first: Spark takes seconds to start

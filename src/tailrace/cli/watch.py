@@ -156,12 +156,10 @@ def _check_compare(args: argparse.Namespace) -> None:
     if args.compare is None:
         return
     if args.explain:
-        raise WrongUsageError("--explain gives no events that --compare could compare")
+        raise WrongUsageError("--explain gives no events, so --compare has nothing to compare")
     if args.engine == "server" or args.server_version is not None:
         other = "--engine server" if args.engine == "server" else "--server-version"
-        raise WrongUsageError(
-            f"--compare compares our events with those of the server, and {other} asks for other ones"
-        )
+        raise WrongUsageError(f"--compare compares our events with those of the server, and {other} asks for others")
 
 
 def _comparable(stage: dict[str, Any], pipeline: list[dict[str, Any]], args: argparse.Namespace) -> Any:

@@ -208,7 +208,7 @@ class Change:
 
     def _begin_transaction(self) -> None:
         if self._committed:
-            raise UsageError("the change was committed already", hint="One transaction a change")
+            raise UsageError("the change was committed already", hint="Use one transaction for each change")
         self._hands.check()
         self._hands.ownership.in_transaction = True
 

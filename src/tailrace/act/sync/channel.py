@@ -280,7 +280,7 @@ class Sync:
         if is_unfinished(self.ends.state):
             raise UsageError(
                 "the cut-over has not restored every expireAfterSeconds of the target yet",
-                hint="`tailrace sync cutover` again does that; then reverse",
+                hint="Run `tailrace sync cutover` again to do that; then reverse",
             )
         there = list(self.ends.state.collections().values())
         back = Sync.of(self._target, self._source, settings_back(self.settings, there))

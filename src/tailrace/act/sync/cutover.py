@@ -92,7 +92,7 @@ def block_writes(client: MongoClient[Any], version: str) -> bool:
 
 
 def allow_writes(client: MongoClient[Any], version: str) -> None:
-    """Let a deployment take its users' writes again. Raises SourceError where it cannot be told so."""
+    """Let a deployment take its users' writes again. Raises SourceError where it cannot be made to."""
     if _numbers(version) < BLOCKS_SINCE:
         return
     try:
@@ -102,7 +102,7 @@ def allow_writes(client: MongoClient[Any], version: str) -> None:
         if code in _WITHOUT_MODE:
             return
         raise SourceError(
-            f"the source still refuses its users' writes, and cannot be told otherwise: {_said(error)}",
+            f"the source still refuses its users' writes, and cannot be made to accept them: {_said(error)}",
             code=code,
             hint=_UNBLOCK,
         ) from error
@@ -163,7 +163,7 @@ def check_primaries(clients: Sequence[MongoClient[Any]]) -> None:
             raise source_error(error, client) from error
         if not hello.get("isWritablePrimary"):
             raise UsageError(
-                f"the source's member {hello.get('me', '')} is no primary, so it does not know which write is the last",
+                f"the source's member {hello.get('me', '')} is not a primary, so it does not know which write is the last",
                 hint="Name the replica set in SOURCE (?replicaSet=NAME, without directConnection)",
             )
 

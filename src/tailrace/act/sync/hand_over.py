@@ -186,14 +186,16 @@ def _nothing(_: ClientSession) -> None:
 def check_can_be_cut_over(document: SyncDocument) -> None:
     """Raise UsageError unless a sync follows."""
     if document.phase == standing.CUT_OVER:
-        raise UsageError("the sync is cut over already", hint="`tailrace sync reverse` is the way back")
+        raise UsageError("the sync has already been cut over", hint="`tailrace sync reverse` is the way back")
     if document.phase != standing.FOLLOW:
         raise UsageError(
             f"a sync in the phase {document.phase!r} cannot be cut over",
             hint="Its copy must be done; `tailrace sync status` shows how far it is",
         )
     if document.extra.get("paused"):
-        raise UsageError("a paused sync writes nothing, so it cannot be cut over", hint="`tailrace sync resume` it")
+        raise UsageError(
+            "a paused sync writes nothing, so it cannot be cut over", hint="Run `tailrace sync resume` first"
+        )
 
 
 def is_unfinished(state: SyncState) -> bool:

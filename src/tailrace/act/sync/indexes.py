@@ -102,7 +102,7 @@ def create(
         there = _there(target, database, name)
     if there is None or raw_bson.bytes_of(there["options"]) != options:
         raise SinkError(
-            f"the target's {collection.namespace} is not the source's",
+            f"the target's {collection.namespace} differs from the source's",
             hint="Drop it or rename it, or leave it out of the sync (--except)",
         )
     return bytes(there["info"].get("uuid", b""))

@@ -431,7 +431,7 @@ class _Examination(_Parties):
             same = next((one for one in there if one.lower() == name.lower()), None)
             if same is not None:
                 self.refusals.append(
-                    f"the target has a database {same}, and takes none called {name} beside it. "
+                    f"the target has a database {same}, so it cannot have another called {name}. "
                     f"Give the copy another name (--rename {name}=...)"
                 )
 

@@ -72,7 +72,7 @@ def sink_error(what: str, error: PyMongoError | BSONError) -> SinkError:
     elif isinstance(error, NotPrimaryError):
         hint = f"Name the replica set in TARGET (?replicaSet=NAME, without directConnection). {_GOES_ON}"
     elif isinstance(error, ConnectionFailure):
-        hint = f"Its log says why it does not answer: a server whose disk is full ends. Start it again. {_GOES_ON}"
+        hint = f"Its log says why it does not answer: a server stops when its disk is full. Start it again. {_GOES_ON}"
     return SinkError(f"the target cannot {what}: {said}", code=code, hint=hint)
 
 

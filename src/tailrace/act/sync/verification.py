@@ -238,7 +238,7 @@ class _VerificationRun:
         known = {one.namespace for one in collections} | {one.target for one in collections}
         for name in names:
             if name not in known:
-                raise UsageError(f"{name} is no collection of the sync {self.state.name!r}")
+                raise UsageError(f"{name} is not a collection of the sync {self.state.name!r}")
         chosen = [one for one in collections if not names or one.namespace in names or one.target in names]
         definitions = self._definitions()
         ranges = self._begin(chosen, resume=resume)

@@ -106,7 +106,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> tuple[int, str, tuple[tuple[str, str], ...]] | None:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or hosts[0] not in self._names:
-            return 421, "this is not a name of this console: tailrace console --host NAME allows one", ()
+            return 421, "this is not a name of this console: tailrace console --host NAME adds one", ()
         if scope["method"] not in _READ_ONLY:
             return 405, "the console changes nothing: only GET is allowed", (("allow", "GET, HEAD"),)
         site = next((value for name, value in scope["headers"] if name == b"sec-fetch-site"), b"none")

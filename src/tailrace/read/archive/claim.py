@@ -128,7 +128,7 @@ class StoreClaim:
                 if session != known["sessions"][-1]:
                     _log.warning("%s was set back, or a writer ended while it started", self.root)
                 return
-            whose = "a copy of this state, or a newer one than it,"
+            whose = "a copy of this state, or a newer one,"
         else:
             whose = "another state"
         if not self._take_over:

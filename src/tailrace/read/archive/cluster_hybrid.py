@@ -88,7 +88,9 @@ class ArchivedShards:
         other shards then."""
         self._description = existing(self._folder)
         if after < self._description.since:
-            raise history_lost(f"The archive {self._folder} knows the cluster's shards since {self._description.since}")
+            raise history_lost(
+                f"The archive {self._folder} knows the cluster's shards only from {self._description.since}"
+            )
         for name, shard in self._description.shards.items():
             changed = max(shard.after, shard.until or ClusterTime(0))
             if changed > after:

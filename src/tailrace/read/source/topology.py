@@ -239,7 +239,8 @@ class Cluster:
             if client is not None:
                 return client
         raise SourceError(
-            f"the cluster has no shard {name}, the primary shard of {database}", hint="Try again when it is at rest"
+            f"the cluster has no shard {name}, the primary shard of {database}",
+            hint="Try again when the cluster is no longer changing",
         )
 
     def _opened(self, host: str) -> MongoClient[Any]:

@@ -174,7 +174,9 @@ def _place_in(request: WatchRequest) -> Mapping[str, Any] | None:
             continue
         if len(token) > 1:
             raise refused(
-                f"a resume token has the field {SNAPSHOT!r} beside others", ConfigurationError, "Pass it on as it came"
+                f"a resume token has the field {SNAPSHOT!r} alongside others",
+                ConfigurationError,
+                "Pass it on as it came",
             )
         starts = request.starts()
         if len(starts) > 1:

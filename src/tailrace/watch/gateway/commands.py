@@ -122,7 +122,7 @@ class Commands:
         reply = await connection.ask(without_consumers(command.document, command.database), may_take_long=True)
         if is_ok(reply) or code_of(reply) == NO_CONSUMER:
             error = ServerError(
-                "'exchange' beside $changeStream would end the server's process; the gateway does not pass it on",
+                "'exchange' next to $changeStream would end the server's process; the gateway does not pass it on",
                 code=_NOT_SUPPORTED,
             )
             reply = self._engine.stamped(self._engine.refused(error, in_stream=False))

@@ -39,7 +39,7 @@ def settle(stream: ServedStream, cursors: CursorRegistry, steps: SharedSteps) ->
     stream.sharing.own_ms = stream.used_ms
     if reply != step.reply(stream.cursor_id):
         _log.error(
-            "a stream is closed: it made something else from the same entries than the streams that ask for the same"
+            "a stream is closed: from the same entries it made something other than the streams that ask for the same"
         )
         acting.close()
         cursors.kill(stream.cursor_id)

@@ -285,7 +285,7 @@ class DebeziumMessages:
 def _lacking(name: str) -> MessageRefused:
     return MessageRefused(
         f"the event has no {name}, which a record of Debezium's needs",
-        hint="Does a stage of the pipeline take it away?",
+        hint="Does a stage of the pipeline remove it?",
     )
 
 

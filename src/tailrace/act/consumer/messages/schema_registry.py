@@ -85,7 +85,7 @@ class _Registered:
             raise PublisherAway(
                 f"{self._name} does not give the schema of the topic {topic!r}: {redact_uri(error.error_message)}"
                 f" (HTTP status {error.http_status_code})",
-                hint="Its compatibility settings, its rights and what is registered under this subject decide",
+                hint="Check its compatibility settings, its rights and what is registered under this subject",
             ) from None
         except (httpx2.TransportError, OAuthTokenError, OSError) as error:
             raise PublisherAway(

@@ -55,7 +55,7 @@ class Totals:
             )
         if self.on == "_id":
             raise UsageError(
-                "totals on _id would count one document at most", hint="A View carries the fields of that one"
+                "totals on _id would count one document at most", hint="To carry fields of that document, use a View"
             )
         if not isinstance(self.sums, Mapping) or (self.count is None and not self.sums):
             raise UsageError("totals are a count or a sum, or several", hint='count="orders.count"')

@@ -51,14 +51,16 @@ class View:
         object.__setattr__(self, "fields", dict(self.fields))
         object.__setattr__(self, "name", self.name or self.on.replace(".", "_"))
         if "." in self.name or self.name.startswith("$") or "\0" in self.name:
-            raise UsageError(f"{self.name!r} cannot name a view", hint="No dot, and no $ at the beginning")
+            raise UsageError(f"{self.name!r} cannot name a view", hint="Use no dot, and no $ at the beginning")
         self._check_paths()
 
     def _check_paths(self) -> None:
         for path in (self.on, *self.fields, *self.fields.values()):
             parts = path.split(".") if isinstance(path, str) else [""]
             if any(not part or part.startswith("$") or "\0" in part for part in parts):
-                raise UsageError(f"{path!r} is no field of a view", hint="Names joined by dots, such as customer.name")
+                raise UsageError(
+                    f"{path!r} is not a field of a view", hint="Names joined by dots, such as customer.name"
+                )
         targets = (
             ["_id", VERSIONS_FIELD, *self.fields]
             if self.on == "_id"
