@@ -163,7 +163,7 @@ def check_primaries(clients: Sequence[MongoClient[Any]]) -> None:
             raise source_error(error, client) from error
         if not hello.get("isWritablePrimary"):
             raise UsageError(
-                f"the source's member {hello.get('me', '')} is not a primary, so it does not know which write is the last",
+                f"the source's member {hello.get('me', '')} is not a primary: it does not know which write is the last",
                 hint="Name the replica set in SOURCE (?replicaSet=NAME, without directConnection)",
             )
 

@@ -48,8 +48,8 @@ def find_documents(root: ArchivePlace, documents: NamedDocuments) -> StoreErasur
         unread = {name for name in names - read if not (IMAGES.fullmatch(name) and name[:_SPAN] in searched)}
         if unread:
             report.left.append(
-                f"files in {folder} that are not yet segments, or no longer are, were not searched: {len(unread):,}. Repeat "
-                "this command when the archive has gone on, or has been stopped and started"
+                f"files in {folder} that are not yet segments, or no longer are, were not searched: {len(unread):,}. "
+                "Repeat this command when the archive has gone on, or has been stopped and started"
             )
     if ends:
         last = datetime.fromtimestamp(max(ends).seconds, UTC).isoformat(timespec="seconds")

@@ -141,7 +141,7 @@ def lane_key(choice: LaneKeyChoice) -> LaneKey:
     if not callable(choice) or name.endswith(">"):
         raise UsageError(
             f"lane_key must be a path in the event or a function with a name, not {choice!r}",
-            hint='For example lane_key="fullDocument.customer". Processes compare the name to see that they choose alike',
+            hint='For example lane_key="fullDocument.customer". Processes compare the name to see that they agree',
         )
     return LaneKey(f"function:{choice.__module__}.{name}", lambda event: _hash_by(choice, event))
 
