@@ -82,7 +82,7 @@ class TablesOwnership:
                 if owner["session"] != sessions[-1]:
                     _log.warning("%s was set back, or a writer ended while it started: each table is compared", root)
                 return
-            whose = "a copy of this state, or a newer one than it,"
+            whose = "a copy of this state, or a newer one,"
         else:
             whose = "another state"
         if not take_over:
