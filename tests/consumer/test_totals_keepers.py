@@ -172,7 +172,7 @@ def test_the_commands_know_totals(
         ({"count": "n", "sums": {"n": "amount"}}, "a count and a sum"),
         ({"count": "n", "sums": {"n.x": "amount"}}, "cannot write"),
         ({"count": "_id"}, "cannot write"),
-        ({"sums": {"t": "a..b"}}, "is no field"),
+        ({"sums": {"t": "a..b"}}, "is not a field"),
         ({"name": "a.b"}, "cannot name"),
         ({"ledger": "s.orders"}, "a collection of its own"),
     ],
