@@ -42,6 +42,8 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
+from sides import clock
+
 #: Of the deployment, and of each shard's replica set, which the native side reads and whose CPU counts.
 URI, SHARDS = "TAILRACE_BENCH_URI", "TAILRACE_BENCH_SHARDS"
 DATABASE, COLLECTION = "bench", "entries"
@@ -142,15 +144,6 @@ def fill(shards: Sequence[str], args: argparse.Namespace) -> str:
         print(f"{args.entries:,} events written, the last entry of {len(encode(last))} bytes", file=sys.stderr)
     start: Timestamp = newest["clusterTime"]
     return f"{start.time},{start.inc + 1}"
-
-
-def clock(client: pymongo.MongoClient[Any], at_least: Any = None) -> Any:
-    """The member's cluster time, moved on to ``at_least``."""
-    with client.start_session() as session:
-        if at_least is not None:
-            session.advance_cluster_time(at_least)
-        client.admin.command("ping", session=session)
-        return session.cluster_time
 
 
 def fill_plainly(client: pymongo.MongoClient[Any], first: int, entries: int, chance: random.Random) -> None:

@@ -42,6 +42,7 @@ import pymongo
 import pyspark
 from bson.timestamp import Timestamp
 
+from sides import clock
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.lake.spark.runtime.class_data import class_data_options
 from tailrace.lake.spark.runtime.java import find_java, use_java
@@ -183,15 +184,6 @@ def document(number: int) -> dict[str, Any]:
         "lines": [{"sku": f"sku-{(number + n) * 7919 % 10_000}", "n": n} for n in range(4)],
         "text": TEXT[place : place + 150],
     }
-
-
-def clock(client: pymongo.MongoClient[Any], at_least: Any = None) -> Any:
-    """The member's cluster time, moved on to ``at_least``."""
-    with client.start_session() as session:
-        if at_least is not None:
-            session.advance_cluster_time(at_least)
-        client.admin.command("ping", session=session)
-        return session.cluster_time
 
 
 def oplog_bytes(uri: str) -> int:

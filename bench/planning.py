@@ -33,6 +33,7 @@ import pymongo
 from pymongo import monitoring
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 
+from sides import clock
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import EntryMark
 from tailrace.core.plan.profile import profile_for
@@ -146,15 +147,6 @@ def deployment(shards: int, entries: int) -> Iterator[tuple[str, str]]:
             )
         time_ = newest["clusterTime"]
         yield uri, f"{time_.time},{time_.inc + 1}"
-
-
-def clock(client: pymongo.MongoClient[Any], at_least: Any = None) -> Any:
-    """The member's cluster time, moved on to ``at_least``."""
-    with client.start_session() as session:
-        if at_least is not None:
-            session.advance_cluster_time(at_least)
-        client.admin.command("ping", session=session)
-        return session.cluster_time
 
 
 def options_of(uri: str, since: str, args: argparse.Namespace) -> ReadOptions:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import bson
 from pymongo import InsertOne, MongoClient, UpdateOne
@@ -87,6 +87,15 @@ def text(rng: random.Random, size: int) -> str:
 def mongod_cpu_s(pid: int) -> float:
     """CPU time of all threads of a process, in nanoseconds from ``schedstat``: finer than the ticks of ``stat``."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+def clock(client: MongoClient, at_least: Any = None) -> Any:
+    """The member's cluster time, as a session has it, moved on to ``at_least``."""
+    with client.start_session() as session:
+        if at_least is not None:
+            session.advance_cluster_time(at_least)
+        client.admin.command("ping", session=session)
+        return session.cluster_time
 
 
 def split(batch: bytes) -> Iterator[int]:

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
@@ -119,18 +119,14 @@ AZURE: Final = ObjectScheme(
     suffixes=False,
 )
 #: The same stores, by the name that Spark and Hadoop give them; the account is in the URI.
-AZURE_WITH_ACCOUNT: Final = ObjectScheme(
+AZURE_WITH_ACCOUNT: Final = replace(
+    AZURE,
     names=("abfss", "abfs"),
     form="abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX",
     uri=re.compile(
         rf"abfss?://{_CONTAINER}@(?P<account>[a-z0-9]{{3,24}})\.dfs\.core\.windows\.net(?:/(?P<prefix>.*))?", re.DOTALL
     ),
     root="abfss://{bucket}@{account}.dfs.core.windows.net",
-    keys=_AZURE_KEYS,
-    opener="AzureStore",
-    always={},
-    renamed=_AZURE_RENAMED,
-    suffixes=False,
 )
 SCHEMES: Final = (S3, AZURE, AZURE_WITH_ACCOUNT)
 #: How the URIs of all of them begin.
