@@ -20,6 +20,9 @@ _MOVE_PAUSE_S = 0.25
 #: LockTimeout, LockBusy, OperationFailed, ConflictingOperationInProgress, CommandFailed: a transaction held a lock, or
 #: another migration or definition was under way.
 _MOVE_AGAIN = STALE | {24, 46, 96, 117, 125}
+#: BalancerInterrupted, and for how long to wait then: the config servers' new primary has not started its balancer yet.
+_NO_BALANCER = 194
+_BALANCER_PAUSE_S = 3.0
 
 
 class Definitions:
@@ -88,9 +91,9 @@ class Definitions:
             try:
                 self.connections.run(CONFIG, "admin", self.dialect.move(table, chunk, to, wait=wait))
             except OperationFailure as error:
-                if error.code not in _MOVE_AGAIN or attempt == _MOVE_ATTEMPTS - 1:
+                if error.code not in _MOVE_AGAIN | {_NO_BALANCER} or attempt == _MOVE_ATTEMPTS - 1:
                     raise
-                time.sleep(_MOVE_PAUSE_S)
+                time.sleep(_BALANCER_PAUSE_S if error.code == _NO_BALANCER else _MOVE_PAUSE_S)
         self.catalog.forget(namespace)
 
     def drop_collection(self, namespace: str) -> None:
