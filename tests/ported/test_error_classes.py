@@ -128,6 +128,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
 def outcome(place: Callable[[Any], Any], client: Any) -> Exception:
     client.drop_database("errors")
     client["errors"].create_collection("c")
+    client["errors"]["c"].insert_one({"n": 1})  # a token is refused at the first event after it
     try:
         place(client["errors"]["c"])
     except Exception as error:  # noqa: BLE001
@@ -214,6 +215,7 @@ def test_a_call_that_a_cluster_refuses_is_pymongo_s_error(
 ) -> None:
     with pymongo.MongoClient[Any](replica_set.uri) as client:
         theirs = outcome(PLACES[place], client)
+    cluster.router.insert_one("errors.c", {"n": 1})
     with tailrace.connect(cluster.uri) as client, pytest.raises(errors.TailraceError) as caught:
         PLACES[place](client["errors"]["c"])
     check(caught.value, theirs)
