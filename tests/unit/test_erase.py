@@ -21,7 +21,6 @@ from tailrace.lake.store.verification import verify
 from tailrace.read.images.key import state_key
 from tailrace.read.images.state import ImageState
 from tests.traces import traces
-from tests.unit import test_archive
 from tests.unit.test_lake_erasure import EVERYTHING, NAMES, SECRET, event, fill, seen, token
 
 UUID, OTHER = bytes(range(16)), bytes(range(1, 17))
@@ -248,45 +247,3 @@ def test_images_after_a_kill_are_the_old_or_the_new_ones(
     assert len(list(root.glob("generation-*"))) == 1
     with ImageState.open(root) as state:
         assert state.get([key(2), key(3)]) == [image(2.0, anna=False), image(3.0, anna=False)]
-
-
-# -- an archive -------------------------------------------------------------------------------------------------------
-
-
-def test_an_archive_is_counted_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def entry(number: int, op: str, where: str, **body: Any) -> bytes:
-        return bson.encode({"op": op, "ns": where, "ui": Binary(UUID, 4), **body, "ts": at(number)})
-
-    def at(number: int) -> Any:
-        return test_archive.time_of(number).to_timestamp()
-
-    inner = [
-        {"op": "u", "ns": "shop.people", "o2": {"_id": 1.0}, "o": {}},
-        {"op": "i", "ns": "shop.x", "o": {"_id": 1}},
-    ]
-    deep = {"applyOps": [{"op": "c", "ns": "admin.$cmd", "o": {"applyOps": inner}}]}
-    entries = [
-        entry(1, "i", "shop.people", o={"_id": 1, "who": MARKER.decode()}),
-        entry(2, "i", "shop.people", o={"_id": 2}),
-        entry(3, "i", "shop.x", o={"_id": 1}),
-        entry(4, "c", "admin.$cmd", o=deep),
-        entry(5, "n", "shop.people", o={"_id": 1, "who": MARKER.decode()}),
-        entry(6, "d", "shop.people", o={"_id": bson.Int64(1)}),
-        entry(7, "i", "shop.system.resharding.0", o={"_id": 1}),
-        entry(8, "i", "other.system.resharding.0", o={"_id": 1}),
-        entry(9, "c", "shop.$cmd", o={"drop": "x"}),
-    ]
-    folder = test_archive.archive(tmp_path, [entries[:4], entries[4:7], entries[7:]])
-    status, found = erase(capsys, *WHO, "--archive", tmp_path)
-    assert (status, found["found"], found["erased"]) == (1, {"entries": 5}, 0)
-    assert "1970-01-01T00:16:47" in found["left"][0]
-    assert traces(folder, MARKER)
-    assert erase(capsys, "--document", "shop.nobody", "1", "--archive", tmp_path)[0] == 1  # resharded, perhaps
-    assert erase(capsys, "--document", "others.people", "1", "--archive", tmp_path)[0] == 0
-    (folder / ".0.1.unfinished").touch()
-    status, found = erase(capsys, "--document", "others.people", "1", "--archive", tmp_path)
-    assert (status, "were not searched: 1" in found["left"][0]) == (1, True)
-    last = sorted(folder.glob("*.parquet"))[-1]
-    last.write_bytes(last.read_bytes()[:-10])
-    status, found = erase(capsys, *WHO, "--archive", tmp_path)
-    assert (status, "damaged" in found["left"][0]) == (1, True)

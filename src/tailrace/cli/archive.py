@@ -241,8 +241,9 @@ def _print_report(report: OplogReport) -> None:
         say(f"{report.name}: nothing archived yet")
         return
     images = f", {report.images:,} pre-images" if report.images else ""
+    erased = f", {report.erased:,} of them erased by 'tailrace erase'" if report.erased else ""
     say(
-        f"{report.name}: {report.entries:,} entries{images} in {report.segments:,} segments, "
+        f"{report.name}: {report.entries:,} entries{erased}{images} in {report.segments:,} segments, "
         f"{_bytes(report.bytes)} stored for {_bytes(report.raw_bytes)}"
     )
     say(f"  from {ClusterTime(report.after + 1)}")

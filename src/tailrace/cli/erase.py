@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from bson import json_util
 from bson.errors import BSONError, InvalidBSON
 
 from tailrace.cli.handler_argument import LETTERS, store_namespace
-from tailrace.cli.output import say
+from tailrace.cli.output import say, show_progress
 from tailrace.cli.stream_arguments import file_text
 from tailrace.cli.usage import WrongUsageError
 from tailrace.core.event.named_document import NamedDocument, NamedDocuments, StoreErasure
@@ -30,7 +31,7 @@ follows the source catch up: what is still current is refused.
                  holds of deleted documents. No writer may run
   --dead-letters the dead letters of their changes
   --images       images of earlier states. No stream may run
-  --archive      nothing is erased: counts what is there, and says how long it stays
+  --archive      the entries that hold them, and stored pre-images; deletes stay. No writer may run
 
 --dry-run counts, and changes nothing. The report says for each store what was found, what was erased, what is left and
 until when, and what stays on purpose. The exit status is 0 only if nothing is left in any of them, and otherwise 1. If
@@ -41,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command to the main parser."""
     parser = subparsers.add_parser(
         "erase",
-        help="take documents out of lakes, tables, dead letters and images",
+        help="take documents out of lakes, tables, archives, dead letters and images",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -69,6 +70,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="DIR",
         help="an archive: its directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX",
     )
+    where.add_argument(
+        "--state", type=Path, metavar="FOLDER", help="of an archive in an object store: the folder that its writer has"
+    )
     where.add_argument("--dead-letters", action="append", default=[], metavar="URI", help="their deployment")
     parser.add_argument("--letters", metavar="DB.COLL", help=f"their collection (default: {LETTERS})")
     parser.add_argument(
@@ -89,6 +93,10 @@ def run(args: argparse.Namespace) -> int:
         raise WrongUsageError("tailrace erase needs a store: --lake, --tables, --dead-letters, --images or --archive")
     if args.letters is not None and not args.dead_letters:
         raise WrongUsageError("--letters belongs to --dead-letters")
+    if args.state is not None and not args.archive:
+        raise WrongUsageError("--state belongs to --archive")
+    if args.state is not None and len(args.archive) > 1:
+        raise WrongUsageError("--state is of one archive: erase from each with a command of its own")
     if args.uuid is not None and not args.images:
         raise WrongUsageError("--uuid belongs to --images")
     own = _uuid(args.uuid)
@@ -116,7 +124,7 @@ def _reports(args: argparse.Namespace, documents: NamedDocuments, own: bytes | N
     for uri in args.dead_letters:
         yield _asked("dead letters", letters, lambda uri=uri: _letters(uri, letters, documents, dry_run))
     for root in args.archive:
-        yield _asked("archive", root, lambda root=root: _archive(root, documents))
+        yield _asked("archive", root, lambda root=root: _archive(root, args.state, documents, dry_run))
 
 
 def _asked(store: str, place: object, ask: Any) -> StoreErasure:
@@ -174,11 +182,19 @@ def _letters(uri: str, where: str, documents: NamedDocuments, dry_run: bool) -> 
         raise SinkError(f"the dead letters cannot be reached: {short_reason(error)}") from None
 
 
-def _archive(where: str, documents: NamedDocuments) -> StoreErasure:
-    from tailrace.read.archive.named import find_documents  # noqa: PLC0415
+def _archive(where: str, state: Path | None, documents: NamedDocuments, dry_run: bool) -> StoreErasure:
+    from tailrace.read.archive.erasure import erase_documents  # noqa: PLC0415
     from tailrace.read.archive.place import archive_place  # noqa: PLC0415
 
-    return find_documents(archive_place(where), documents)
+    def searched(path: object) -> None:
+        if sys.stderr.isatty():
+            show_progress(f"searching {str(path).rpartition('/')[2]}")
+
+    try:
+        return erase_documents(archive_place(where, state), documents, dry_run=dry_run, on_segment=searched)
+    finally:
+        if sys.stderr.isatty():
+            show_progress("")
 
 
 def _documents(args: argparse.Namespace) -> Iterator[NamedDocument]:
@@ -234,10 +250,9 @@ def _shown(one: StoreErasure) -> dict[str, Any]:
 
 def _print(one: StoreErasure, *, dry_run: bool) -> None:
     parts = ", ".join(f"{number:,} {what}" for what, number in one.found.items()) or "nothing found"
-    counted = one.store == "archive" or dry_run
-    state = "" if not one.total else " found" if counted else f" found, {one.erased:,} erased"
+    state = "" if not one.total else " found" if dry_run else f" found, {one.erased:,} erased"
     say(f"{one.store} {one.place}: {parts}{state}")
-    if dry_run and one.total and one.store != "archive":
+    if dry_run and one.total:
         say("  nothing was changed")
     for sentence in one.left:
         say(f"  left: {sentence}")

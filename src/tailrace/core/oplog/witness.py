@@ -8,15 +8,12 @@ them with what the deployment holds now, before anything is written (``source/wi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from tailrace.core.oplog.cluster_time import ClusterTime
-
-#: Hexadecimal digits of a SHA-256 that are kept: 128 bits.
-_DIGEST_DIGITS: Final = 32
+from tailrace.core.oplog.erased import entry_digest
 
 
 class EntryMark(NamedTuple):
@@ -27,8 +24,9 @@ class EntryMark(NamedTuple):
 
     @classmethod
     def of(cls, time: ClusterTime, entry: bytes) -> EntryMark:
-        """The mark of the entry whose ``ts`` is ``time``."""
-        return cls(time, hashlib.sha256(entry).hexdigest()[:_DIGEST_DIGITS])
+        """The mark of the entry whose ``ts`` is ``time``: of the entry as it was written, if something was erased from
+        it since."""
+        return cls(time, entry_digest(entry))
 
 
 def marks_to_json(marks: Mapping[str, EntryMark]) -> dict[str, dict[str, str]]:

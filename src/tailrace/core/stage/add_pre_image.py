@@ -12,6 +12,7 @@ from typing import Self
 
 from tailrace.core import raw_bson
 from tailrace.core.event.change_event import NULL_DOCUMENT, ChangeEvent
+from tailrace.core.oplog.erased import erased_digest
 from tailrace.core.plan.conjuncts import BEFORE_CHANGE
 from tailrace.core.plan.options import StreamOptions
 from tailrace.core.plan.request import Answer, NeedEntries, NeedPreImages
@@ -99,6 +100,8 @@ def _request_logged_images(events: list[ChangeEvent]) -> Generator[NeedEntries, 
 
 
 def _document_in(entry: bytes) -> bytes | None:
-    """The document in ``o``."""
+    """The document in ``o``; ``None`` where it was erased."""
+    if erased_digest(entry) is not None:
+        return None
     element = raw_bson.find(entry, b"o")
     return None if element is None or element.type != raw_bson.OBJECT else raw_bson.value(entry, element)

@@ -194,6 +194,12 @@ def _members(
         for one in (witness, *(each.witness for each in around)):
             if one is not None:
                 _check_archive(archive, sources, one)
+        if any(namespace in source.erased_between(following.after, time) for source in sources.values()):
+            raise UsageError(
+                f"documents of {namespace} were erased from the archive {archive} between {following.after} and "
+                f"{time}: what the collection held then is no longer known",
+                hint=f"Ask for {following.after} or earlier, or for {following.time} or later",
+            )
         members = [OplogMember(name, source, description.server_version) for name, source in sources.items()]
         return members, lambda: None
     if uri is None:

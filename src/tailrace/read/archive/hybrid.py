@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.erased import is_same_entry
 from tailrace.core.oplog.history import history_lost, reaches_back
 from tailrace.core.plan.request import OplogBatch, PreImageKey
 from tailrace.errors import ChangeStreamHistoryLost, SourceError
@@ -163,7 +164,7 @@ class HybridSource(RelayedSource):
         place = 0
         for batch in self._live.read(begin, last):
             for entry in raw_bson.split(batch.raw):
-                if place >= len(archived) or entry != archived[place]:
+                if place >= len(archived) or not is_same_entry(archived[place], entry):
                     self._refuse_seam(entry_time(entry))
                 place += 1
         if place < len(archived):

@@ -303,6 +303,7 @@ def segments(folder: ArchivePlace, known: Sequence[ArchiveSegment] = ()) -> list
 
     Raises SourceError that says which range is not there.
     """
+    seen: list[ArchiveSegment] | None = None
     for _ in range(_TRIES):
         reach = head(folder)
         if reach is None:
@@ -317,8 +318,9 @@ def segments(folder: ArchivePlace, known: Sequence[ArchiveSegment] = ()) -> list
         other = other_newest(reach, found)
         if hole is None and other is None:
             return found
-        # Retention may have taken segments away while we looked.
-        if not is_partial and head(folder) == reach:
+        # Retention may have taken segments away while we looked, and erasing puts others in their places.
+        is_same, seen = there == seen, there
+        if not is_partial and is_same and head(folder) == reach:
             raise (missing(folder, *hole) if hole is not None else SourceError(other or "", hint=_BRING_BACK))
     raise SourceError(f"the archive {folder} changes faster than it can be read")
 
@@ -363,10 +365,10 @@ def other_newest(reach: Reach, found: list[ArchiveSegment]) -> str | None:
 
 
 def followed(segment: ArchiveSegment, said: str, found: list[ArchiveSegment]) -> bool:
-    """Whether the segment that ends where ``segment`` begins is the one that it was written after. ``said`` is that
-    one's digest; ``""`` where there was none."""
-    before = {one.digest for one in found if one.until == segment.after}
-    return not before or said in before
+    """Whether the segment that ends where ``segment`` begins is the one that it was written after, or took the place of
+    that one when documents were erased from it. ``said`` is its digest; ``""`` where there was none."""
+    before = [one for one in found if one.until == segment.after]
+    return not before or any(one.digest == said or (said and original_digest(one) == said) for one in before)
 
 
 def listed(folder: ArchivePlace, after: str = "") -> list[ArchiveSegment]:
@@ -432,9 +434,18 @@ def chained(reach: Reach, found: Sequence[ArchiveSegment]) -> list[ArchiveSegmen
 
 def _previous(segment: ArchiveSegment) -> str:
     """The digest of the segment that this one was written after."""
+    return str(_about(segment).get("previous", ""))
+
+
+def original_digest(segment: ArchiveSegment) -> str:
+    """The digest that the segment had when it was written: another one if documents were erased from it since."""
+    return str(_about(segment).get("replaces", segment.digest))
+
+
+def _about(segment: ArchiveSegment) -> dict[str, Any]:
     from tailrace.read.archive.checked_file import CheckedFile  # noqa: PLC0415  Arrow, and seldom
 
-    return str(CheckedFile(segment.path, segment.digest).about.get("previous", ""))
+    return CheckedFile(segment.path, segment.digest).about
 
 
 def first_hole(reach: Reach, found: list[ArchiveSegment]) -> tuple[ClusterTime, ClusterTime] | None:

@@ -57,11 +57,13 @@ def remove_before(folder: Path) -> None:
     writer that was killed has left."""
     reach = head(folder)
     segments = listed(folder)
+    # Of a span one segment counts: another one was replaced when documents were erased, or was to be.
+    counts = {} if reach is None else {one.span: one.path.name for one in counting(folder, reach, segments)}
     gone = {segment.span for segment in segments if reach is not None and segment.until <= reach.start}
     kept = {segment.span for segment in segments}
     with writing(folder):
         for segment in segments:
-            if segment.span in gone:
+            if segment.span in gone or counts.get(segment.span, segment.path.name) != segment.path.name:
                 segment.path.unlink(missing_ok=True)
         for path in folder.iterdir():
             images = IMAGES.fullmatch(path.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -86,11 +86,16 @@ class SegmentWriter:
                 self._writer.write_table(pa.Table.from_batches([batch]), row_group_size=max(1, batch.num_rows))
 
     def publish(
-        self, until: ClusterTime, images: ImagesWriter | None = None, previous: str = "", put: Put | None = None
+        self,
+        until: ClusterTime,
+        images: ImagesWriter | None = None,
+        previous: str = "",
+        put: Put | None = None,
+        further: Mapping[str, object] | None = None,
     ) -> ArchiveSegment:
         """Put the segment in its place, on the device: it holds every entry up to ``until``. ``images``
         are the pre-images that lie beside it, ``previous`` is the digest of the segment before it. ``put``: how the
-        finished file gets to its place where that is not in the folder."""
+        finished file gets to its place where that is not in the folder. ``further``: what else its footer says."""
         self._write()
         about = {
             "oplog": oplog_of(self._folder),
@@ -101,6 +106,7 @@ class SegmentWriter:
             "images": 0 if images is None else images.count,
             "imagesDigest": "" if images is None else images.digest,
             "previous": previous,
+            **(further or {}),
         }
         with writing(self._temporary):
             digest = close_checked(self._writer, self._file, self._temporary, about)
@@ -221,6 +227,13 @@ class SegmentReader:
         return str(self.about.get("previous", ""))
 
     @property
+    def erased(self) -> dict[str, dict[str, Any]]:
+        """What was erased from the segment, by collection: how many ``entries``, and the cluster times of the ``first``
+        and the ``last``."""
+        found: dict[str, dict[str, Any]] = self.about.get("erased", {})
+        return found
+
+    @property
     def row_groups(self) -> int:
         return len(self._bounds)
 
@@ -261,6 +274,10 @@ class SegmentReader:
     def images_path(self) -> ArchivePlace:
         """Where the pre-images of the segment's entries are."""
         return self.segment.images_place(str(self.about.get("imagesDigest", "")))
+
+    def names_images(self, name: str) -> bool:
+        """Whether the file with this name holds the pre-images of the segment's entries."""
+        return bool(self.about.get("images")) and self.images_path.name == name
 
     def images(self) -> pq.ParquetFile | None:
         """The pre-images of the segment's entries; ``None`` where there are none."""

@@ -230,20 +230,41 @@ class ArchiveSource:
         segment = self._segment_of(time)
         return None if segment is None else self._opened(segment).entry(time)
 
+    def _replaced_by(self, segment: ArchiveSegment) -> ArchiveSegment | None:
+        """The segment that took the place of one when documents were erased from it."""
+        if is_there(segment.path):
+            return None
+        self._segments = segments(self._folder)
+        found = next((one for one in self._segments if one.span == segment.span), None)
+        return found if found is not None and found.digest != segment.digest else None
+
     def _refuse_expired(self, segment: ArchiveSegment) -> None:
         """Raises 286 if a segment that cannot be read was deleted because it is old."""
         reach = head(self._folder)
         if reach is not None and segment.until <= reach.start and not is_there(segment.path):
             raise history_lost(f"The archive {self._root} now begins at {reach.start}: what lay before has expired")
 
+    def erased_between(self, after: ClusterTime, until: ClusterTime) -> set[str]:
+        """The collections of which documents were erased with an entry that is later than ``after`` and may be as early
+        as ``until``."""
+        return {
+            name
+            for reader in self.readers(after, until)
+            for name, one in reader.erased.items()
+            if int(one["first"], 16) <= until and int(one["last"], 16) > after
+        }
+
     def _opened(self, segment: ArchiveSegment) -> SegmentReader:
         reader = self._reader
-        if reader is None or reader.segment != segment:
+        if reader is None or reader.segment.span != segment.span:
             try:
                 reader = SegmentReader(segment)
             except SourceError:
                 self._refuse_expired(segment)
-                raise
+                other = self._replaced_by(segment)
+                if other is None:
+                    raise
+                reader = SegmentReader(other)
             if not followed(segment, reader.previous, self._segments):
                 raise damaged(segment.path, ValueError("it was not written after the segment before it"))
             self._reader = reader

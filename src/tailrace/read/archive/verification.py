@@ -41,6 +41,7 @@ class OplogReport:
     """What one oplog's archive holds, and what is wrong with it: a sentence each in ``faults``.
 
     ``bytes``  of its files; ``raw_bytes`` of the entries in them
+    ``erased``  entries of which documents were erased, for each of their collections
     """
 
     name: str
@@ -51,6 +52,7 @@ class OplogReport:
     raw_bytes: int = 0
     bytes: int = 0
     images: int = 0
+    erased: int = 0
     faults: list[str] = field(default_factory=list)
 
 
@@ -124,6 +126,7 @@ def _add(report: OplogReport, segment: ArchiveSegment, found: list[ArchiveSegmen
         report.segments += 1
         report.entries += int(reader.about["entries"])
         report.raw_bytes += int(reader.about["bytes"])
+        report.erased += sum(int(one["entries"]) for one in reader.erased.values())
         if not followed(segment, reader.previous, found):
             report.faults.append(f"{segment.path} was not written after the segment before it")
         if whole:

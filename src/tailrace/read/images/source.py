@@ -15,6 +15,7 @@ from pymongo import MongoClient
 from tailrace.base import durable
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.erased import ERASED, erased_collections
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.core.plan.profile import ServerProfile
@@ -306,12 +307,26 @@ class ExactSource(RelayedSource):
         return ImageFolder(self.state, self._scope, self._profile, kernel=self._kernel, of_shard=self._of_shard)
 
     def _applied(self, folder: ImageFolder, batch: OplogBatch, *, again: bool = False) -> Images:
+        if ERASED in batch.raw:
+            self._refuse_erased(batch.raw)
         before, self.state.next_witness = self.state.next_witness, lambda: self._witness(_last_mark(batch.raw))
         try:
             return folder.fold(batch, self._live.entries, again=again)
         except BaseException:
             self.state.next_witness = before
             raise
+
+    def _refuse_erased(self, raw: bytes) -> None:
+        """An archive from which documents were erased no longer says what later changes of them were made to."""
+        for entry in raw_bson.split(raw):
+            for name in erased_collections(entry):
+                database, _, collection = name.partition(".")
+                if self._scope.database in (None, database) and self._scope.collection in (None, collection):
+                    raise ImageStateError(
+                        f"documents of {name} were erased from the archive at {entry_time(entry)}: exact images cannot "
+                        "be followed across that",
+                        hint="Begin a new directory of images at a later time, or use the oplog alone",
+                    )
 
     def release(self) -> None:
         """Close the state, so that another stream can use it. May be called again."""
