@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tailrace.base.object_place import ObjectPlace
+from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.erased import ERASED, erased_collections
 from tailrace.core.oplog.history import history_lost, reaches_back
 from tailrace.core.oplog.witness import DeploymentIdentity
 from tailrace.core.plan.request import DocumentLookup, OplogBatch, PreImageKey
@@ -245,13 +247,15 @@ class ArchiveSource:
             raise history_lost(f"The archive {self._root} now begins at {reach.start}: what lay before has expired")
 
     def erased_between(self, after: ClusterTime, until: ClusterTime) -> set[str]:
-        """The collections of which documents were erased with an entry that is later than ``after`` and may be as early
-        as ``until``."""
+        """The collections of which documents were erased from entries with ``after`` < ts <= ``until``."""
         return {
             name
             for reader in self.readers(after, until)
-            for name, one in reader.erased.items()
-            if int(one["first"], 16) <= until and int(one["last"], 16) > after
+            if any(int(one["first"], 16) <= until and int(one["last"], 16) > after for one in reader.erased.values())
+            for batch in reader.batches(after, until)
+            if ERASED in batch.raw
+            for entry in raw_bson.split(batch.raw)
+            for name in erased_collections(entry)
         }
 
     def _opened(self, segment: ArchiveSegment) -> SegmentReader:
