@@ -106,8 +106,8 @@ def test_all_other_events_are_the_server_s(collection: Any, replica_set: Replica
         tailrace.connect(replica_set.uri, archive=root) as client,
         pytest.MonkeyPatch.context() as patch,
     ):
-        end = ClusterTime.from_timestamp(bson.decode(events[-1])["clusterTime"])
-        patch.setattr(MongodSource, "oldest", lambda self: (ClusterTime(end - 1), False))
+        first = ClusterTime.from_timestamp(bson.decode(events[0])["clusterTime"])
+        patch.setattr(MongodSource, "oldest", lambda self: (first, False))
         watched = client[collection.database.name][collection.name]
         with pytest.raises(TailraceError) as caught, watched.watch(resume_after=gone["_id"]) as stream:
             stream.next()

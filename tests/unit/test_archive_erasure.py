@@ -24,7 +24,7 @@ from tailrace.read.archive.record import write_record
 from tailrace.read.archive.retention import remove_before
 from tailrace.read.archive.segment import ImagesWriter, SegmentWriter
 from tailrace.read.archive.source import ArchiveSource
-from tailrace.read.archive.verification import status, verify
+from tailrace.read.archive.verification import verify
 from tests.traces import traces
 from tests.unit.test_archive import time_of
 
@@ -243,9 +243,14 @@ def ended_at(number: int) -> Callable[[str], None]:
     return observe
 
 
+@pytest.mark.parametrize("unnamed", [False, True])
 def test_killed_at_any_step_it_is_whole_and_goes_on(
-    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str], *, unnamed: bool
 ) -> None:
+    """``unnamed``: a writer was killed before the head named the segment that it had published."""
+    if unnamed:
+        _, named, _ = segments(root / "rs0")
+        write_record(root / "rs0" / HEAD, Reach(time_of(0), named.until, named.digest).document())
     count = len(steps_of(shutil.copytree(root, tmp_path / "counted")))
     assert count > 6
     before = [one for part in history() for one in part]
@@ -262,7 +267,7 @@ def test_killed_at_any_step_it_is_whole_and_goes_on(
             if again != copy:
                 remove_before(again / "rs0")  # as a writer does that starts next
                 assert verify(again)[0].faults == []
-                assert status(again)[0].until == time_of(12)
+                assert segments(again / "rs0")[-1].until == time_of(12)
             assert main(["erase", *WHO, "--archive", str(again)]) == 0, number
             capsys.readouterr()
             assert_erased(again)
