@@ -106,13 +106,15 @@ def test_all_other_events_are_the_server_s(collection: Any, replica_set: Replica
         tailrace.connect(replica_set.uri, archive=root) as client,
         pytest.MonkeyPatch.context() as patch,
     ):
-        first = ClusterTime.from_timestamp(bson.decode(events[0])["clusterTime"])
-        patch.setattr(MongodSource, "oldest", lambda self: (first, False))
+        first, last = (ClusterTime.from_timestamp(bson.decode(events[n])["clusterTime"]) for n in (0, -1))
+        patch.setattr(MongodSource, "oldest", lambda self: (ClusterTime(last - 1), False))
         watched = client[collection.database.name][collection.name]
         with pytest.raises(TailraceError) as caught, watched.watch(resume_after=gone["_id"]) as stream:
             stream.next()
         assert caught.value.code == 280
-        with watched.watch(start_at_operation_time=start) as stream:  # over the seam
+        patch.setattr(MongodSource, "oldest", lambda self: (first, False))
+        # Over the seam, at which archive and oplog both have the entries that were erased.
+        with watched.watch(start_at_operation_time=start) as stream:
             assert [stream.next()["_id"] for _ in without(events)] == [
                 bson.decode(one)["_id"] for one in without(events)
             ]
