@@ -129,8 +129,10 @@ def test_every_command(  # noqa: PLR0917
             client[collection.database.name].Things.watch(start_at_operation_time=start) as stream,
         ):
             assert [stream.next()["operationType"] for _ in range(330)].count("delete") == 60
-    counted = ["erase", "--archive", where, "--document", collection.full_name, "101"]
-    assert main(counted) == 1
+    erased = ["erase", "--archive", where, "--document", collection.full_name, "131"]
+    assert main(erased) == 1
+    assert "needs the state of its writer" in capfd.readouterr().out
+    assert main([*erased, "--state", str(tmp_path / "state")]) == 0
     assert ("stored pre-images" in capfd.readouterr().out) == HAS_IMAGES
     for wrong in (
         ["archive", uri, where, "--once"],
