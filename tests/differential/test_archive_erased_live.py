@@ -119,6 +119,8 @@ def test_all_other_events_are_the_server_s(collection: Any, replica_set: Replica
             assert [stream.next()["_id"] for _ in without(events)] == [
                 bson.decode(one)["_id"] for one in without(events)
             ]
+            collection.insert_one({"_id": "live"})
+            assert stream.next()["documentKey"] == {"_id": "live"}
         images = {"full_document_before_change": "exact", "start_at_operation_time": start}
         with (
             tailrace.connect(replica_set.uri, archive=root, images=tmp_path / "images") as exact,
