@@ -14,6 +14,7 @@ from pymongo import MongoClient
 from pymongo.write_concern import WriteConcern
 
 import tailrace
+from tailrace.cli.main import main
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.options import StreamOptions
@@ -34,6 +35,7 @@ from tailrace.read.source.mongod import MongodSource
 from tests.differential.test_archive_live import archive_now, entries_of
 from tests.sharded.workload import spread
 from tests.tables.object_server import ObjectServer
+from tests.traces import traces
 
 pytestmark = pytest.mark.mongod
 
@@ -318,3 +320,38 @@ def replayed(folder: Path) -> Iterator[bytes]:
     plan = build_plan(StreamOptions.parse(Scope.cluster(), {}, []), profile).start_at(archived.oldest())
     for block in archived.open(plan):
         yield from map(bytes, block.events())
+
+
+def test_documents_of_moving_chunks_are_erased(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
+    """A migration inserts the document on one shard and deletes it on the other: neither says that it is gone."""
+    namespace = spread(sharded_cluster, "archived_erased", "c")
+    key = {"region": "a", "_id": 1}
+    router, folder = sharded_cluster.router, tmp_path / "archive"
+    router.insert_one(namespace, {**key, "who": "Anna Musterfrau"})
+    router.insert_one(namespace, {"region": "a", "_id": 2, "who": "Bertha"})
+    first, second, *_ = sharded_cluster.shards
+    for shard in (second, first):
+        router.move_chunk(namespace, key, to=shard)
+        router.update_one(namespace, key, {"$set": {"at": shard, "again": "Anna Musterfrau"}})
+    archive_now(sharded_cluster.uri, folder)
+    erase = ["erase", "--document", namespace, "1", "--archive", str(folder)]
+    assert main(erase) == 1  # it is still there
+    router.delete_one(namespace, key)
+    archive_now(sharded_cluster.uri, folder)
+    before = events_of_erased(folder)
+    assert main(erase) == 0
+    assert all(report.faults == [] for report in verify(folder))
+    assert traces(folder, b"Anna Musterfrau") == []
+    assert sum(report.erased for report in verify(folder)) >= 5
+
+    def stays(event: bytes) -> bool:
+        found = bson.decode(event)
+        return found.get("documentKey", {}).get("_id") != 1 or found["operationType"] == "delete"
+
+    assert events_of_erased(folder) == [event for event in before if stays(event)]
+    assert len(before) - len(events_of_erased(folder)) == 3
+
+
+def events_of_erased(folder: Path) -> list[bytes]:
+    options = StreamOptions.parse(Scope.parse("archived_erased"), {}, [])
+    return [bytes(event) for block in ArchiveReplay(folder, options).blocks() for event in block.events()]
