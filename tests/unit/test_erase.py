@@ -90,7 +90,7 @@ def test_wrong_arguments_are_refused_before_anything_is_opened(
     status, found = erase(capsys, "--documents", lines, "--lake", some, "--tables", some, "--images", some)
     assert (status, found["left"]) == (1, [f"{some} is not a lake of Tailrace"])
     for uri in ("s3://bucket/tables", "az://container/tables"):
-        assert "in an object store" in erase(capsys, *of(1), "--tables", uri)[1]["left"][0]
+        assert "needs the state of its writer" in erase(capsys, *of(1), "--tables", uri)[1]["left"][0]
     assert not some.exists()
 
 

@@ -59,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--documents", metavar="FILE", help='one line for each document, such as {"ns": "shop.customers", "_id": 5}'
     )
     where = parser.add_argument_group("from which stores; each may be repeated")
-    for name, what in (("lake", "a lake"), ("tables", "tables"), ("images", "images")):
+    for name, what in (("lake", "a lake"), ("images", "images")):
         where.add_argument(
             f"--{name}", type=Path, action="append", default=[], metavar="DIR", help=f"the directory of {what}"
         )
@@ -71,7 +71,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="an archive: its directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX",
     )
     where.add_argument(
-        "--state", type=Path, metavar="FOLDER", help="of an archive in an object store: the folder that its writer has"
+        "--tables",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="tables: their directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX",
+    )
+    where.add_argument(
+        "--state",
+        type=Path,
+        metavar="FOLDER",
+        help="of tables or an archive in an object store: the folder that their writer has as --state",
     )
     where.add_argument("--dead-letters", action="append", default=[], metavar="URI", help="their deployment")
     parser.add_argument("--letters", metavar="DB.COLL", help=f"their collection (default: {LETTERS})")
@@ -93,10 +103,11 @@ def run(args: argparse.Namespace) -> int:
         raise WrongUsageError("tailrace erase needs a store: --lake, --tables, --dead-letters, --images or --archive")
     if args.letters is not None and not args.dead_letters:
         raise WrongUsageError("--letters belongs to --dead-letters")
-    if args.state is not None and not args.archive:
-        raise WrongUsageError("--state belongs to --archive")
-    if args.state is not None and len(args.archive) > 1:
-        raise WrongUsageError("--state is of one archive: erase from each with a command of its own")
+    if args.state is not None and len([one for one in (*args.tables, *args.archive) if "://" in one]) != 1:
+        raise WrongUsageError(
+            "--state is the folder of one store: of tables, or of an archive, in an object store",
+            hint="Erase from each such store with a command of its own",
+        )
     if args.uuid is not None and not args.images:
         raise WrongUsageError("--uuid belongs to --images")
     own = _uuid(args.uuid)
@@ -117,7 +128,7 @@ def _reports(args: argparse.Namespace, documents: NamedDocuments, own: bytes | N
     for root in args.lake:
         yield _asked("lake", root, lambda root=root: _lake(root, documents, dry_run))
     for root in args.tables:
-        yield _asked("tables", root, lambda root=root: _tables(root, documents, dry_run))
+        yield _asked("tables", root, lambda root=root: _tables(root, args.state, documents, dry_run))
     for root in args.images:
         yield _asked("images", root, lambda root=root: _images(root, documents, own, dry_run))
     letters: str = args.letters or LETTERS
@@ -146,17 +157,19 @@ def _lake(root: Path, documents: NamedDocuments, dry_run: bool) -> StoreErasure:
     return erase_documents(root, documents, dry_run=dry_run)
 
 
-def _tables(root: Path, documents: NamedDocuments, dry_run: bool) -> StoreErasure:
-    from tailrace.base.object_place import is_object_uri  # noqa: PLC0415  as below
+def _tables(where: str, state: Path | None, documents: NamedDocuments, dry_run: bool) -> StoreErasure:
+    from tailrace.base.object_place import check_tried, is_object_uri, object_place  # noqa: PLC0415  as below
     from tailrace.lake.tables.erasure import erase_documents  # noqa: PLC0415
 
-    if "://" in str(root) or is_object_uri(str(root)):
+    if not is_object_uri(where):
+        check_tried(where)
+        return erase_documents(Path(where), documents, dry_run=dry_run)
+    if state is None:
         raise UsageError(
-            "documents are not erased from tables in an object store",
-            hint="Delete them at the source. Replaced files go after `grace` and `retention`, or with `tailrace tables "
-            "expire`; write the state's folder and the tables anew to be rid of the rest",
+            f"erasing from {where} needs the state of its writer",
+            hint="--state FOLDER: the local folder that 'tailrace tables write' has as --state",
         )
-    return erase_documents(root, documents, dry_run=dry_run)
+    return erase_documents(object_place(where, beside=state), documents, dry_run=dry_run)
 
 
 def _images(root: Path, documents: NamedDocuments, own: bytes | None, dry_run: bool) -> StoreErasure:

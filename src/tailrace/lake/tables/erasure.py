@@ -26,19 +26,22 @@ from deltalake import write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace, reason
 from tailrace.core.event.named_document import NamedDocuments, StoreErasure
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import delta, places
 from tailrace.lake.store.mirrored import ICEBERG
+from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit, live_files, log_chain
 from tailrace.lake.tables.data_files import opened
 from tailrace.lake.tables.deletion_vector import NONE, RowNumbers
 from tailrace.lake.tables.delta_commit import Actions, Batch, TableFile
 from tailrace.lake.tables.delta_table import BESIDE, CollectionTable
-from tailrace.lake.tables.holding import STATE, lock
+from tailrace.lake.tables.holding import lock, state_folder
 from tailrace.lake.tables.live_files import gone_of
 from tailrace.lake.tables.merging import purge
 from tailrace.lake.tables.names import KEY, place_of
+from tailrace.lake.tables.ownership import TablesOwnership
 from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE
 from tailrace.lake.tables.standing import note
 from tailrace.lake.tables.state import TableMark, TableState
@@ -48,14 +51,15 @@ _FOLLOW: Final = "Let the writer follow (`tailrace tables write ... --once`, or 
 _RESTORE: Final = "Restore it from a copy, or remove the quarantine"
 
 
-def erase_documents(root: Path, documents: NamedDocuments, *, dry_run: bool = False) -> StoreErasure:
-    """Erase what the tables in ``root`` keep of ``documents``. ``dry_run`` counts, and changes nothing.
+def erase_documents(root: TablePlace, documents: NamedDocuments, *, dry_run: bool = False) -> StoreErasure:
+    """Erase what the tables in ``root`` keep of ``documents``. ``dry_run`` counts, and changes nothing. Of tables in an
+    object store, the place knows the folder of their state (``object_place``).
 
     Raises UsageError where there are no tables, and where one of the documents is still in its table, SinkError where a
-    writer runs or something is damaged. Nothing has changed then, unless the error comes from the disk."""
-    if not (root / STATE).is_dir():
-        raise UsageError(f"{root} holds no tables of Tailrace")
-    with _held(root):
+    writer runs or something is damaged. Nothing has changed then, unless the error comes from the disk or the store."""
+    if not (state_folder(root) / "lock").exists():
+        raise UsageError(f"{root} holds no tables of Tailrace" + _without_state(root))
+    with _held(root, claim=not dry_run):
         report, works = StoreErasure("tables", str(root)), []
         marks = _checked(root, documents)
         for namespace in documents.namespaces:
@@ -71,24 +75,46 @@ def erase_documents(root: Path, documents: NamedDocuments, *, dry_run: bool = Fa
             work.carry_out()
         aside.carry_out()
         # Whatever was found: pages that LMDB has given up still hold what was on them.
-        rewrite_file(root / STATE / "state")
+        rewrite_file(state_folder(root) / "state")
         report.erased = report.total
         report.kept += [note for work in works for note in work.notes]
     return report
 
 
+def _without_state(root: TablePlace) -> str:
+    return f", or {state_folder(root)} is not the folder of their state" if isinstance(root, ObjectPlace) else ""
+
+
 @contextmanager
-def _held(root: Path) -> Iterator[None]:
+def _held(root: TablePlace, *, claim: bool) -> Iterator[None]:
+    """Keep writers out: by the lock of the state, and in an object store by the session that its owner's object has."""
     descriptor = lock(root)
     try:
+        if claim and isinstance(root, ObjectPlace):
+            state = TableState(state_folder(root) / "state")
+            try:
+                TablesOwnership(root, state, "")
+            finally:
+                state.close()
         yield
     finally:
         os.close(descriptor)
 
 
-def _checked(root: Path, documents: NamedDocuments) -> dict[str, TableMark]:
+def _remove(root: TablePlace, name: str) -> None:
+    """Delete a file or object below ``root``."""
+    place = root / name
+    if not isinstance(place, Path):
+        place.unlink(missing_ok=True)
+        return
+    with durable.writing(place):
+        place.unlink(missing_ok=True)
+        durable.sync_directory(place.parent)
+
+
+def _checked(root: TablePlace, documents: NamedDocuments) -> dict[str, TableMark]:
     """What the tables took over last, if all that is known of the documents is the past."""
-    state = TableState(root / STATE / "state", readonly=True)
+    state = TableState(state_folder(root) / "state", readonly=True)
     try:
         if state.position() is None or state.copy_begun() is not None or state.copying() or state.resyncing():
             raise UsageError(f"a copy into the tables in {root} has not come to its end", hint=_FOLLOW)
@@ -102,7 +128,7 @@ def _checked(root: Path, documents: NamedDocuments) -> dict[str, TableMark]:
         state.close()
 
 
-def _still_there(root: Path, namespace: str) -> UsageError:
+def _still_there(root: TablePlace, namespace: str) -> UsageError:
     return UsageError(
         f"a document to erase is still in the table of {namespace} in {root}",
         hint=f"Delete it at the source: the table follows. {_FOLLOW}",
@@ -113,14 +139,14 @@ def _still_there(root: Path, namespace: str) -> UsageError:
 class _TablePast:
     """What one table keeps of the past of documents with some keys."""
 
-    root: Path
+    root: TablePlace
     namespace: str
     keys: set[bytes]
     mark: TableMark | None = None
     rows: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    _files: list[Path] = field(default_factory=list)
-    _folder: Path = field(init=False)
+    _files: list[str] = field(default_factory=list)
+    _folder: TablePlace = field(init=False)
     _live: dict[str, TableFile] = field(init=False, default_factory=dict)
     #: Files of the newest version in which only rows that are gone are of the documents.
     _worn: list[str] = field(init=False, default_factory=list)
@@ -140,7 +166,7 @@ class _TablePast:
         if above[:1] in ([delta.LOG], [BESIDE]) or not last.endswith(".parquet"):
             return
         if last.startswith("."):
-            self._files.append(self._folder / name)  # of a writer that was killed: it has no footer
+            self._files.append(name)  # of a writer that was killed: it has no footer
             return
         count = self._count(name)
         if not count:
@@ -152,7 +178,7 @@ class _TablePast:
             self._worn.append(name)
         what = "rows of the change feed" if above == [delta.FEED_FOLDER] else "rows of earlier versions"
         self.rows[what] = self.rows.get(what, 0) + count
-        self._files.append(self._folder / name)
+        self._files.append(name)
 
     def _count(self, name: str, gone: RowNumbers = NONE) -> int:
         """How many rows of a file are of the documents, without those that are gone."""
@@ -175,11 +201,9 @@ class _TablePast:
         purge(CollectionTable(self._folder, self.namespace), self._worn)
         if self._may_be_in_log():
             self._shorten_log()
-        shutil.rmtree(self._folder / BESIDE, ignore_errors=True)  # of a checkpoint that was not finished
-        for file in self._files:
-            with durable.writing(file):
-                file.unlink(missing_ok=True)
-                durable.sync_directory(file.parent)
+        self._remove_unfinished_checkpoint()
+        for name in self._files:
+            _remove(self._folder, name)
             durable.step("tables.erased")
         if self.rows:
             self.notes.append(
@@ -191,12 +215,19 @@ class _TablePast:
                 f"{self.namespace}: nor can Iceberg snapshots of these versions, until the writer drops them"
             )
 
+    def _remove_unfinished_checkpoint(self) -> None:
+        beside = self._folder / BESIDE
+        if isinstance(beside, Path):
+            shutil.rmtree(beside, ignore_errors=True)
+            return
+        for name in [file.name for file in places.files_below(beside)]:
+            _remove(beside, name)
+
     def _may_be_in_log(self) -> bool:
         """Whether bounds in the log may be values of the documents: it has some of a file that holds one of them, or of
         a file that is no longer there to be asked."""
         there = {file.name for file in places.files_below(self._folder)}
-        there -= {file.relative_to(self._folder).as_posix() for file in self._files}
-        return not _bounded_in(self._folder) <= there
+        return not _bounded_in(self._folder) <= there - set(self._files)
 
     def _shorten_log(self) -> None:
         """The bounds of columns are values of documents, and the log has them for each file: let it begin with the
@@ -217,12 +248,13 @@ class _TablePast:
         older = [paths for number, paths in names.items() if number < table.version]
         for path in (path for paths in [*older, *delta.unfinished(self._folder).values()] for path in paths):
             path.unlink(missing_ok=True)
-        durable.sync_directory(self._folder / delta.LOG)
+        if isinstance(self._folder, Path):
+            durable.sync_directory(self._folder / delta.LOG)
         durable.step("tables.log_erased")
 
     def _know(self, mark: TableMark) -> None:
         """Let the state know of the version that the log begins with."""
-        state = TableState(self.root / STATE / "state")
+        state = TableState(state_folder(self.root) / "state")
         try:
             with state.writing() as transaction:
                 transaction.set_mark(mark)
@@ -245,7 +277,7 @@ def _stating_anew(table: CollectionTable) -> CollectionTable:
     return found
 
 
-def _bounded_in(root: Path) -> set[str]:
+def _bounded_in(root: TablePlace) -> set[str]:
     """The names of the files whose columns have bounds in the log, of each version that it has. A log that cannot be
     read has them of a file that is not there."""
     numbers, checkpoints = delta.listed(root)
@@ -265,11 +297,11 @@ class _InQuarantine:
     """Rows of the quarantine that are of some documents: the others are written again, and every file that no longer
     counts goes. ``rows``: how many, of the newest version and of older files."""
 
-    def __init__(self, root: Path, documents: NamedDocuments) -> None:
+    def __init__(self, root: TablePlace, documents: NamedDocuments) -> None:
         self._root = root
         self._documents = documents
         self._left: pa.Table | None = None
-        self._files: list[Path] = []
+        self._files: list[str] = []
         self.rows = 0
         try:
             table = places.delta_table(root)
@@ -279,23 +311,23 @@ class _InQuarantine:
             raise SinkError(
                 f"the quarantine {root} cannot be read: {error}", hint="Restore it, or remove it"
             ) from error
-        live = {root / name for name in pa.table(table.get_add_actions()).column("path").to_pylist()}
+        live = set(pa.table(table.get_add_actions()).column("path").to_pylist())
         pieces, gone = [], 0
-        for path in sorted(root.rglob("*.parquet")):
-            if path.parent.name == delta.LOG:
+        for name in sorted(file.name for file in places.files_below(root) if file.name.endswith(".parquet")):
+            if f"/{name}".rpartition("/")[0].endswith(delta.LOG):
                 continue
-            read, is_one = self._read(path)
+            read, is_one = self._read(root / name)
             found = is_one.count(True)
             self.rows += found
-            if path in live:
+            if name in live:
                 gone += found
                 pieces.append(read.filter(pa.array([not one for one in is_one], pa.bool_())))
             if found:
-                self._files.append(path)
+                self._files.append(name)
         if gone:
             self._left = pa.concat_tables(pieces)
 
-    def _read(self, path: Path) -> tuple[pa.Table, list[bool]]:
+    def _read(self, path: TablePlace) -> tuple[pa.Table, list[bool]]:
         try:
             with places.parquet_file(path) as file:
                 read = file.read()
@@ -308,12 +340,15 @@ class _InQuarantine:
         """Write the other rows, and remove the files."""
         if self._left is not None:
             try:
-                write_deltalake(str(self._root), self._left, mode="overwrite")
+                write_deltalake(
+                    self._root.absolute().as_uri(),
+                    self._left,
+                    mode="overwrite",
+                    storage_options=places.options_of(self._root),
+                )
             except (DeltaError, OSError) as error:
-                raise SinkError(f"the quarantine {self._root} cannot be written: {error}") from error
+                raise SinkError(f"the quarantine {self._root} cannot be written: {reason(error)}") from error
             durable.step("tables.quarantine_written")
-        for path in self._files:
-            with durable.writing(path):
-                path.unlink(missing_ok=True)
-                durable.sync_directory(path.parent)
+        for name in self._files:
+            _remove(self._root, name)
             durable.step("tables.quarantine_erased")

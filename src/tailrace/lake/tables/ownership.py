@@ -55,7 +55,9 @@ class TablesOwnership:
         except FileNotFoundError:
             content, etag = b"", ""
         if content:
-            self._compare(root, _owner(place, content), deployment, take_over=take_over)
+            owner = _owner(place, content)
+            self._compare(root, owner, deployment, take_over=take_over)
+            deployment = deployment or owner["deployment"]  # who only erases does not ask
         self._session = secrets.token_hex(16)
         # Before the object has it: a crash in between must not make it a stranger's.
         with self._state.writing() as transaction:
