@@ -1,4 +1,4 @@
-"""Writes that a newer owner's writes shut out: every target carries the fencing token of whoever wrote it last.
+"""Writes that a newer owner's writes shut out: every target carries the fencing token of its last writer.
 
 ``_fence: {orders: 7}`` says that an owner of the lease on ``orders``, version 7, wrote the document. A write with
 version 6 finds nothing to change then. The field holds a version for each resource, so that several listeners may write

@@ -148,8 +148,8 @@ def drop(target: MongoClient[Any], namespace: str, *, ownership: SyncOwnership |
 def _apply(
     target: MongoClient[Any], database: str, operation: Mapping[str, Any], what: str, ownership: SyncOwnership | None
 ) -> bool:
-    """A command by the UUID of its collection, behind the owner's fence. Returns false where this user may not, and
-    where another collection of the target has the UUID: that of another sync."""
+    """A command by the UUID of its collection, after the check of the owner's fence. Returns false where this user may
+    not, and where another collection of the target has the UUID: that of another sync."""
     if ownership is not None and ownership.state.cluster is not None:
         return False  # a mongos takes no applyOps
     fence = () if ownership is None else (ownership.fence_operation(),)

@@ -14,7 +14,7 @@ from tailrace.act.consumer.messages.publisher import ID_HEADER, MessageRefused, 
 from tailrace.act.consumer.messages.publisher import Message as ToPublish
 from tailrace.errors import SinkError, UsageError
 
-#: The producer itself tries for so long to deliver a message, then gives it back.
+#: How long the producer itself tries to deliver a message before it gives it back.
 _DELIVERY_TIMEOUT_MS: Final = 15_000
 _POLL_S: Final = 0.5
 _CLOSE_S: Final = 10.0
