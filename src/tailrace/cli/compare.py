@@ -1,4 +1,4 @@
-"""``tailrace compare``: the server's own change stream beside ours, on a deployment of the user's own."""
+"""``tailrace compare``: the server's own change stream next to ours, on a deployment of the user's own."""
 
 from __future__ import annotations
 

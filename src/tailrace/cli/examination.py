@@ -63,7 +63,7 @@ def examine_deployment(source: MongodSource, uri: ConnectionString) -> Iterator[
 
 
 def examine(source: MongodSource) -> Iterator[Finding]:
-    """The findings, one by one. The others are looked for only if the first two are good."""
+    """The findings, one by one. The others are made only if the first two are good."""
     for check, look in (("replica set", _replica_set), ("rights", _rights)):
         finding = _look(check, look, source)
         yield finding

@@ -129,7 +129,7 @@ def _masks(file: str | None, options: StreamOptions) -> Masks | None:
 
     masks = Masks.load(file)
     check_stages(options.pipeline)
-    _ = masks.compiled  # a key that is missing is told first
+    _ = masks.compiled  # a key that is missing is reported first
     return masks
 
 
@@ -147,7 +147,7 @@ def _archived(where: str) -> Description | None:
 
 
 def _first_profile(chosen: str | None, spans: Sequence[VersionSpan]) -> ServerProfile:
-    """The version that is named, or else the archive's at the start of the stream, and then people are told."""
+    """The version that is named, or else the archive's at the start of the stream, which is then printed."""
     if chosen is not None:
         return chosen_profile(chosen)
     _tell_versions(spans)
@@ -179,7 +179,7 @@ def _dump(dump: str, stack: contextlib.ExitStack, *, explains: bool) -> tuple[Du
 
 
 def _profile_of_dump(chosen: str | None, source: DumpSource | None, said: SaidVersion | None) -> ServerProfile:
-    """The version that is named, or else the dump's own, and then people are told which and why."""
+    """The version that is named, or else the dump's own, which is then printed with the reason."""
     from tailrace.read.source.dump_version import ASSUMED, version_of  # noqa: PLC0415
 
     if chosen is not None:

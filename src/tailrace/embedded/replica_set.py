@@ -86,7 +86,7 @@ class ReplicaSet(StartedInBlock):
             arguments = [*arguments, f"--{role}"]
         settings: dict[str, object] = {}
         if not self.version.startswith("4."):
-            # A primary that is told to stop waits 15 s for others to catch up; here they are quick. (New in 5.0.)
+            # A primary that is asked to stop waits 15 s for the others to catch up; here they are quick. (New in 5.0.)
             settings["shutdownTimeoutMillisForSignaledShutdown"] = 1000
         self._members = [
             Mongod(

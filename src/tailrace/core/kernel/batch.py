@@ -27,7 +27,8 @@ MEMBER_ENTRY = job.MEMBER_ENTRY
 
 #: Room for the last event to be written and the fixed parts of the first ones; the buffer grows when it is not enough.
 _MARGIN = 1 << 16
-#: The first guess: so many times the oplog's bytes are its events', and so few bytes has an operation of a transaction.
+#: The first guess: how many times larger events are than their oplog entries, and how small an operation of a
+#: transaction is.
 _GROWTH = 4
 _OPERATION_BYTES = 96
 #: No entry is shorter than that, unless it is none.

@@ -87,7 +87,7 @@ SCRATCH_SIZE = _FRAME * _DEPTH_MAX + _PART * _PARTS_MAX
 
 _LETTER_L = 0x6C
 _LETTER_U = 0x75
-#: Arrays are padded up to so many items; a post-image is not made longer than its parts and this.
+#: Arrays are padded up to this many items; a post-image is not made longer than its parts and this.
 _PADDING_MAX = 64
 ROOM = 16 * _PADDING_MAX
 
@@ -348,7 +348,7 @@ def _index(name: int, end: int) -> int:
 
 @inner
 def _array_length(diff: int, limit: int, old: int, old_limit: int) -> int:
-    """The length of the array after its diff, whose parts are looked at; or ``FALL_BACK``."""
+    """The length of the array after its diff, whose parts are checked; or ``FALL_BACK``."""
     pos, last, length = diff + 8, -1, 0
     has_length = False
     while pos < limit:

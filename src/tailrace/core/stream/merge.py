@@ -151,7 +151,8 @@ class MergedStream(Stream):
 
     @property
     def oplog_filter(self) -> bytes | None:
-        """The shards' one, not the config server's. Whoever leaves entries out still promises what lies after them."""
+        """The shards' one, not the config server's. A source that leaves entries out still promises what lies after
+        them."""
         shards = [one for one in self._participants.values() if one.name != CONFIG_SHARDS]
         return shards[0].pipeline.oplog_filter if shards else None
 

@@ -52,7 +52,7 @@ class Original(ABC):
     @property
     @abstractmethod
     def marks(self) -> dict[str, str]:
-        """Properties by which its table is told from others."""
+        """Properties that distinguish its table from others."""
 
     @abstractmethod
     def files(self) -> dict[str, SizedFile]:

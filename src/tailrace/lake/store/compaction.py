@@ -122,7 +122,7 @@ def compact_idle(root: Path, policy: CompactionPolicy, release: Release | None =
 
 
 def _compact_beside(root: Path, growing: str, policy: CompactionPolicy, release: Release | None) -> CompactionResult:
-    """Merge beside a stream: in the period that is ``growing`` what has become worth it, in the others all small
+    """Merge while a stream writes: in the period that is ``growing`` what has become worth it, in the others all small
     files. Then remove what readers no longer need."""
     result = CompactionResult()
     log = CommitLog(root)

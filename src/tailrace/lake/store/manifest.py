@@ -75,7 +75,7 @@ class StagedFile:
 
     @property
     def lane(self) -> tuple[bool, str | None]:
-        """What the lake is divided by beside time: the files of a lane follow each other in the stream."""
+        """What the lake is divided by in addition to time: the files of a lane follow each other in the stream."""
         return "/collection-" in self.name, self.collection
 
     @property

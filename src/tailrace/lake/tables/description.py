@@ -18,7 +18,7 @@ from tailrace.lake.tables.names import BSON, OURS
 from tailrace.lake.tables.nested import is_nested
 from tailrace.lake.tables.schema import COLUMNS_MAX, CUT_MAX, Column, Decoded, TableSchema, fill_values, value_at
 
-#: So many fields without a column are named at once.
+#: How many fields without a column are named at once.
 _NAMED: Final = 20
 _DATES: Final = re.compile(r"\b(?:timestamp|date)\b")
 _FAR: Final = ("dates", "rows with dates")

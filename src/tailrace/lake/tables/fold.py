@@ -42,7 +42,7 @@ from tailrace.read.window.sortable_key import sortable_key
 
 __all__ = ["Documents", "Fold", "FoldOfOne", "Folded", "StateMismatchError", "uuid_of"]
 
-#: So many documents, or so many bytes of them, are in memory while their changes are applied.
+#: How many documents, or bytes of them, are in memory while their changes are applied.
 _WORKS_MAX: Final = 16_384
 _WORK_BYTES: Final = 64 << 20
 _CRUD: Final = {"i": INSERT, "u": UPDATE, "d": DELETE}

@@ -38,7 +38,7 @@ _DIGEST_DIGITS: Final = 16
 _MAGIC: Final = b"PAR1"
 #: The footer's length and the magic number.
 _TAIL: Final = 8
-#: What is read first of an object: its footer, and all of a small one. A request costs more than so many bytes.
+#: What is read first of an object: its footer, and all of a small one. A request costs more than that many bytes.
 _LAST_BYTES: Final = 256 << 10
 
 

@@ -1,5 +1,5 @@
-"""Raw oplog entries as Arrow columns, and back: the entry as it is, and beside it the columns by which it is sorted and
-found."""
+"""Raw oplog entries as Arrow columns, and back: the entry as it is, and next to it the columns by which it is sorted
+and found."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def unpacked_chunks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
-    """The unpacked data of a gzip file of one or more members; damage is told after the last byte before it."""
+    """The unpacked data of a gzip file of one or more members; damage is reported after the last byte before it."""
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
     packed = b""
     while packed or (packed := file.read(_PACKED_CHUNK)):

@@ -57,7 +57,7 @@ def is_archive(path: Path) -> bool:
 
 
 def unpack(path: Path, folder: Path, *, name: str | None = None) -> str:
-    """Write the oplog of an archive, and what lies beside it for a replay, into ``folder`` as a dump's directory has
+    """Write the oplog of an archive, and what lies next to it for a replay, into ``folder`` as a dump's directory has
     them. Returns the server version that the archive's header names. ``name``: what messages call the archive.
 
     The archive is read once, to its end, in bounded memory. Raises OplogFormatError with the byte position where it is
@@ -90,7 +90,7 @@ class _Reader:
         self.position = 0
 
     def take(self, size: int) -> bytes:
-        """So many bytes, or those that there are."""
+        """This many bytes, or all that are left."""
         while len(self._buffer) - self._at < size:
             try:
                 chunk = next(self._chunks, b"")

@@ -107,7 +107,7 @@ def _read_prelude(path: Path) -> str:
 
 def _read(oplog: Path) -> tuple[VersionProof | None, str | None]:
     """The entry that proves the latest version, and the feature compatibility version at the end, if an entry sets it.
-    Damage is not told here: whoever reads the entries meets it."""
+    Damage is not reported here: a reader of the entries meets it."""
     found: VersionProof | None = None
     setting: SettingRead | None = None
     with contextlib.suppress(OplogFormatError, SourceError):

@@ -120,7 +120,7 @@ class RawReplyCursor(RawBatchCursor[Any]):
 
     def pushed_socket(self) -> socket.socket | None:
         """A second handle of the connection on which the server pushes replies (an exhaust cursor); ``None`` if it does
-        not, if the connection is encrypted or compressed, or if somebody wants to be told of each command. The caller
+        not, if the connection is encrypted or compressed, or if somebody listens for each command. The caller
         closes it."""
         manager = self._sock_mgr
         if manager is None or manager.conn is None or not manager.more_to_come or self._killed:

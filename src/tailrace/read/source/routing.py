@@ -173,7 +173,7 @@ class OwnerLookup:
             primary = None if document is None else str(document["primary"])
             if collection is not None and primary is None:  # the config database itself
                 primary = ""
-            # What changes as chunks split and move is looked at chunk by chunk.
+            # What changes as chunks split and move is compared chunk by chunk.
             kept = None if collection is None else {name: collection.get(name) for name in ("_id", "uuid", "key")}
             return _Placement(primary, bson.encode(document or {}), kept)
 

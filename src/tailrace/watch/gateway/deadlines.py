@@ -26,7 +26,7 @@ class Deadlines:
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def add(self, waiting: Waiting, await_ms: int) -> None:
-        """Tell ``waiting`` once that its time is up, in so many milliseconds."""
+        """Tell ``waiting`` once, after this many milliseconds, that its time is up."""
         queue = self._waiting.get(await_ms)
         if queue is None:
             queue = self._waiting[await_ms] = {}
@@ -37,7 +37,7 @@ class Deadlines:
         """It waits no longer."""
         queue = self._waiting.get(await_ms)
         if queue is not None and queue.pop(waiting, None) is not None and not queue:
-            # Else whoever names another time with each command would leave a timer for each.
+            # Otherwise a client that names another time with each command would leave a timer for each.
             del self._waiting[await_ms]
             self._timers.pop(await_ms).cancel()
 

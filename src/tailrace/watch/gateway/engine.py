@@ -228,7 +228,7 @@ class Engine:
         """As ``aggregate``, once there is room for the stream."""
         owner, reply = opening.owner, None
         try:
-            with suppress(TailraceError):  # whoever opens a stream on what cannot be read is told so
+            with suppress(TailraceError):  # opening a stream on what cannot be read gets the error
                 await self._follow_upgrade()
             acting = self._aggregating(database, command, cost, opening)
             reply = await opening.run(self.carried_out(acting, opening, len(command)))

@@ -30,7 +30,7 @@ UNHEARD: Final = RightsHeard(0, ClusterTime(-1 & (1 << 64) - 1))
 
 
 class RightsWatch:
-    """Reads from the window of ``shared``, without a thread: whoever wants to know looks."""
+    """Reads from the window of ``shared``, without a thread: it reads when it is asked."""
 
     def __init__(self, shared: SharedTail) -> None:
         self._shared = shared

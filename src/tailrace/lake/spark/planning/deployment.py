@@ -1,6 +1,6 @@
 """The deployment as the driver's side sees it: where its oplogs begin and end, and what a stream starts with.
 
-``replica_set`` and ``cluster`` beside this module are the two kinds there are; ``opening`` finds out which one it is.
+The modules ``replica_set`` and ``cluster`` are the two kinds there are; ``opening`` finds out which one it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starting the fork server (``fork_server.py``) beside a Spark session, and ending it with this process."""
+"""Starting the fork server (``fork_server.py``) of a Spark session, and ending it with this process."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def hush_loss_of_java() -> None:
     """PySpark's thread for accumulators no longer prints a traceback when Java dies, and Py4J no longer logs that it
     could not speak to Java: ``query_error`` tells of it.
 
-    Both may notice at any moment, also after the command has said its sentence. Their other errors are told.
+    Both may notice at any moment, also after the command has printed its sentence. Their other errors are reported.
     """
     logging.getLogger().addFilter(_is_not_of_java)  # the logger that Py4J uses for this
     for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
