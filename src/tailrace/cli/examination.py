@@ -134,7 +134,7 @@ def _version(source: MongodSource) -> Finding:
 
 
 def version_finding(version: str) -> Finding:
-    """What is known of the deployment's version, and what to do where that is not enough."""
+    """What is known about the deployment's version, and what to do where that is not enough."""
     known, rules = knowledge_of(version), profile_for(version).name
     if known == "measured":
         return Finding("version", "ok", f"MongoDB {for_people(version)}, measured")

@@ -134,7 +134,8 @@ def _masks(file: str | None, options: StreamOptions) -> Masks | None:
 
 
 def _archived(where: str) -> Description | None:
-    """What the archive at ``where`` says of itself; ``None`` where there is none. In an object store there must be."""
+    """What the archive at ``where`` says about itself; ``None`` where there is none. In an object store there must
+    be."""
     from tailrace.base.object_place import check_tried, is_object_uri  # noqa: PLC0415  not for --help
 
     check_tried(where)
@@ -161,8 +162,8 @@ def _tell_versions(spans: Sequence[VersionSpan]) -> None:
 
 
 def _dump(dump: str, stack: contextlib.ExitStack, *, explains: bool) -> tuple[DumpSource | None, SaidVersion | None]:
-    """The dump, and what an archive says of its server's version. What is unpacked is there until ``stack`` is closed.
-    To explain, it need not be there."""
+    """The dump, and what an archive says about its server's version. What is unpacked is there until ``stack`` is
+    closed. To explain, it need not be there."""
     from tailrace.read.source.dump import DumpSource  # noqa: PLC0415
     from tailrace.read.source.dump_archive import is_archive, unpack  # noqa: PLC0415
     from tailrace.read.source.dump_version import SaidVersion  # noqa: PLC0415

@@ -49,7 +49,7 @@ _NONE: Final = "_"
 
 @contextmanager
 def _said_of(settings: MessageSettings) -> Iterator[None]:
-    """What is wrong is said of the entry in the file, and a package that is missing by its extra."""
+    """An error names the entry in the file, and for a missing package its extra."""
     extras = {"confluent_kafka": "kafka", "redis": "redis", "nats": "nats"}
     try:
         yield

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_health_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what is said of health."""
+    """Add the options about health."""
     parser.add_argument(
         "--hung-after",
         type=float,

@@ -228,7 +228,7 @@ def _token_argument(token: bytes) -> str:
 
 
 def _copy_of(token: Any) -> Any:
-    """What a token from the middle of a copy says of it; ``None`` for any other token."""
+    """What a token from the middle of a copy says about it; ``None`` for any other token."""
     return None if token is None else token.get(SNAPSHOT)
 
 

@@ -277,7 +277,7 @@ class ReplicaSet(StartedInBlock):
         return self.data_dir / "initiated"
 
     def _key_file(self) -> Path:
-        """What members prove to each other that they belong together by."""
+        """The secret by which members recognise each other."""
         path = self.data_dir / "key"
         if not path.exists():
             self.data_dir.mkdir(parents=True, exist_ok=True)

@@ -29,8 +29,8 @@ _NOT_YET = frozenset({6, 89, 91, 134, 189, 211, 10107, 11600, 11602, 13435})
 _STEP_S = 0.05
 #: In the directory of a replica set that is no longer a shard of the cluster.
 _REMOVED: Final = "removed"
-#: A replica set under the name of a removed shard has this and a number after the name: the other members remember
-#: for a while where the replica set was that was called so.
+#: A replica set that gets the name of a removed shard has this and a number after its own name: the other members
+#: remember for a while where the former replica set of that name was.
 _AGAIN: Final = "~"
 
 

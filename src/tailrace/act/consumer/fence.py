@@ -94,7 +94,7 @@ class Fence:
         """PyMongo's ``replace_one``, fenced. Tokens of other resources in the target are kept."""
         if any(name.startswith("$") for name in replacement):
             raise UsageError("a replacement must not contain operators", hint="Use update_one")
-        # A replacement by pipeline: only so can it keep the other tokens of the document that it replaces.
+        # A replacement by pipeline: only that keeps the other tokens of the document that it replaces.
         fence = {
             "$mergeObjects": [
                 {"$cond": [{"$eq": [{"$type": f"${self.field}"}, "object"]}, f"${self.field}", {}]},

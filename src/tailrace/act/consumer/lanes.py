@@ -29,7 +29,7 @@ from tailrace.errors import StreamInvalidated
 
 #: How long one read of a quiet stream waits: readers that are to stop end after that at the latest.
 _AWAIT_MS: Final = 250
-#: What is known of the other lanes' places is read again after this time.
+#: What is known about the other lanes' places is read again after this time.
 _PLACES_S: Final = 0.03
 
 

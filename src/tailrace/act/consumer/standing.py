@@ -97,7 +97,7 @@ class Standing:
                 return
 
     def look(self) -> None:
-        """Look once. What fails shows in what is said of the listeners."""
+        """Check once. A failure shows in what is reported about the listeners."""
         try:
             self._look_at_deployment()
             self._deployment.answered(time.monotonic())

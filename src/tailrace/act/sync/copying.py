@@ -363,7 +363,7 @@ class Copy:
 
 
 class _RangeCopier:
-    """Copies ranges, one after the other, in one thread."""
+    """Copies ranges, one after another, in one thread."""
 
     def __init__(self, copy: Copy, start: Any, lane: int, stopped: Callable[[], bool]) -> None:
         self._copy = copy

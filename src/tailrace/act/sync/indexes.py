@@ -3,7 +3,7 @@
 An index waits where it would be in the way of a copy that is newer in places than its beginning:
 
 * A unique one is built when the target equals the source for the first time. Before, two documents may hold a value
-  that the source gave to one after the other.
+  that the source gave to one after another.
 * So is one that is to become unique (``prepareUnique``), which refuses the same writes.
 * ``expireAfterSeconds`` is at its maximum until the cut-over: the source's expired documents are deleted by its own
   entries, and the target deletes none on its own.

@@ -47,7 +47,7 @@ class Inserter:
         self.looks_at_ids = False
 
     def insert(self, namespace: str, pieces: Sequence[bytes], session: ClientSession, key: Sequence[str] = ()) -> None:
-        """Insert the documents of ``pieces``, each some of them one after the other. ``key``: the paths of the
+        """Insert the documents of ``pieces``, each some of them one after another. ``key``: the paths of the
         collection's shard key. Raises OperationFailure."""
         database, _, name = namespace.partition(".")
         special: list[bytes] = []
@@ -90,7 +90,7 @@ class Inserter:
 
 
 class RawDocuments(RawBSONDocument):
-    """Documents one after the other. PyMongo puts a message's documents one after the other too, so that for it they
+    """Documents one after another. PyMongo puts a message's documents one after another too, so that for it they
     are one, and none of them becomes an object."""
 
     def __init__(self, documents: bytes) -> None:  # no check: it is not one document

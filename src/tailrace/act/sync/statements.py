@@ -50,7 +50,7 @@ _KEY: Final = attrgetter("key")
 
 
 class JoinedStatements(NamedTuple):
-    """Statements, or documents, one after the other, and how many they are."""
+    """Statements, or documents, one after another, and how many they are."""
 
     joined: bytes
     number: int

@@ -97,7 +97,7 @@ class Activity:
                     resume = None if stream is None else stream.resume_token
                     continue
                 self._trouble = redact_uri(str(error))
-                self._skipped += stream is not None  # it goes on at the present: what comes until then is not counted
+                self._skipped += stream is not None  # it continues at the present: what comes until then is not counted
                 self._stopped.wait(_RETRY_S)
 
     def stop(self) -> None:

@@ -54,7 +54,7 @@ class Targets:
     archives: Sequence[ArchivePlace] = ()
     syncs: Sequence[ConnectionString] = ()
     state_db: str = "tailrace_sync"
-    #: What the service that the console belongs to says of itself.
+    #: What the service that the console belongs to says about itself.
     service: Callable[[], Any] | None = field(default=None, repr=False)
 
 

@@ -1,6 +1,6 @@
 """Post-images from pre-images and deltas, in compiled code: the counterpart of ``oplog.update_delta.apply_diff``.
 
-A *level* is a document or an array that a diff changes. The parts of its diff stand in a table, one after the other in
+A *level* is a document or an array that a diff changes. The parts of its diff stand in a table, one after another in
 the order of the diff; levels nest, and so do their tables. What is rare (a name twice in a diff, a deleted ``_id``, an
 odd diff, an array that grows far) has no post-image here: ``apply_diff`` makes it.
 """

@@ -188,7 +188,7 @@ def _set_aside(before: Run, after: Run, verdict: int, step: _Step) -> list[_Wait
 
 
 def _joined(run: Run, numbers: list[int], documents: list[bytes]) -> Run:
-    """The events of a run that pass, and ``documents`` at their ``numbers``, one after the other."""
+    """The events of a run that pass, and ``documents`` at their ``numbers``, one after another."""
     passing = run.verdict == PASSES
     data = np.frombuffer(b"".join(documents), np.uint8)
     places = np.cumsum([0] + [len(document) for document in documents])

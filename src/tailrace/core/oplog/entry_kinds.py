@@ -41,7 +41,7 @@ NEUTRAL_COMMANDS: Final = frozenset(
         b"dropDatabaseMetadata",
     )
 )
-#: All that is known of what commands do to documents and collections: code that keeps documents follows these.
+#: All that is known about what commands do to documents and collections: code that keeps documents follows these.
 FOLLOWED_COMMANDS: Final = NEUTRAL_COMMANDS | {
     b"create",
     b"drop",

@@ -60,8 +60,8 @@ class Original(ABC):
 
     @abstractmethod
     def stated(self) -> dict[str, str]:
-        """What a snapshot of the newest version says of itself. Raises SinkError if there is something that nobody may
-        read as this version."""
+        """What a snapshot of the newest version says about itself. Raises SinkError if there is something that nobody
+        may read as this version."""
 
     @abstractmethod
     def knows(self, snapshot: Snapshot) -> bool:

@@ -319,7 +319,7 @@ class QuarantineRemoval:
                 write_rows(table.filter(pa.array(left)), beside)
 
     def carry_out(self) -> None:
-        """Replace each file with what stays of it, one after the other. If this fails, the remaining files are as they
+        """Replace each file with what stays of it, one after another. If this fails, the remaining files are as they
         were, and their rows can be taken out by another try."""
         try:
             for path, beside in self._changes:

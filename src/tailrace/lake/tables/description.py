@@ -25,8 +25,8 @@ _FAR: Final = ("dates", "rows with dates")
 
 
 def described(table: CollectionTable, *, whole: bool = False) -> Iterator[str]:
-    """What there is to say of a table's columns, a line each. ``whole``: every column, and how many dates it does not
-    show, for which the documents of the rows that are NULL are read."""
+    """What there is to say about a table's columns, a line each. ``whole``: every column, and how many dates it does
+    not show, for which the documents of the rows that are NULL are read."""
     schema = table.schema(TableSchema())
     for column in schema.columns:
         renamed = column.name != "_".join(column.path)

@@ -87,7 +87,7 @@ def _held(root: Path) -> Iterator[None]:
 
 
 def _checked(root: Path, documents: NamedDocuments) -> dict[str, TableMark]:
-    """What the tables took over last, if all that is known of the documents is the past."""
+    """What the tables took over last, if all that is known about the documents is the past."""
     state = TableState(root / STATE / "state", readonly=True)
     try:
         if state.position() is None or state.copy_begun() is not None or state.copying() or state.resyncing():

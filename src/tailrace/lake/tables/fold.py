@@ -1,6 +1,6 @@
 """A window of oplog entries, folded by document: what each collection holds at the window's end.
 
-Changes of one document are applied one after the other; what comes before an insert, a delete or a replacement does not
+Changes of one document are applied one after another; what comes before an insert, a delete or a replacement does not
 matter. Names are assigned to the collections' UUIDs, so the order in which the shards of a cluster report a drop or a
 rename makes no difference.
 

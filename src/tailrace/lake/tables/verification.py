@@ -220,7 +220,7 @@ class _Verification:
         return TableReport(self._namespace, stated, found.documents, found.quarantined, differences, faults)
 
     def _shown(self, mark: TableMark) -> int | None:
-        """The version that readers read, if it has the rows of the one that the state tells of: files may have been
+        """The version that readers read, if it has the rows of the one that the state describes: files may have been
         merged since. ``None``: the newest. Raises DamagedCommitError."""
         if mark.version < 0:
             return None

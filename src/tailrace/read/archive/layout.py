@@ -207,7 +207,7 @@ def _others_than_description(folder: ArchivePlace) -> bool:
 
 
 def describe(folder: ArchivePlace) -> Description | None:
-    """What an archive says of itself; ``None`` where the directory is empty or not there. Raises UsageError where it
+    """What an archive says about itself; ``None`` where the directory is empty or not there. Raises UsageError where it
     holds something else."""
     path = folder / DESCRIPTION
     try:

@@ -232,7 +232,7 @@ class Recorder:
     def _note_version(self, description: Description) -> Description:
         """Note from when on the servers have another version: the one that a stream read that began and ended with the
         archive's own reads; another feature compatibility version from the entry on that has set it. Looked at when the
-        recorder begins, and where PyMongo hears of another process, or a writer of another feature compatibility
+        recorder begins, and where PyMongo learns of another process, or a writer of another feature compatibility
         version or of an entry that sets one."""
         cluster = self._cluster
         clients = [self._client] if cluster is None else cluster.clients

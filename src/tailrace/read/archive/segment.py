@@ -194,7 +194,7 @@ class SegmentReader:
         self._check_statements()
 
     def _check_statements(self) -> None:
-        """What the file says of itself must agree with its name and its place, and each row group with those around
+        """What the file says about itself must agree with its name and its place, and each row group with those around
         it."""
         segment, about = self.segment, self.about
         said = tuple(about.get(name) for name in ("after", "until"))

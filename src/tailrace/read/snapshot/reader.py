@@ -104,7 +104,7 @@ class SnapshotReader:
     ``stopped``  asked between chunks: true ends the iteration
 
     Iterating gives chunks; ``done(chunk)`` says that a chunk has arrived, and only then ``state`` moves on. What is
-    not said to be done is read again when the copy continues from the state. Raises SourceError and ServerError 166.
+    not reported as done is read again when the copy continues from the state. Raises SourceError and ServerError 166.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ def _chosen(places: Places, scope: Scope, selection: Selection | None) -> list[F
 
 
 class _Worker:
-    """Reads ranges, one after the other, in one thread. ``whole``: a range is small enough to be one chunk."""
+    """Reads ranges, one after another, in one thread. ``whole``: a range is small enough to be one chunk."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A file of BSON documents one after the other, plain or gzipped, read in bounded memory and checked as it is read.
+"""A file of BSON documents one after another, plain or gzipped, read in bounded memory and checked as it is read.
 
 Damage is always reported with the byte position (of the unpacked data), after everything before it has been given.
 """

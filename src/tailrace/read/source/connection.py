@@ -226,8 +226,8 @@ class Connection:
 
     @property
     def hello(self) -> Mapping[str, Any]:
-        """What the deployment says of itself; the first use connects. Raises SourceError where it is not a replica set
-        that we can read."""
+        """What the deployment says about itself; the first use connects. Raises SourceError where it is not a replica
+        set that we can read."""
         if self._hello is None:
             try:
                 self._hello = self._say_hello()

@@ -79,7 +79,7 @@ def unpack(path: Path, folder: Path, *, name: str | None = None) -> str:
 
 
 class _Reader:
-    """The documents and ends of blocks of an archive, one after the other."""
+    """The documents and ends of blocks of an archive, one after another."""
 
     def __init__(self, name: str, chunks: Iterator[bytes]) -> None:
         self._name = name

@@ -419,7 +419,7 @@ class MongodSource:
         **extra: Any,
     ) -> Iterator[tuple[Replies, bytes]]:
         """The replies of a cursor on the entries after ``position``, and the first of them without the entry at
-        ``position`` itself, which is asked for whatever the filter says of it.
+        ``position`` itself, which is asked for whatever the filter says about it.
 
         Raises ChangeStreamHistoryLost where the oplog no longer reaches back, SourceError where it never held the last
         entry given.

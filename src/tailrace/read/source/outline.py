@@ -131,8 +131,8 @@ class _Even(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """What is known of a range without counting it: which part of a sample matches, and a cluster time somewhere in the
-    middle; 0 and ``None`` where the range is short."""
+    """What is known about a range without counting it: which part of a sample matches, and a cluster time somewhere in
+    the middle; 0 and ``None`` where the range is short."""
 
     after: ClusterTime
     until: ClusterTime

@@ -154,7 +154,7 @@ class RawReplyCursor(RawBatchCursor[Any]):
             return False
         raw = seen[_BEFORE_DOCUMENT:length]
         try:
-            # PyMongo's session hears of such a reply's times when one comes that is not like the last.
+            # PyMongo's session learns of such a reply's times when one comes that is not like the last.
             documents = None if self._repeated is None or self._data else self._repeated.documents(raw)
             documents = documents or self._of_new(raw)
         except (OplogFormatError, BSONError):

@@ -222,7 +222,7 @@ class OwnerLookup:
         """The document of an event that is older than the shard key, and whether that is settled: every shard is asked,
         and the document says whose it is."""
         version = chunks.version()
-        # They have to hear of the event's time first, for they refuse to read after one that they do not know.
+        # They have to learn of the event's time first, for they refuse to read after one that they do not know.
         for shard in self._cluster.open_view().shards:
             found = self._read(shard, CollectionLookups.of([lookup]))
             document = None if found is None else found[0]

@@ -221,7 +221,7 @@ def _frame(fed: Fed) -> bytes:
 
 
 def _entries(raw: bytes) -> int:
-    """How many documents there are, one after the other."""
+    """How many documents there are, one after another."""
     at = count = 0
     while at < len(raw):
         at += max(raw_bson.read_int32(raw, at), 5)

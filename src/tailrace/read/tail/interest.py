@@ -23,7 +23,7 @@ InterestKeys: TypeAlias = "frozenset[bytes] | None"
 
 EVERYONE: Final = None
 NOBODY: Final[frozenset[bytes]] = frozenset()
-#: The key of streams over the whole deployment; no namespace and no database is called so.
+#: The key of streams over the whole deployment; no namespace and no database has that name.
 CLUSTER: Final = b"*."
 _INTERNAL: Final = frozenset((b"admin", b"config", b"local"))
 #: The fields of a command that say a collection's name, and those that say a namespace.

@@ -45,7 +45,7 @@ class Segment:
         return len(self.index.numbers)
 
     def select(self, key: bytes, after: ClusterTime) -> bytes:
-        """The entries with ts > ``after`` that are about ``key``, one after the other. Streams that wait for the same
+        """The entries with ts > ``after`` that are about ``key``, one after another. Streams that wait for the same
         key share the answer."""
         if self.entries == 1 and after <= self.after:
             about = self.index.about

@@ -127,7 +127,7 @@ class WatchRequest:
             )
 
     def starts(self) -> list[str]:
-        """What was said of where to begin: the names of the parameters, or of the options that stand for them."""
+        """What was said about where to begin: the names of the parameters, or of the options that stand for them."""
         given = [name for name in _STARTS if getattr(self, name) is not None]
         return given + [STAGE_NAMES[name] for name in _STARTS if STAGE_NAMES[name] in (self.options or {})]
 

@@ -136,7 +136,7 @@ class StreamComparison:
 
     ``server``, ``ours``  open the two sides
     ``now``        a cluster time that everything written before the call is at or before
-    ``evidence``   gives a kind of difference, when it is first met, what the oplog has to it, in at most that many
+    ``evidence``   what the oplog holds about a kind of difference, when it is first met, in at most that many
         bytes
     ``looks_up``   whether the streams look current documents up
     ``has_stages`` whether stages of the user's make the events
@@ -466,7 +466,7 @@ class _Leg:
         )
 
     def _is_behind(self, until: ClusterTime) -> bool:
-        """Whether an event up to ``until`` still waits for what the other side has to it."""
+        """Whether an event up to ``until`` still waits for the other side's."""
         times = [self._pairing.next_time(side) for side in (SERVER, OURS)]
         return any(time is not None and time <= until for time in times)
 
@@ -539,7 +539,7 @@ class _Leg:
 
 
 def _is_outage(error: TailraceError) -> bool:
-    """Whether it says of the deployment that it is not well, which one side may meet and the other just miss."""
+    """Whether it says that the deployment is not well, which one side may meet and the other just miss."""
     return isinstance(error, ConnectionFailure) or error.code in RESUMABLE_CODES
 
 

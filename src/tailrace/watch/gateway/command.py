@@ -48,7 +48,7 @@ _FLAGS: Final = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class MessageOutline:
-    """What is known of a message from its first bytes.
+    """What is known about a message from its first bytes.
 
     ``name``      the command's, empty if there is none or it is too far from the beginning
     ``answered``  the server sends a reply

@@ -404,8 +404,8 @@ class Engine:
         return self.clock
 
     def rights_heard(self) -> RightsHeard:
-        """Which changes of users and roles are known. A cluster's are kept by its config servers, and a mongos hears of
-        them by and by: there only the age of an answer counts."""
+        """Which changes of users and roles are known. A cluster's are kept by its config servers, and a mongos learns
+        of them by and by: there only the age of an answer counts."""
         return UNHEARD if self._cluster is not None else self._rights_watch.heard()
 
     def tail_statistics(self) -> TailStatistics:

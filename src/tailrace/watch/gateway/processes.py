@@ -46,7 +46,7 @@ _AGAIN_S: Final = 0.1
 _AGAIN_S_MAX: Final = 10.0
 #: A process that has lived this long is started again at once.
 _WELL_S: Final = 60.0
-#: Clients that are accepted in one go.
+#: Clients that are accepted at once.
 _AT_ONCE: Final = 64
 #: Beyond what a process takes to stop on its own.
 _STOP_S: Final = 5.0

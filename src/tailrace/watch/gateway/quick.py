@@ -135,7 +135,7 @@ class _CursorWork:
         return self.reply is None and (self._action is None or isinstance(self._action, ReadOplog))
 
     def begin(self) -> None:
-        """Have the cursor know of the getMore."""
+        """Let the cursor know about the getMore."""
         if self.acting is not None:
             return
         settle(self._stream, self._engine.cursors, self._engine.steps)
@@ -195,7 +195,7 @@ class _CursorWork:
 
 
 class QuickGetMore:
-    """The getMores without a task of one connection, one after the other.
+    """The getMores without a task of one connection, one after another.
 
     ``is_busy``  one is under way
     """
@@ -300,7 +300,7 @@ class QuickGetMore:
             self._path.engine.turns.charge(stream.tenant, time.perf_counter() - begun)
 
     def begin(self) -> None:
-        """Have the cursor know of the getMore, because another command is about it."""
+        """Let the cursor know about the getMore, because another command is about it."""
         if self._waits:
             self._work.begin()
             if self._work.reply is not None:

@@ -111,7 +111,7 @@ async def aside_for(work: Callable[[], object], seconds: float) -> None:
 
 
 class Waker:
-    """Carries calls from the readers' threads into the event loop, many in one go, and wakes streams in the order of
+    """Carries calls from the readers' threads into the event loop, many at once, and wakes streams in the order of
     their tenants' ``turns``. Made in the loop's own thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, turns: LoopTurns) -> None:

@@ -18,7 +18,7 @@ _DATA_BYTES: Final = 22
 
 
 class CursorFacts(NamedTuple):
-    """What a reply says of its cursor; ``code`` if it is an error instead."""
+    """What a reply says about its cursor; ``code`` if it is an error instead."""
 
     cursor_id: int
     namespace: str

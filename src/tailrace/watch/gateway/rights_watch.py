@@ -17,7 +17,7 @@ _WATCHED: Final = (Scope.of_collection("admin", "system.users"), Scope.of_collec
 
 
 class RightsHeard(NamedTuple):
-    """``generation``  changes with each change that is known of, of whosever rights
+    """``generation``  changes with each known change, whosever rights it is about
     ``until``       all of them up to this time are known of; 0: none is
     """
 

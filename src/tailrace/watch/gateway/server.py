@@ -31,7 +31,7 @@ from tailrace.watch.gateway.surroundings import Surroundings
 from tailrace.watch.gateway.upstream import Address, Channel, Upstream
 
 _BUFFER: Final = 1 << 16
-#: How many bytes are received from a client in one go.
+#: How many bytes are received from a client at once.
 _RECEIVED_BYTES: Final = 1 << 18
 #: How many clients may wait to be accepted. The system lowers this to its own limit (``net.core.somaxconn``, 4,096) and
 #: drops some clients beyond it: such a client believes that it is connected, and is cut off when it sends something.
@@ -107,7 +107,7 @@ class Gateway:
             lambda: self._used_files() < self._files,
             rights_heard=self.engine.rights_heard,
         )
-        #: What clients send is received into it, one after the other.
+        #: What clients send is received into it, one after another.
         self._received_into = bytearray(_RECEIVED_BYTES)
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -298,7 +298,7 @@ class Gateway:
 
 
 class _Arrival(asyncio.Protocol):
-    """A client before its TLS handshake. asyncio, left to itself, tells of a client only after it."""
+    """A client before its TLS handshake. asyncio by itself reports a client only after it."""
 
     def __init__(self, on_arrival: Callable[[asyncio.Transport], None]) -> None:
         self._on_arrival = on_arrival

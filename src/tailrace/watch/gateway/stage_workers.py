@@ -87,7 +87,7 @@ class _Current:
 
 
 class StageWorker:
-    """One process. Used in the event loop; its requests are carried out one after the other.
+    """One process. Used in the event loop; its requests are carried out one after another.
 
     ``cursors``  that are open there
     ``cpu``      seconds that its computations have taken

@@ -69,9 +69,9 @@ class View:
         for number, path in enumerate(targets):
             for other in targets[number + 1 :]:
                 if overlaps(path, other):
-                    raise UsageError(f"a view cannot write {other!r} beside {path!r} of its target")
+                    raise UsageError(f"a view cannot write {other!r}, which overlaps {path!r} in its target")
         if self.target == self.source:
-            raise UsageError("the target and the source of a view are two collections")
+            raise UsageError("the target and the source of a view have to be two different collections")
 
     @property
     def version_path(self) -> str:

@@ -281,8 +281,8 @@ class Deployment(ABC):
 
     def _follow_upgrade(self) -> None:
         """The events of a micro-batch are those of the version that the servers have when it is planned, which is after
-        its last entry was written: its end says which. They are asked again where PyMongo hears of another process, and
-        as often as a stream asks for the feature compatibility version."""
+        its last entry was written: its end says which. They are asked again where PyMongo learns of another process,
+        and as often as a stream asks for the feature compatibility version."""
         present = frozenset(map(present_member, self.clients))
         now = time.monotonic()
         if present == self._asked_of and now - self._asked_at_s < ASK_AGAIN_S:
