@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Termination(KeyboardInterrupt):
-    """SIGTERM: a command ends as by Ctrl-C, with what it holds closed, and its position told."""
+    """SIGTERM: a command ends as by Ctrl-C, with what it holds closed, and its position printed."""
 
 
 def _status_of(interrupt: KeyboardInterrupt) -> int:
@@ -171,7 +171,7 @@ def _is_ours(filename: str) -> bool:
 
 @contextmanager
 def _noted_interrupts() -> Iterator[list[int]]:
-    """Interrupts raise ``KeyboardInterrupt`` as ever, and SIGTERM raises one too; each is also added to the list that
+    """Interrupts raise ``KeyboardInterrupt`` as usual, and SIGTERM raises one too; each is also added to the list that
     is given. Commands that end in a way of their own set other handlers."""
     seen: list[int] = []
 

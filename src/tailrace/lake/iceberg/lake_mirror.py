@@ -2,8 +2,8 @@
 
 The lake's own commit comes first, and the snapshot is made of what the log says then, under a lock of its own. So the
 catalogue never shows a commit that the lake does not have, and one that a crash has kept from it comes with the next.
-A snapshot states the hash of the commit that it shows: a lake that was set back, or another lake in its place, is told
-by it, and the snapshots of commits that no longer exist are removed.
+A snapshot states the hash of the commit that it shows: a lake that was set back, or another lake in its place, is
+recognised by it, and the snapshots of commits that no longer exist are removed.
 """
 
 from __future__ import annotations

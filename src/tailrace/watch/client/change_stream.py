@@ -186,7 +186,7 @@ class BlockChangeStream(ChangeStream):
         self._has_given_before = self._is_closed = False
         self._refilling = threading.RLock()
         self._session = StreamSession(request.session)
-        #: Told of the commands that the server's stream would have sent; ``None`` if nobody listens.
+        #: Hears about the commands that the server's stream would have sent; ``None`` if nobody listens.
         self._commands = commands_of(request)
         #: The events that the command under way has given, as reported to PyMongo's listeners.
         self._told: list[bytes] = []
@@ -276,7 +276,7 @@ class BlockChangeStream(ChangeStream):
             self._refuse_to_decode(error)
 
     def _left_over(self) -> Any | None:
-        """What a closed stream still holds, one event after the other."""
+        """What a closed stream still holds, one event after another."""
         with self._refilling:
             last = self._last
             if self._events is not None and self._events.left:

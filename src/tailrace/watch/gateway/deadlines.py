@@ -21,7 +21,7 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        #: Who waits for so many milliseconds, and until when, on the cursors' clock.
+        #: Who waits, by the number of milliseconds, and until when, on the cursors' clock.
         self._waiting: dict[int, dict[Waiting, int]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
 

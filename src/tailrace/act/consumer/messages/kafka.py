@@ -28,7 +28,7 @@ _ABOUT_THE_MESSAGE: Final = frozenset(
     }
 )
 
-#: librdkafka's own remarks: several for each outage, which our one line tells too.
+#: librdkafka's own remarks: several for each outage, which our one line reports too.
 _client_log = logging.getLogger("tailrace.kafka")
 _client_log.addHandler(logging.NullHandler())
 _client_log.propagate = False
