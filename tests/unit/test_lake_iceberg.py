@@ -111,6 +111,7 @@ def lake(tmp_path: Path) -> Iterator[Grown]:
 # -- what readers read ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_commit_is_a_snapshot_that_every_reader_reads(lake: Grown) -> None:
     for _ in range(3):
         lake.add()
@@ -126,7 +127,7 @@ def test_every_commit_is_a_snapshot_that_every_reader_reads(lake: Grown) -> None
     [  # the guard of the slow ones is the one that is divided by both
         pytest.param(("hour",), marks=pytest.mark.slow),
         pytest.param(("collection",), marks=pytest.mark.slow),
-        ("hour", "collection"),
+        pytest.param(("hour", "collection"), marks=pytest.mark.long),
     ],
     ids="+".join,
 )
@@ -445,6 +446,7 @@ def test_columns_that_come_later(lake: Grown) -> None:
     assert verify(lake.root, full=True).sound
 
 
+@pytest.mark.long
 def test_a_lake_has_twenty_snapshots_and_few_files_of_iceberg(lake: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailrace.lake.iceberg.lake_mirror._SWEEP_EVERY", 12)
     monkeypatch.setattr("tailrace.lake.iceberg.lake_mirror._SWEEP_MS", -60_000)

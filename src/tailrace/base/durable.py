@@ -101,7 +101,7 @@ def make_directory(directory: Path, mode: int = 0o777) -> None:
 def make_private(directory: Path) -> None:
     """Make ``directory``, the top of a store of users' data, if it is missing: mode 0700, less what the umask takes.
 
-    One that is there keeps its mode, so whoever wants to share a store makes its directory first. What is made inside
+    One that is there keeps its mode, so a store that is to be shared gets its directory first. What is made inside
     has the usual mode (the umask's), since nobody gets to it past the top; so have missing directories above it.
     Raises OSError, for ``writing`` to turn into a sentence.
     """
@@ -122,7 +122,7 @@ def begun_whole(path: Path) -> Iterator[None]:
 
 
 def has_no_room(directory: Path) -> bool:
-    """Whether ``directory`` has no room for a file of 1 MB. For callers that are told only that a write has failed."""
+    """Whether ``directory`` has no room for a file of 1 MB. For callers that know only that a write has failed."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, 1 << 20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-#: A handler that has been at work on one change for so long is taken to hang. A relay waits for a broker for ten
+#: A handler that has been at work on one change for this long is considered stuck. A relay waits for a broker for ten
 #: minutes.
 HUNG_AFTER_S: Final = 900.0
 

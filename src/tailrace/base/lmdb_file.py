@@ -59,11 +59,11 @@ _MAP_MAX: Final = 1 << 46
 _PAGE_SIZES: Final = tuple(1 << power for power in range(9, 17))
 _NOTED: Final = "closed"
 _CHECKSUM_BYTES: Final = 4
-#: A leaf page holds fewer records than that: so many on either side of a key are looked at where it is missed, but no
-#: more than so many bytes of them.
+#: A leaf page holds fewer records than that: this many on either side of a key are examined where it is missing, but no
+#: more than this many bytes of them.
 NEAR: Final = 64
 _NEAR_BYTES: Final = 1 << 18
-#: So many records are copied in one transaction.
+#: How many records are copied in one transaction.
 _AT_ONCE: Final = 4096
 
 
@@ -399,7 +399,7 @@ def records(cursor: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def confirm_missing(cursor: Any, key: bytes, near: int = NEAR) -> None:
     """Raise ``lmdb.CorruptedError`` where ``key`` is not found although it may be there: the sealed records around its
-    place are out of order or damaged. In a damaged page a search goes astray, and says nothing. ``near``: so many
+    place are out of order or damaged. In a damaged page a search goes astray without an error. ``near``: so many
     records are compared on either side."""
     is_before_one = cursor.set_range(key)
     _check_run(key, cursor.iternext() if is_before_one else (), operator.gt, near)

@@ -17,7 +17,7 @@ from tailrace.base.health import Health
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-#: What every room says of the same number (``tailrace.core.oplog.entry_kinds``).
+#: What every room says about the same number (``tailrace.core.oplog.entry_kinds``).
 UNKNOWN_ENTRIES: Final = "Oplog entries, and operations inside entries, of unknown kinds, which give no event"
 
 

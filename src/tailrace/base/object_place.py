@@ -191,7 +191,7 @@ class ObjectBucket:
     store: S3Store | AzureStore = field(repr=False)
     options: Mapping[str, str] = field(repr=False)
     beside: Path
-    #: How far the store's clock is ahead of ours, in seconds, once that was measured.
+    #: By how many seconds the store's clock is ahead of ours, once that was measured.
     clock: list[float] = field(default_factory=list)
     #: As in ``ObjectScheme``.
     suffixes: bool = True
@@ -532,7 +532,7 @@ def check_store(root: ObjectPlace) -> None:
             raise _lacks(root, "does not list an object that it has just taken")
         root.bucket.clock[:] = [listed[0].modified - time.time()]
     except BaseException:
-        with suppress(StoreAwayError):  # what went wrong first is told
+        with suppress(StoreAwayError):  # the first error is reported
             place.unlink()
         raise
     place.unlink()

@@ -25,21 +25,21 @@ _log = logging.getLogger(__name__)
 
 
 class StatusReceiver(Protocol):
-    """Who is told: systemd, or a process that tells systemd of several."""
+    """Who is notified: systemd, or a process that reports to systemd for several."""
 
     #: After how many seconds without a word the process is ended; ``None``: never.
     watchdog_s: float | None
 
     @property
     def is_there(self) -> bool:
-        """Whether somebody wants to be told."""
+        """Whether somebody wants to be notified."""
 
     def tell(self, *lines: str) -> None:
         """Send ``lines`` as one message. Nothing is raised."""
 
 
 class ServiceManager:
-    """The socket of ``NOTIFY_SOCKET``. Whoever is there need not listen: what cannot be sent is left out."""
+    """The socket of ``NOTIFY_SOCKET``. Nobody needs to listen there: what cannot be sent is dropped."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
@@ -47,7 +47,7 @@ class ServiceManager:
 
     @property
     def is_there(self) -> bool:
-        """Whether somebody wants to be told. (Other kinds of sockets are no concern of ours.)"""
+        """Whether somebody wants to be notified. (Other kinds of sockets are not supported.)"""
         return self._address[:1] in ("/", "@")
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Threads whose end is known: what ended one is kept, reported, and raised where somebody waits for it.
 
-Whoever starts a thread, a process or a task in another way is on the list of ``tests/tidy/test_threads.py``, with the
+Code that starts a thread, a process or a task in another way is on the list of ``tests/tidy/test_threads.py``, with the
 reason why its end is known there too.
 """
 

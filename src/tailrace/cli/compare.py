@@ -1,4 +1,4 @@
-"""``tailrace compare``: the server's own change stream beside ours, on a deployment of the user's own."""
+"""``tailrace compare``: the server's own change stream next to ours, on a deployment of the user's own."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _print_difference(number: int, difference: Mapping[str, Any]) -> None:
 
 
 def _remarks(compared: Compared) -> Iterator[str]:
-    """What a reader of the result has to know of it."""
+    """What a reader of the result has to know about it."""
     if compared.unnamed:
         yield f"{compared.unnamed:,} more differences are of further kinds, which are not listed"
     if any(found.left_out for found in compared.differences):

@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what is looked at beside the deployment."""
+    """Add the options for what is shown next to the deployment."""
     group = parser.add_argument_group("what is shown beside the deployment")
     group.add_argument(
         "--gateway", metavar="URI", help="a gateway, with its streams (default: URI, if it leads to one)"
@@ -84,7 +84,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def targets_of(args: argparse.Namespace) -> Targets:
-    """What is looked at beside the deployment. Raises UsageError."""
+    """What is shown next to the deployment. Raises UsageError."""
     from tailrace.cli.panels.sources import Targets  # noqa: PLC0415  so that --help does not load it
     from tailrace.read.archive.place import archive_place  # noqa: PLC0415  as well
 

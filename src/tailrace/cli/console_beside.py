@@ -47,7 +47,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 class ServiceNumbers:
-    """What a service says of itself: of its ``collector``, once there is one."""
+    """What a service says about itself: what its ``collector`` gives, once there is one."""
 
     def __init__(self, collector: Collector | None = None) -> None:
         self.collector = collector

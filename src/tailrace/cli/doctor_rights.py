@@ -24,7 +24,7 @@ _UNAUTHORIZED: Final = 13
 _NAMED_MAX: Final = 5
 #: A byte of a name that is not UTF-8 becomes a surrogate.
 ANY_NAME: Final[CodecOptions[dict[str, Any]]] = CodecOptions(unicode_decode_error_handler="surrogateescape")
-#: So many databases are tried.
+#: How many databases are tried.
 _TRIED_MAX: Final = 100
 #: Nothing is there: what counts is whether the question is allowed.
 _ASKED: Final = "tailrace.doctor"

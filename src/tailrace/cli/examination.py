@@ -63,7 +63,7 @@ def examine_deployment(source: MongodSource, uri: ConnectionString) -> Iterator[
 
 
 def examine(source: MongodSource) -> Iterator[Finding]:
-    """The findings, one by one. The others are looked for only if the first two are good."""
+    """The findings, one by one. The others are made only if the first two are good."""
     for check, look in (("replica set", _replica_set), ("rights", _rights)):
         finding = _look(check, look, source)
         yield finding
@@ -134,7 +134,7 @@ def _version(source: MongodSource) -> Finding:
 
 
 def version_finding(version: str) -> Finding:
-    """What is known of the deployment's version, and what to do where that is not enough."""
+    """What is known about the deployment's version, and what to do where that is not enough."""
     known, rules = knowledge_of(version), profile_for(version).name
     if known == "measured":
         return Finding("version", "ok", f"MongoDB {for_people(version)}, measured")

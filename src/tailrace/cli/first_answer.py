@@ -22,7 +22,7 @@ _AFTER_S: Final = 3.0
 
 
 class FirstAnswer(monitoring.ServerHeartbeatListener, monitoring.TopologyListener):
-    """What PyMongo tells of all clients of this process, of which a person is told while ``is_told``."""
+    """What PyMongo reports about all clients of this process; a person sees it while ``is_told``."""
 
     def __init__(self) -> None:
         self.is_told = False
@@ -51,7 +51,7 @@ class FirstAnswer(monitoring.ServerHeartbeatListener, monitoring.TopologyListene
         return is_looking and bool(before.server_descriptions()) and not now.server_descriptions()
 
     def _tell_of_none_left(self, event: Any) -> None:
-        """PyMongo forgets a server of another replica set, and waits for one that it has been told of."""
+        """PyMongo forgets a server of another replica set, and waits for one of the set that was named."""
         wanted = event.new_description.replica_set_name
         if self.is_told and wanted not in self._told:
             self._told.add(wanted)

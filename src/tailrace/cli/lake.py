@@ -1,4 +1,4 @@
-"""``tailrace lake``: show, check and maintain a lake, without Spark and beside a stream that writes it."""
+"""``tailrace lake``: show, check and maintain a lake, without Spark, also while a stream writes it."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def print_compaction(root: Path, *, target_bytes: int, retention: timedelta, rel
 def print_verification(
     root: Path, *, full: bool, checkpoint: Path | None = None, iceberg: IcebergSettings | None = None
 ) -> int:
-    """Verify a lake, beside the ``checkpoint`` of its stream and its table in a catalogue, and print what was found.
+    """Verify a lake against the ``checkpoint`` of its stream and its table in a catalogue, and print what was found.
     Returns 1 where something is wrong."""
     from tailrace.lake.store.verification import verify  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The Iceberg catalogue beside a lake, for commands that change or check it."""
+"""The Iceberg catalogue that shows a lake, for commands that change or check it."""
 
 from __future__ import annotations
 

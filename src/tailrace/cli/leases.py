@@ -52,7 +52,7 @@ _OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "release": ("to", "within"),
     "delete": ("force",),
 }
-#: As it is said in "which lease is to be ...?".
+#: The word in "which lease is to be ...?".
 _DONE: Final = {
     "show": "shown",
     "pause": "paused",

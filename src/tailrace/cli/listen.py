@@ -70,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what is said of the stream."""
+    """Add the options about the stream."""
     parser.add_argument("--pipeline", metavar="JSON", help="stages after $changeStream, as an array, or @FILE with it")
     parser.add_argument("--full-document", metavar="MODE", help="updateLookup, whenAvailable or required")
     parser.add_argument("--full-document-before-change", metavar="MODE", help="whenAvailable or required")
@@ -96,7 +96,7 @@ def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what is said of leases, commits and errors."""
+    """Add the options about leases, commits and errors."""
     parser.add_argument(
         "--commit-every",
         type=int,

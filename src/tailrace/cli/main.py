@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Termination(KeyboardInterrupt):
-    """SIGTERM: a command ends as by Ctrl-C, with what it holds closed, and its position told."""
+    """SIGTERM: a command ends as by Ctrl-C, with what it holds closed, and its position printed."""
 
 
 def _status_of(interrupt: KeyboardInterrupt) -> int:
@@ -144,7 +144,7 @@ def _tell_bug(kind: type[BaseException], error: BaseException, at: TracebackType
 @contextmanager
 def _watched_threads() -> Iterator[list[str]]:
     """Threads that an error has ended are reported in a sentence, and noted in the list that is given. Ours tell their
-    errors to whoever waits for them; this is for those that somebody has forgotten."""
+    errors to those who wait for them; this is for the ones that nobody waits for."""
     ended: list[str] = []
     before = threading.excepthook
 
@@ -171,7 +171,7 @@ def _is_ours(filename: str) -> bool:
 
 @contextmanager
 def _noted_interrupts() -> Iterator[list[int]]:
-    """Interrupts raise ``KeyboardInterrupt`` as ever, and SIGTERM raises one too; each is also added to the list that
+    """Interrupts raise ``KeyboardInterrupt`` as usual, and SIGTERM raises one too; each is also added to the list that
     is given. Commands that end in a way of their own set other handlers."""
     seen: list[int] = []
 
@@ -233,7 +233,7 @@ def _carried_out(args: argparse.Namespace) -> int:
         _discard_output()
         return _status_of(interrupt)
     except BrokenPipeError as error:
-        # Whoever read our output has seen enough. Any other pipe or socket that breaks is a failure.
+        # The reader of our output has seen enough. Any other pipe or socket that breaks is a failure.
         if not reader_is_gone():
             return _fail(str(error.strerror or error))
         _discard_output()

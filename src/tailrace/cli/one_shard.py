@@ -11,7 +11,7 @@ from tailrace.read.source.connection import open_client
 from tailrace.read.source.shard_identity import ONE_SHARD_HINT, shard_name
 from tailrace.read.source.uri import ConnectionString
 
-#: Whoever asks has a client of its own, which says what is wrong with a deployment that does not answer.
+#: The caller has a client of its own, which says what is wrong with a deployment that does not answer.
 _PATIENCE_MS: Final = 3000
 
 

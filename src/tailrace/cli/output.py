@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TextIO
 
 from tailrace.core.printable import in_a_line, printable
 
-#: A table has at least so many characters in a line.
+#: How many characters a line of a table has at least.
 _TABLE_WIDTH: Final = 100
 
 
@@ -29,7 +29,8 @@ def say(text: object = "", *, before: str = "", lines: bool = False, flush: bool
 
 def tell(text: object = "", *, before: str = "", lines: bool = False, stream: TextIO | None = None) -> None:
     """Print ``text``, as ``say`` does, to standard error, or ``stream`` in its place. Where that is closed or full
-    nobody can be told, and the work goes on: ``print`` would take standard output for a stream that is not there."""
+    there is nobody to tell, and the work goes on: ``print`` would take standard output for a stream that is not
+    there."""
     _write(stream, f"{before}{printable(str(text)) if lines else in_a_line(text)}\n")
 
 
@@ -93,7 +94,7 @@ class Screen:
         sys.stdout.write("\x1b[?1049h\x1b[?25l")  # another screen, no cursor
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show so many of the lines as there is room for. The first one, and those in capitals, stand out."""
+        """Show as many of the lines as there is room for. The first one, and those in capitals, stand out."""
         width, height = self._size()
         shown = []
         for number, line in enumerate(lines[: height - 1]):

@@ -89,7 +89,7 @@ def run_processes(parts: Sequence[argparse.Namespace]) -> int:
         name = signal.Signals(-code).name
         tell(f"tailrace: process {first.pid} was ended by {name}; the others have been stopped")
         return 1
-    # The others were told to stop; one of them that failed at it is not to be overlooked.
+    # The others were told to stop; if one of them failed while it stopped, that must not be overlooked.
     others = [process.exitcode or 0 for process in group.processes if process is not first]
     return code or max((_status_when_told(other, 1) for other in others), default=0)
 

@@ -129,12 +129,13 @@ def _masks(file: str | None, options: StreamOptions) -> Masks | None:
 
     masks = Masks.load(file)
     check_stages(options.pipeline)
-    _ = masks.compiled  # a key that is missing is told first
+    _ = masks.compiled  # a key that is missing is reported first
     return masks
 
 
 def _archived(where: str) -> Description | None:
-    """What the archive at ``where`` says of itself; ``None`` where there is none. In an object store there must be."""
+    """What the archive at ``where`` says about itself; ``None`` where there is none. In an object store there must
+    be."""
     from tailrace.base.object_place import check_tried, is_object_uri  # noqa: PLC0415  not for --help
 
     check_tried(where)
@@ -147,7 +148,7 @@ def _archived(where: str) -> Description | None:
 
 
 def _first_profile(chosen: str | None, spans: Sequence[VersionSpan]) -> ServerProfile:
-    """The version that is named, or else the archive's at the start of the stream, and then people are told."""
+    """The version that is named, or else the archive's at the start of the stream, which is then printed."""
     if chosen is not None:
         return chosen_profile(chosen)
     _tell_versions(spans)
@@ -161,8 +162,8 @@ def _tell_versions(spans: Sequence[VersionSpan]) -> None:
 
 
 def _dump(dump: str, stack: contextlib.ExitStack, *, explains: bool) -> tuple[DumpSource | None, SaidVersion | None]:
-    """The dump, and what an archive says of its server's version. What is unpacked is there until ``stack`` is closed.
-    To explain, it need not be there."""
+    """The dump, and what an archive says about its server's version. What is unpacked is there until ``stack`` is
+    closed. To explain, it need not be there."""
     from tailrace.read.source.dump import DumpSource  # noqa: PLC0415
     from tailrace.read.source.dump_archive import is_archive, unpack  # noqa: PLC0415
     from tailrace.read.source.dump_version import SaidVersion  # noqa: PLC0415
@@ -179,7 +180,7 @@ def _dump(dump: str, stack: contextlib.ExitStack, *, explains: bool) -> tuple[Du
 
 
 def _profile_of_dump(chosen: str | None, source: DumpSource | None, said: SaidVersion | None) -> ServerProfile:
-    """The version that is named, or else the dump's own, and then people are told which and why."""
+    """The version that is named, or else the dump's own, which is then printed with the reason."""
     from tailrace.read.source.dump_version import ASSUMED, version_of  # noqa: PLC0415
 
     if chosen is not None:

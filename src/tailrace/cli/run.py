@@ -184,7 +184,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
 
     if settings.archive is not None and "archive" not in settings.source and has_history(settings.archive.path):
         settings = replace(settings, source={**settings.source, "archive": str(settings.archive.path)})
-    stream_of(settings.source)  # a wrong option or address is told before Spark takes its seconds to start
+    stream_of(settings.source)  # a wrong option or address is reported before Spark takes its seconds to start
     stop = threading.Event()
     hush_loss_of_java()
     with (

@@ -1,4 +1,4 @@
-"""The archive that ``tailrace run`` keeps beside its lake: the section ``archive`` of the pipeline file."""
+"""The archive that ``tailrace run`` keeps in addition to its lake: the section ``archive`` of the pipeline file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages that ``tailrace run`` publishes beside its lake: the section ``messages`` of the pipeline file."""
+"""The messages that ``tailrace run`` publishes: the section ``messages`` of the pipeline file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NONE: Final = "_"
 
 @contextmanager
 def _said_of(settings: MessageSettings) -> Iterator[None]:
-    """What is wrong is said of the entry in the file, and a package that is missing by its extra."""
+    """An error names the entry in the file, and for a missing package its extra."""
     extras = {"confluent_kafka": "kafka", "redis": "redis", "nats": "nats"}
     try:
         yield
@@ -91,7 +91,7 @@ def maker_of(settings: MessageSettings) -> Callable[[RawChange], Made]:
     cloud: Any = settings.cloud_events
     with _said_of(settings):
         if masks is not None:
-            _ = masks.compiled  # a key that is missing is told before anything runs
+            _ = masks.compiled  # a key that is missing is reported before anything runs
         if settings.form == "debezium":
             return DebeziumMessages(
                 settings.topic,
@@ -323,7 +323,7 @@ def messaging(
 ) -> Iterator[MessageStreams]:
     """Publish messages in threads while the body runs; who does it. What ends a thread, whatever it is, sets ``stop``
     and is raised at the end. With ``once`` everything is published that was there when the body began. ``archive``: a
-    directory with what the oplog no longer holds. ``told``: where people are told."""
+    directory with what the oplog no longer holds. ``told``: where messages for people go."""
     if not entries:
         yield MessageStreams(())
         return

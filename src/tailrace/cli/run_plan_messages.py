@@ -1,4 +1,4 @@
-"""What ``tailrace run --dry-run`` says of the section ``messages``."""
+"""What ``tailrace run --dry-run`` says about the section ``messages``."""
 
 from __future__ import annotations
 

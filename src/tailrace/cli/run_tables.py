@@ -1,4 +1,4 @@
-"""The tables that ``tailrace run`` keeps beside its lake: the section ``tables`` of the pipeline file."""
+"""The tables that ``tailrace run`` keeps in addition to its lake: the section ``tables`` of the pipeline file."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _share_of(args: argparse.Namespace) -> float:
 
 
 def report_path(option: str, text: str) -> Path:
-    """Where the report goes, if it can: after an hour is no time to be told that it cannot."""
+    """Where the report goes. Tried now, so that an hour of work is not lost because the file cannot be written."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise WrongUsageError(f"{option} {text}: no file can be written there")
@@ -104,7 +104,7 @@ def sampled(
 
 
 def collectors(comparison: SampledComparison | None) -> list[Collector]:
-    """What serves the numbers beside a command's own."""
+    """What serves the numbers in addition to a command's own."""
     if comparison is None:
         return []
     from tailrace.watch.compare.metrics import ComparisonCollector  # noqa: PLC0415  not without prometheus_client

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_health_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what is said of health."""
+    """Add the options about health."""
     parser.add_argument(
         "--hung-after",
         type=float,
@@ -49,7 +49,7 @@ def watched_over(
     numbers: ServiceNumbers | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Serve statistics and health, and tell systemd, while the body runs, as far as that is asked for. What is yielded
-    is to be called when the process is told to stop. ``numbers`` gets the statistics where a console shows them. Raises
+    is called when the process is asked to stop. ``numbers`` gets the statistics where a console shows them. Raises
     UsageError."""
     from tailrace.act.consumer.rules.health import HealthLimits  # noqa: PLC0415
 

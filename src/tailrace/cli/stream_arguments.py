@@ -161,7 +161,7 @@ def pipeline_of(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def collation_of(args: argparse.Namespace) -> dict[str, Any] | None:
-    """How the stages compare strings, ``None`` where it was not said."""
+    """How the stages compare strings, ``None`` where it was not given."""
     if args.collation is None:
         return None
     hint = """Example: '{"locale": "en", "strength": 2}'"""

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def ask_streams(client: MongoClient[Any]) -> Mapping[str, Any]:
-    """What the gateway that ``client`` leads to says of its streams. Raises UsageError where that is a server, and
+    """What the gateway that ``client`` leads to says about its streams. Raises UsageError where that is a server, and
     SourceError where it does not answer."""
     from pymongo.errors import OperationFailure, PyMongoError  # noqa: PLC0415  as in run()
 

@@ -322,7 +322,7 @@ class _Line:
         _said(progress.to_json(), progress, as_json=self._as_json)
 
 
-#: Without a terminal, a line after so many seconds.
+#: Without a terminal, how many seconds pass between two lines.
 _TELL_S: Final = 10.0
 
 

@@ -61,9 +61,9 @@ _URI_STANDS = {
     "verify": "comes first: tailrace tables verify URI DIR",
     "as-of": "is given with --uri",
 }
-#: So many documents that differ are named for each table.
+#: How many documents that differ are named for each table.
 _NAMED_MAX = 20
-#: How often a person is told how far a copy has come.
+#: How often it is printed how far a copy has come.
 _COPY_TOLD_S = 5.0
 
 
@@ -222,7 +222,7 @@ def _place(word: str, args: argparse.Namespace) -> TablePlace:
 
 
 def _masks(args: argparse.Namespace) -> Masks | None:
-    """The masks that a file declares. Their key is read now: what is wrong with it is told first."""
+    """The masks that a file declares. Their key is read now: what is wrong with it is reported first."""
     if args.masks is None:
         return None
     from tailrace.read.source.mask_file import Masks as Declared  # noqa: PLC0415  so that --help loads no PyMongo

@@ -1,4 +1,4 @@
-"""A remark where what is to be watched does not exist: a stream of it is quiet until somebody makes it."""
+"""A remark if the collection to be watched does not exist: its stream is quiet until somebody creates it."""
 
 from __future__ import annotations
 

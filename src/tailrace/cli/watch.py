@@ -39,7 +39,7 @@ Print the change events of a cluster, a database or a collection as they come. T
 unless --engine server asks for the server's own change stream. Ends at an invalidate event, at --until or on Ctrl-C."""
 #: With an end in sight, looks are short.
 _AWAIT_MS_WITH_END: Final = 100
-#: After so long without an event it is said what is watched.
+#: After how long without an event the command says what is watched.
 _QUIET_S: Final = 2.0
 #: What resume tokens from the middle of a copy hold.
 SNAPSHOT: Final = "snapshot"
@@ -228,7 +228,7 @@ def _token_argument(token: bytes) -> str:
 
 
 def _copy_of(token: Any) -> Any:
-    """What a token from the middle of a copy says of it; ``None`` for any other token."""
+    """What a token from the middle of a copy says about it; ``None`` for any other token."""
     return None if token is None else token.get(SNAPSHOT)
 
 

@@ -267,7 +267,7 @@ def bytes_of(document: RawBSONDocument) -> bytes:
 
 
 def split(buf: bytes) -> Iterator[bytes]:
-    """The documents of a buffer that holds them one after the other, each checked for its outer length only."""
+    """The documents of a buffer that holds them one after another, each checked for its outer length only."""
     pos, size = 0, len(buf)
     while pos < size:
         end = document_end(buf, pos)
@@ -276,7 +276,7 @@ def split(buf: bytes) -> Iterator[bytes]:
 
 
 def array_documents(buf: bytes, start: int) -> bytes:
-    """The documents of the array at ``start``, one after the other without their keys.
+    """The documents of the array at ``start``, one after another without their keys.
 
     The server numbers an array's elements from 0 on, so where a value begins is known without a look at its key.
     """

@@ -34,7 +34,7 @@ from tailrace.lake.store.verification import LakeReport, verify
 _LOOK_S = 0.2
 #: How long the lake may take for its first commit (Spark starts) and to catch up at the end.
 _PATIENCE_S = 600
-#: How long the shop of the last act works at most.
+#: How long, at most, the shop of the last act works.
 _UPGRADE_S = 10.0
 
 

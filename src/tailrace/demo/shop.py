@@ -224,7 +224,7 @@ def main(arguments: Sequence[str]) -> int:
         shop = Shop(client[DATABASE], args.seed)
         shop.open()
         print(json.dumps({"open": True}), flush=True)
-        sys.stdin.readline()  # the pipeline is ready, says whoever started us
+        sys.stdin.readline()  # the process that started us says that the pipeline is ready
         seconds = work(shop, seconds=args.seconds, rate=args.rate, stopped=lambda: bool(asked))
     print(json.dumps({"seconds": round(seconds, 3), "operations": dict(shop.done)}), flush=True)
     return 0

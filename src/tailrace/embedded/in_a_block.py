@@ -10,7 +10,7 @@ class StartedInBlock:
     """A context manager of something with ``start`` and ``close``: what did not start is closed too."""
 
     def start(self, *, timeout_s: float = 300.0) -> None:
-        """Start it, within so many seconds."""
+        """Start it, within this many seconds."""
         raise NotImplementedError
 
     def close(self) -> None:

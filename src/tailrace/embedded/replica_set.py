@@ -86,7 +86,7 @@ class ReplicaSet(StartedInBlock):
             arguments = [*arguments, f"--{role}"]
         settings: dict[str, object] = {}
         if not self.version.startswith("4."):
-            # A primary that is told to stop waits 15 s for others to catch up; here they are quick. (New in 5.0.)
+            # A primary that is asked to stop waits 15 s for the others to catch up; here they are quick. (New in 5.0.)
             settings["shutdownTimeoutMillisForSignaledShutdown"] = 1000
         self._members = [
             Mongod(
@@ -277,7 +277,7 @@ class ReplicaSet(StartedInBlock):
         return self.data_dir / "initiated"
 
     def _key_file(self) -> Path:
-        """What members prove to each other that they belong together by."""
+        """The secret by which members recognise each other."""
         path = self.data_dir / "key"
         if not path.exists():
             self.data_dir.mkdir(parents=True, exist_ok=True)

@@ -29,8 +29,8 @@ _NOT_YET = frozenset({6, 89, 91, 134, 189, 211, 10107, 11600, 11602, 13435})
 _STEP_S = 0.05
 #: In the directory of a replica set that is no longer a shard of the cluster.
 _REMOVED: Final = "removed"
-#: A replica set under the name of a removed shard has this and a number after the name: the other members remember
-#: for a while where the replica set was that was called so.
+#: A replica set that gets the name of a removed shard has this and a number after its own name: the other members
+#: remember for a while where the former replica set of that name was.
 _AGAIN: Final = "~"
 
 
@@ -92,7 +92,7 @@ class ShardedCluster(StartedInBlock):
         self._shards: dict[str, ReplicaSet] = {}
         for number, size in enumerate(sizes):
             self._shards[f"shard{number}"] = self._replica_set(f"shard{number}", size, "shardsvr")
-        #: Replica sets that were shards, and run on until the cluster is closed or they are.
+        #: Replica sets that were shards; they run until they or the cluster are closed.
         self._removed: list[ReplicaSet] = []
         for directory, name in self._kept_shards():
             size = len((directory / "ports").read_text().split())
@@ -231,7 +231,7 @@ class ShardedCluster(StartedInBlock):
         return next(path for path in (self.data_dir / name, *numbered) if not path.exists())
 
     def _key(self) -> str:
-        """What the members prove to each other that they belong together by; it is kept with the data."""
+        """The secret by which the members recognise each other; it is kept with the data."""
         path = self.data_dir / "key"
         if not path.exists():
             self.data_dir.mkdir(parents=True, exist_ok=True)

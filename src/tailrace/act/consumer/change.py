@@ -73,7 +73,7 @@ class Hands:
 class Change:
     """A change event, the fencing token that it is handled under, and the means to write safely.
 
-    Events are decoded when they are first looked at. A change is valid for as long as its handler runs.
+    Events are decoded when they are first read. A change is valid for as long as its handler runs.
     """
 
     __slots__ = ("_again", "_committed", "_event", "_hands", "_position", "_raw")
@@ -218,7 +218,7 @@ class Change:
 
 
 def copied_document(change: Change) -> CopiedDocument | None:
-    """What a copy gives, for whoever needs no event around it; ``None`` for a change of the stream, or where the
+    """What a copy gives, for a caller that needs no event around it; ``None`` for a change of the stream, or where the
     stages of a pipeline were applied."""
     raw = getattr(change, "_raw", None)  # a dead letter that is replayed has none
     return raw if isinstance(raw, CopiedDocument) else None

@@ -18,7 +18,7 @@ from tailrace.read.snapshot.reader import SnapshotChunk
 
 
 class LateDocument(Mapping[str, Any]):
-    """A document of which ``make`` gives the bytes. It is asked once, by whoever looks first."""
+    """A document of which ``make`` gives the bytes. It is called once, at the first access."""
 
     __slots__ = ("_made", "_make")
 

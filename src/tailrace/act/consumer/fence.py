@@ -1,4 +1,4 @@
-"""Writes that a newer owner's writes shut out: every target carries the fencing token of whoever wrote it last.
+"""Writes that a newer owner's writes shut out: every target carries the fencing token of its last writer.
 
 ``_fence: {orders: 7}`` says that an owner of the lease on ``orders``, version 7, wrote the document. A write with
 version 6 finds nothing to change then. The field holds a version for each resource, so that several listeners may write
@@ -94,7 +94,7 @@ class Fence:
         """PyMongo's ``replace_one``, fenced. Tokens of other resources in the target are kept."""
         if any(name.startswith("$") for name in replacement):
             raise UsageError("a replacement must not contain operators", hint="Use update_one")
-        # A replacement by pipeline: only so can it keep the other tokens of the document that it replaces.
+        # A replacement by pipeline: only that keeps the other tokens of the document that it replaces.
         fence = {
             "$mergeObjects": [
                 {"$cond": [{"$eq": [{"$type": f"${self.field}"}, "object"]}, f"${self.field}", {}]},

@@ -25,7 +25,7 @@ from tailrace.act.consumer.rules.lanes import LanePlan
 from tailrace.act.consumer.rules.need import Outcome, Pause
 from tailrace.errors import InternalError
 
-#: How often the readers are looked after between two looks at the leases, and how often when all is to end.
+#: How often the readers are checked between two checks of the leases, and how often while everything is stopping.
 _LOOK_S: Final = 0.1
 _ENDING_LOOK_S: Final = 0.02
 

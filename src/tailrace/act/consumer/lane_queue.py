@@ -13,7 +13,7 @@ from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.core import raw_bson
 from tailrace.errors import TailraceError
 
-#: So many events, and about so many bytes of them, wait for a lane's handler; one event at least.
+#: How many events, and about how many bytes of them, may wait for a lane's handler; always at least one event.
 WINDOW_EVENTS: Final = 1000
 WINDOW_BYTES: Final = 16 << 20
 #: With fewer events than this a queue runs low: it is time to read on.
@@ -53,7 +53,7 @@ class LaneQueue:
     ``position``  up to where the lane is done
     ``begin``     where to begin to read for it: earlier than that, where a barrier between may not be done yet
 
-    ``seen`` is the place up to which readers have looked for this lane's events: what comes again from before it was
+    ``seen`` is the place up to which readers have searched for this lane's events: what comes again from before it was
     put already. Several events may have one token: those after the first follow it only where the same reader has just
     put that one, since no stream resumes between them.
     """
@@ -175,8 +175,8 @@ class LaneQueue:
         return item
 
     def wait_for_room(self, timeout: float) -> None:
-        """Wait until half of the queue is free, at most so many seconds: waking the reader for each event that is taken
-        would cost more than the event."""
+        """Wait until half of the queue is free, at most that many seconds: waking the reader for each event that is
+        taken would cost more than the event."""
         with self._changed:
             if not self.is_hungry and not self._closed:
                 self._changed.wait(timeout)

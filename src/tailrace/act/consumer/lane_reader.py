@@ -23,9 +23,9 @@ from tailrace.core import raw_bson
 from tailrace.errors import TailraceError
 from tailrace.watch.client.patience import try_next_patiently
 
-#: How long a reader that waits for room sleeps at most before it looks whether it should stop.
+#: How long, at most, a reader that waits for room sleeps before it checks whether it should stop.
 _LOOK_S: Final = 0.1
-#: How long a reader at the end of the stream rests at most while every lane has enough to do.
+#: How long, at most, a reader at the end of the stream rests while every lane has enough to do.
 _REST_S: Final = 0.25
 
 #: Opens the stream at a position. Its events are raw.
@@ -34,7 +34,7 @@ LaneOpener = Callable[[StreamPosition], WholeEventStream]
 
 class LaneReader(threading.Thread):
     """Reads for ``queues`` until stopped, or until an error, which goes to them. ``keys`` are the LaneKeys that
-    this process knows beside those that a plan's names tell."""
+    this process knows besides those that a plan's names tell."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class LaneReader(threading.Thread):
         the server, although there is nothing to read: this was measured as half of the process's time.
         """
         self._wanted.clear()
-        if self._stopping.is_set():  # looked at after clear(), which may have undone the call of stop()
+        if self._stopping.is_set():  # checked after clear(), which may have undone the call of stop()
             return
         if not any(queue.is_low for queue in self._queues.values()):
             self._wanted.wait(_REST_S)

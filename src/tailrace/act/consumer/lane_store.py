@@ -47,7 +47,7 @@ class LaneStore:
         self._inner_lease: Any = None
 
     def acquire(self, resource: str, owner: str, seconds: float) -> Lease | None:
-        """The lane's lease, once: whoever has lost it leaves it to whoever has it now."""
+        """The lane's lease, once: a process that has lost it leaves it to its new owner."""
         lease = None if self._acquired else self._store.acquire(self._name, owner, seconds)
         if lease is not None and is_sealed(lease.position):
             self._store.release(lease)

@@ -16,7 +16,7 @@ from tailrace.act.consumer.rules.lanes import order_of
 from tailrace.act.consumer.rules.large_events import Refused, as_raw
 from tailrace.act.consumer.rules.position import StreamPosition
 
-#: How long one look at a quiet lane waits, and one at the other lanes' places before a barrier.
+#: How long one read of a quiet lane waits, and one check of the other lanes' places before a barrier.
 _AWAIT_S: Final = 0.25
 _BARRIER_LOOK_S: Final = 0.03
 
@@ -86,8 +86,9 @@ class LaneWatchable:
 
 
 class LaneStream:
-    """The part of a ChangeStream that a listener uses. What it raises ends it, ``alive`` is false then: whoever waits
-    patiently for a stream to resume itself would wait for ever. Only a store that does not answer is asked again."""
+    """The part of a ChangeStream that a listener uses. What it raises ends it, and ``alive`` is false then: whoever
+    waits patiently for a stream to resume itself would wait for ever. Only a store that does not answer is asked
+    again."""
 
     def __init__(self, queue: LaneQueue, turn: LaneTurn, close: Callable[[], None]) -> None:
         self._queue = queue

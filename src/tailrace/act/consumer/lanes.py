@@ -27,9 +27,9 @@ from tailrace.act.consumer.rules.lanes import BARRIER_LANE, LanePlan, lane_posit
 from tailrace.act.consumer.rules.position import StreamPosition
 from tailrace.errors import StreamInvalidated
 
-#: How long one look at a quiet stream waits: readers that are to stop end after that at the latest.
+#: How long one read of a quiet stream waits: readers that are to stop end after that at the latest.
 _AWAIT_MS: Final = 250
-#: What is known of the other lanes' places is read again after this time.
+#: What is known about the other lanes' places is read again after this time.
 _PLACES_S: Final = 0.03
 
 

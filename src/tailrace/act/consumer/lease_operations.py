@@ -23,7 +23,7 @@ from tailrace.act.consumer.rules.position import StreamPosition, join_gaps
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import UsageError
 
-#: How long the operator itself holds a lease at most, such as when it is killed while it moves a position.
+#: How long, at most, the operator itself holds a lease, for example if it is killed while it moves a position.
 _HOLDS_S: Final = 30.0
 #: A record whose owner changes meanwhile is read again so often.
 _TRIES: Final = 20
@@ -215,8 +215,8 @@ class LeaseOperations:
                 before = lane_position(lease.position, lease.resource)
                 after = (before or target).sought(target).to_document()
             else:
-                # Whoever finds lanes sealed because the operator was killed here changes to the next generation, where
-                # nothing is lost, and the position is not moved.
+                # A process that finds lanes sealed because the operator was killed here changes to the next generation,
+                # where nothing is lost, and the position is not moved.
                 self._write(lease, replace(plan, next_lanes=plan.next_lanes or plan.lanes).to_document())
                 before = self._sealed_lanes(lease.resource, plan)
                 after = plan.sought(before.sought(target)).to_document()

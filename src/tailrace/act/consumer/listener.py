@@ -29,10 +29,10 @@ class Listener(ListenerBase):
             such as ``"fullDocument.customer"``, or a function of the event (a dict) that returns a value. All lanes
             wait for a change that has none. By default the handler's own ``lane_key`` if it has one, such as that of an
             ``Outbox``. ``(new, old)`` if another function chose the lane until now
-        commit_every: commit after so many changes. With n, up to n - 1 handled changes are handled again after a crash,
-            and the effects of each must allow for that
-        commit_interval: commit after so many seconds too
-        commit_idle: on a quiet stream, write the position forward after so many seconds
+        commit_every: commit after this many changes. With n, up to n - 1 handled changes are handled again after a
+            crash, and the effects of each must allow for that
+        commit_interval: commit after this many seconds too
+        commit_idle: on a quiet stream, write the position forward after this many seconds
         start: where to begin without a position: "oldest" entry of the oplog, "now", or "snapshot"
         on_history_lost: "fail" (the position stays), "gap" (continue at the oldest entry; the position keeps a record
             of the gap), "snapshot" (copy again; with partitions all lanes stop for it)

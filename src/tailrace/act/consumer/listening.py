@@ -70,7 +70,7 @@ Handler = Callable[[Change], Any]
 OnError = Literal["stop"] | Callable[[Change, Exception, int], Decision]
 
 _log = logging.getLogger("tailrace.consumer")
-#: A transaction that another writer got in the way of is tried again so often before the error policy hears of it.
+#: How often a transaction that conflicted with another writer is tried again before the error policy is applied.
 _TRANSIENT_TRIES: Final = 100
 
 
@@ -88,7 +88,7 @@ def new_owner() -> str:
 
 
 class ListenerBase(ABC):
-    """What listeners do alike, whoever drives them: settings, lease, lanes, answers to the needs of their logic.
+    """What all listeners share, however they are driven: settings, lease, lanes, answers to the needs of their logic.
 
     ``Listener`` says what the parameters mean. A subclass has ``run()``, ``start()`` and ``join()``.
     """
@@ -148,7 +148,7 @@ class ListenerBase(ABC):
         self._lane_keys = lane_keys(getattr(handler, "lane_key", None) if lane_key is None else lane_key)
         self._lanes: Lanes | None = None
         self._lane_logics: list[ListenerLogic] = []
-        #: Tokens that targets are marked with beside the lease's own version: those of a lane's resource.
+        #: Tokens that targets are marked with in addition to the lease's own version: those of a lane's resource.
         self._fence_above: Mapping[str, int] = {}
         self._handler = handler
         self._store = store
@@ -189,7 +189,7 @@ class ListenerBase(ABC):
         self._begun = True
 
     def run_alone(self) -> None:
-        """``run()`` for whoever knows that the resource is not divided, or that this is a part of it."""
+        """``run()`` for a caller that knows that the resource is not divided, or that this is a part of it."""
         self._drive(self._logic.steps(), self._perform)
 
     def _has_lanes(self) -> bool:

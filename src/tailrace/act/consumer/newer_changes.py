@@ -41,7 +41,8 @@ class NewerChanges:
         self._client = client
         self._dead = dead
         self._oldest = oldest_reachable(client)
-        #: Type and value of the ``_id`` of every document that is looked for, and the time of the first of the letters.
+        #: Type and value of the ``_id`` of every document that is searched for, and the time of the first of the
+        #: letters.
         self._identities: set[bytes] = set()
         self._begin: ClusterTime | None = None
         for letter in letters:

@@ -17,7 +17,7 @@ from pymongo.write_concern import WriteConcern
 from tailrace.act.consumer.rules.unrun import refuse_unrun
 from tailrace.errors import UsageError
 
-#: How long a mark is kept. A listener that was stopped between an effect and its commit begins with that change again.
+#: How long a mark is kept. A listener that was stopped between an effect and its commit begins again with that change.
 _REMEMBERED_S: Final = 30 * 24 * 3600
 _OTHER_OPTIONS: Final = frozenset({85, 86})
 _MAJORITY: Final = WriteConcern("majority")

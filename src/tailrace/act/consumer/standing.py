@@ -1,4 +1,4 @@
-"""How listeners are doing, seen from beside them: for metrics, health checks and systemd."""
+"""How listeners are doing, seen from outside: for metrics, health checks and systemd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tailrace.errors import TailraceError
 from tailrace.watch.client.client import Client, deployment_of, operation_time
 
 LOOK_S: Final = 5.0
-#: How long a look that is under way is waited for at the end.
+#: How long the end waits for a check that is under way.
 _END_S: Final = 1.0
 
 
@@ -54,7 +54,7 @@ class _LastAnswer:
 
 class Standing:
     """Looks at the deployment and the lease store every few seconds, in a thread: ``with Standing(...) as standing``.
-    Whoever asks waits for nothing: what is not answered shows as an age.
+    A caller never waits: what was not answered shows as an age.
 
     ``listeners``  of one client and one store
     ``client``     of ``tailrace.connect()``: what they watch
@@ -97,7 +97,7 @@ class Standing:
                 return
 
     def look(self) -> None:
-        """Look once. What fails shows in what is said of the listeners."""
+        """Check once. A failure shows in what is reported about the listeners."""
         try:
             self._look_at_deployment()
             self._deployment.answered(time.monotonic())

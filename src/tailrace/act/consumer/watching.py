@@ -45,10 +45,10 @@ from tailrace.watch.client.change_stream import ChangeStream
 from tailrace.watch.client.client import Client, client_of, deployment_of, operation_time
 from tailrace.watch.client.patience import try_next_patiently
 
-#: How long one look at a quiet stream waits: a listener that is stopped ends after that at the latest.
+#: How long one read of a quiet stream waits: a listener that is stopped ends after that at the latest.
 _AWAIT_MS: Final = 500
 _UNAUTHORIZED: Final = 13
-#: How far before a position to look for an entry that stands for it.
+#: How far before a position to search for an entry that stands for it.
 _LOOKS_BACK_S: Final = (1, 4, 12)
 _EXAMPLE: Final = 'For example tailrace.connect(uri)["shop"]["orders"]'
 _POSITIONS: Final = {"resume_after", "start_after", "start_at_operation_time"}

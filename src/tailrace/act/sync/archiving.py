@@ -14,7 +14,7 @@ from tailrace.read.archive.writer import SegmentLimits
 from tailrace.read.source.connection import RETRY_SECONDS, open_client
 from tailrace.read.source.topology import Cluster
 
-#: Whoever is overtaken by the oplog waits for what was recorded last.
+#: A reader that the oplog has overtaken waits for what was recorded last.
 _PUBLISHED_S: Final = 20.0
 _LOOK_S: Final = 0.05
 

@@ -37,11 +37,11 @@ from tailrace.read.source.listing import (
 )
 from tailrace.read.source.topology import Cluster
 
-#: For so long work that turns one collection into another may go on.
+#: How long work that turns one collection into another may go on.
 _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.5
-#: So many attempts to list the catalogue follow one another at once, and others come for so long. On a busy machine one
-#: takes seconds, and on an idle one fifty took one second.
+#: How many attempts to list the catalogue follow one another at once, and for how long others follow. On a busy machine
+#: one takes seconds, and on an idle one fifty took one second.
 _TRIES: Final = 10
 _LISTED_S: Final = 300.0
 _log = logging.getLogger("tailrace.sync")

@@ -34,7 +34,7 @@ from tailrace.read.window.apply import INSERT
 
 _TRIES: Final = 20
 _PAUSE_S: Final = 0.5
-#: One command writes so many bytes of documents, or one larger document.
+#: How many bytes of documents one command writes; a larger document goes alone.
 _BYTES: Final = 4 << 20
 _UNAUTHORIZED: Final = 13
 
@@ -113,7 +113,7 @@ class CappedCopy:
         return again
 
     def _write(self, known: SyncedCollection, documents: list[bytes]) -> None:
-        """Write documents in their order, behind the fence."""
+        """Write documents in their order, after the check of the fence."""
         changes = [CappedChange(known.uuid, INSERT, _id_of(one), one, 0) for one in documents]
         try:
             self._writer.write(changes, {known.uuid: known})

@@ -27,7 +27,7 @@ from tailrace.read.window.apply import INSERT, LETTERS
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     document_class=RawBSONDocument, unicode_decode_error_handler="surrogateescape"
 )
-#: ``applyOps`` takes so many bytes at a time, or one larger document.
+#: How many bytes ``applyOps`` takes at a time; a larger document goes alone.
 _BYTES: Final = 4 << 20
 #: Before, nobody deletes from a capped collection but the server, when it makes room; and applyOps puts the time in the
 #: place of an empty timestamp.

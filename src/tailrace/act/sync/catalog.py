@@ -63,7 +63,7 @@ _FLAGS: Final = frozenset({b"unique", b"sparse", b"background", b"hidden", b"pre
 
 
 class Chosen(Protocol):
-    """Which collections and views are looked at: a ``Selection``, or what leaves out some of one."""
+    """Which collections and views are read: a ``Selection``, or what leaves out some of one."""
 
     def has(self, namespace: str) -> bool:
         """Whether a collection or view is chosen."""
@@ -201,7 +201,7 @@ class CatalogDifference:
 
 def read_catalog(deployment: MongoClient[Any] | Cluster, selection: Chosen) -> DeploymentCatalog:
     """The catalogue as it is now, of the chosen collections and views. What changes while it is read may be in it or
-    not: ``at_rest`` is for whoever needs it of one time. The server's own collections, those that it makes for
+    not: ``at_rest`` is for callers that need it as of one time. The server's own collections, those that it makes for
     time series and for its work in hand, and databases that no driver can name are left out."""
     if isinstance(deployment, Cluster):
         return _of_cluster(deployment, selection)

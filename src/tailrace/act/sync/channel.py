@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 #: What another process asks, by which the owner gives the lease away, is forgotten if nobody takes it in that many
 #: leases.
 _HANDED_LEASES: Final = 3
-#: Of each collection so many documents are compared at a cut-over, if nothing else is said.
+#: How many documents of each collection are compared at a cut-over, by default.
 CUT_OVER_SAMPLE: Final = 1_000
 _log = logging.getLogger("tailrace.sync")
 
@@ -191,7 +191,7 @@ class Sync:
             archive.close()
 
     def status(self) -> SyncProgress:
-        """How far the sync is, whoever owns it."""
+        """How far the sync is, whichever process owns it."""
         self._seen = standing.look(self.ends, self.settings)
         counted = {key: value for key, value in self._counted.fields().items() if value}
         return standing.with_fields(self._seen, counted)
@@ -339,7 +339,7 @@ class Sync:
         if request is not None:
             if time.time() - float(request["at"]) < _HANDED_LEASES * self.settings.lease_s:
                 return True
-            self._note({"request": None})  # whoever asked has died
+            self._note({"request": None})  # the process that asked has died
         return standing.is_owned(document, self.ends.state)
 
     def counted(self) -> SyncProgress:

@@ -130,7 +130,7 @@ class TargetCommands:
         )
 
     def apply(self, operations: Sequence[Mapping[str, Any]], what: str) -> None:
-        """Operations as ``applyOps``, behind the fence."""
+        """Operations as ``applyOps``, after the check of the fence."""
         reply = self.command("admin", {"applyOps": [self.ownership.fence_operation(), *operations]}, what)
         if not all(reply["results"]):
             raise TargetMismatchError(f"the target did not {what}: {reply['results']}")

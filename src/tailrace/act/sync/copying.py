@@ -1,7 +1,7 @@
 """The copy: every document of the source onto the target, in ranges of ``_id``, several at a time.
 
 A chunk of documents and the bound up to which its range is copied are written in one transaction, which the owner's
-epoch fences. So a process may die at any moment: whoever goes on reads the bounds and misses nothing, and a late
+epoch fences. So a process may die at any moment: its successor reads the bounds and misses nothing, and a late
 transaction of an old owner does nothing. Documents are not decoded: what came from the source as one piece of memory
 goes to the target as one.
 
@@ -56,15 +56,15 @@ from tailrace.read.snapshot.state import KeyRange, key_ranges
 from tailrace.read.source.connection import RETRY_SECONDS
 from tailrace.read.source.topology import Cluster
 
-#: So many ranges are copied at a time, if the ownership has as many lanes.
+#: How many ranges are copied at a time, if the ownership has as many lanes.
 PARALLEL: Final = 4
-#: A collection is cut into ranges of about so many documents, but into no more than ``_RANGES_MAX``.
+#: About how many documents a range of a collection has; there are no more than ``_RANGES_MAX`` ranges.
 _RANGE_DOCUMENTS: Final = 50_000
 _RANGES_MAX: Final = 64
 _DUPLICATE: Final = 11000
 #: A name with a dollar, where an insert takes none.
 _DOLLAR: Final = 52
-#: One ``_id`` on two shards may be a document that is moving. It is no more where it stays so.
+#: One ``_id`` on two shards may be a document that is moving. If it is still there after these tries, it is not.
 _DUPLICATE_TRIES: Final = 6
 _DUPLICATE_PAUSE_S: Final = 0.5
 _log = logging.getLogger("tailrace.sync")
@@ -363,7 +363,7 @@ class Copy:
 
 
 class _RangeCopier:
-    """Copies ranges, one after the other, in one thread."""
+    """Copies ranges, one after another, in one thread."""
 
     def __init__(self, copy: Copy, start: Any, lane: int, stopped: Callable[[], bool]) -> None:
         self._copy = copy
@@ -570,4 +570,4 @@ def _copy_fields(one: CatalogCollection) -> dict[str, Any]:
 
 
 def _nothing(session: ClientSession) -> None:
-    """A transaction of the fence and the fields beside it alone."""
+    """A transaction that writes only the fence and the fields next to it."""

@@ -35,7 +35,7 @@ _UNBLOCK: Final = (
     f"Run {_COMMAND} on the source, as a user with the role clusterManager: until then no application can write there"
 )
 _ALLOW: Final = f"Run {_COMMAND} on the target, as a user with the role clusterManager (`reverse --unblock` does that)"
-#: A primary that cannot reach a majority for so long is none, or soon none.
+#: A primary that cannot reach a majority for this long has stepped down, or soon will.
 _CONFIRMED_MS: Final = 30_000
 #: What is written there is no change of a synced collection.
 _SERVERS_OWN: Final = ("admin", "config", "local")

@@ -46,7 +46,7 @@ class DeltaEncoder:
 
     def __init__(self, *, takes_names: bool, takes_deltas: bool) -> None:
         self._takes_names, self._takes_deltas = takes_names, takes_deltas
-        #: Names of top-level fields that an update may have, as far as they were looked at.
+        #: Names of top-level fields that an update may have, as far as they were examined.
         self._plain: set[bytes] = set()
 
     def updates(self, changes: Sequence[TimedChange]) -> list[bytes] | None:

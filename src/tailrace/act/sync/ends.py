@@ -60,7 +60,7 @@ class Ends:
         return opened
 
     def new_oplogs(self) -> Oplogs:
-        """Others, for who reads beside the follower."""
+        """Others, for readers that run at the same time as the follower."""
         document = self.state.read()
         return Oplogs(
             self.source,

@@ -2,8 +2,8 @@
 
 A *segment* is what documents became up to a cluster time; it is written in one transaction with that position. A
 *definition* (create, drop, rename, indexes, options, views) stands between two segments, since the server takes none of
-them into a transaction beside other writes. Definitions of one time come before the changes of that time: a transaction
-may create a collection and fill it.
+them into a transaction together with other writes. Definitions of one time come before the changes of that time: a
+transaction may create a collection and fill it.
 
 Steps come one at a time, and the caller may look at ``collections`` meanwhile: it is as of the step's place.
 """
@@ -152,7 +152,7 @@ class _LocatedEntry(NamedTuple):
 class SyncFold:
     """Turns windows into steps. ``collections``: those on the target, by UUID on the source.
 
-    ``most``        a segment ends after about so many changes, or so many ``bytes_most``; may be set at any time
+    ``most``        a segment ends after about this many changes, or ``bytes_most`` bytes; may be set at any time
     ``gone``        as of ``FoldedCatalog``
     ``size_of``     about how large a collection's documents are: a small change of a large document is a large write
     """

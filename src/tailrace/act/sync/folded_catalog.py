@@ -117,7 +117,7 @@ class FoldedCatalog:
 
     def definitions(self, member: str, entry: OplogEntry) -> Iterator[Definition]:
         """What a command did to the catalogue, as far as it concerns the sync. ``collections`` is another mapping
-        afterwards: whoever holds the one before goes on with it."""
+        afterwards: callers that hold the earlier one go on with it."""
         self.collections = dict(self.collections)
         uuid = entry.collection_uuid
         if entry.operation in CHANGES:
@@ -131,7 +131,7 @@ class FoldedCatalog:
         if name in _NOTHING or name in _SHARDING or uuid is None:
             return
         if name in (b"create", b"drop") and _named(entry, name) == "system.views":
-            # Views are told one by one, but for those that go with their database.
+            # Views are reported one by one, except for those that go with their database.
             if name == b"drop" and self.wants(entry.namespace.partition(b".")[0] + VIEWS):
                 yield Definition(entry.cluster_time, b"views", uuid, entry, None, None)
         elif name == b"create":

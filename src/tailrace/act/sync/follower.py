@@ -130,7 +130,7 @@ class Follower:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Note the last position with the target's time, so that whoever compares both ends finds it."""
+        """Note the last position with the target's time, for comparisons of both ends."""
         if kind is None:
             self._flush(at_once=True)
 
@@ -419,7 +419,7 @@ def _keys(state: SyncState, definitions: TargetDefinitions) -> dict[bytes, dict[
 
 
 def _adapted(most: int, changes: int, size: int, seconds: float) -> int:
-    """How many changes the next segment may have, after one of so many changes and bytes that took so long."""
+    """How many changes the next segment may have, from the changes, bytes and duration of the last one."""
     if size > _LARGE_BYTES or seconds > _SLOW_S:
         return max(_LEAST, most // 2)
     return min(_MOST, most * 2) if changes >= most and size < _SMALL_BYTES else most

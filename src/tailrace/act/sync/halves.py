@@ -17,7 +17,7 @@ from tailrace.errors import SinkError
 #: TransactionTooLargeForCache.
 TOO_LARGE: Final = 388
 
-#: Writes documents in one transaction: how those of a collection are written, if not as ever.
+#: Writes documents in one transaction: how those of a collection are written, if not in the usual way.
 WritePart = Callable[[Sequence[DocumentChanges], Mapping[bytes, int]], None]
 
 

@@ -37,7 +37,7 @@ from tailrace.errors import SinkError, TailraceError, UsageError
 if TYPE_CHECKING:
     from tailrace.act.sync.verification import Verification
 
-#: The owner has so long to finish what it is at.
+#: How long the owner has to finish its current work.
 _HAND_OVER_LEASES: Final = 2
 _NAMED_MAX: Final = 5
 _BACK: Final = "-back"
@@ -56,7 +56,7 @@ class HandOver:
     ) -> None:
         self._ends, self._settings = ends, settings
         self._take, self._compare, self._told = take, compare, told
-        #: Whether the target may have been told that the sync has ended.
+        #: Whether the target may already say that the sync has ended.
         self._is_ending = False
 
     def __call__(self, *, block: bool, sample: int | None) -> CutOver:

@@ -34,7 +34,7 @@ Note = Callable[[ClientSession], None]
 
 
 class IndexDefinitions:
-    """Carries out what entries say of indexes and options, by ``commands``."""
+    """Carries out what entries say about indexes and options, by ``commands``."""
 
     def __init__(self, state: SyncState, commands: TargetCommands) -> None:
         self._state = state

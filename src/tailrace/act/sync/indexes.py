@@ -3,7 +3,7 @@
 An index waits where it would be in the way of a copy that is newer in places than its beginning:
 
 * A unique one is built when the target equals the source for the first time. Before, two documents may hold a value
-  that the source gave to one after the other.
+  that the source gave to one after another.
 * So is one that is to become unique (``prepareUnique``), which refuses the same writes.
 * ``expireAfterSeconds`` is at its maximum until the cut-over: the source's expired documents are deleted by its own
   entries, and the target deletes none on its own.
@@ -148,8 +148,8 @@ def drop(target: MongoClient[Any], namespace: str, *, ownership: SyncOwnership |
 def _apply(
     target: MongoClient[Any], database: str, operation: Mapping[str, Any], what: str, ownership: SyncOwnership | None
 ) -> bool:
-    """A command by the UUID of its collection, behind the owner's fence. Returns false where this user may not, and
-    where another collection of the target has the UUID: that of another sync."""
+    """A command by the UUID of its collection, after the check of the owner's fence. Returns false where this user may
+    not, and where another collection of the target has the UUID: that of another sync."""
     if ownership is not None and ownership.state.cluster is not None:
         return False  # a mongos takes no applyOps
     fence = () if ownership is None else (ownership.fence_operation(),)

@@ -27,7 +27,7 @@ from tailrace.read.snapshot.documents import RunOfDocuments
 #: One document of a message of PyMongo's is no larger.
 _PIECE_BYTES_MAX: Final = 16 << 20
 _UNKNOWN_FIELD: Final = 40415
-#: A Timestamp of 0 may be in this memory. Most have none, and are not looked at further.
+#: A Timestamp of 0 may be in this memory. Most have none, and are not examined further.
 _EMPTY_TIMESTAMP: Final = re.compile(rb"\x11[^\x00]*\x00{9}")
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
 
@@ -36,7 +36,7 @@ class Inserter:
     """Inserts documents as the bytes that they are, into any collection of a target. Of one thread.
 
     ``keeps_empty_timestamps``  whether the target's inserts can leave a Timestamp of 0 as it is
-    ``looks_at_ids``            whether each ``_id`` is looked at: once an insert was refused for one
+    ``looks_at_ids``            whether each ``_id`` is examined: once an insert was refused because of one
     ``routed``                  whether the target is a mongos
     """
 
@@ -47,7 +47,7 @@ class Inserter:
         self.looks_at_ids = False
 
     def insert(self, namespace: str, pieces: Sequence[bytes], session: ClientSession, key: Sequence[str] = ()) -> None:
-        """Insert the documents of ``pieces``, each some of them one after the other. ``key``: the paths of the
+        """Insert the documents of ``pieces``, each some of them one after another. ``key``: the paths of the
         collection's shard key. Raises OperationFailure."""
         database, _, name = namespace.partition(".")
         special: list[bytes] = []
@@ -90,7 +90,7 @@ class Inserter:
 
 
 class RawDocuments(RawBSONDocument):
-    """Documents one after the other. PyMongo puts a message's documents one after the other too, so that for it they
+    """Documents one after another. PyMongo puts a message's documents one after another too, so that for it they
     are one, and none of them becomes an object."""
 
     def __init__(self, documents: bytes) -> None:  # no check: it is not one document

@@ -31,7 +31,7 @@ from tailrace.read.source.raw_reply import RawReplyCursor
 #: NamespaceNotFound, QueryPlanKilled.
 AGAIN: Final = frozenset({26, 43, 136, 175})
 _TOGETHER: Final = 10_000
-#: ``$recordId`` is put behind a document's own fields.
+#: ``$recordId`` is put after a document's own fields.
 _TAIL: Final = b"\x12$recordId\x00"
 _TAIL_SIZE: Final = len(_TAIL) + 8
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)

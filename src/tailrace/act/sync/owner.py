@@ -20,9 +20,9 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.witness import Witness
 from tailrace.read.window.oplogs import Oplogs
 
-#: How often the owner looks for what is asked of it, and tells how far it is.
+#: How often the owner checks for requests, and reports how far it is.
 LOOK_S: Final = 1.0
-#: How often the owner looks whether its collections are still there: a transaction would make a new one.
+#: How often the owner checks that its collections are still there: a transaction would make a new one.
 _RECOGNISED_S: Final = 5.0
 #: Where nothing happens, a step waits for so long.
 _STEP_S: Final = 0.2

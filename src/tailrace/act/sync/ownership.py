@@ -37,9 +37,9 @@ RETRY_SECONDS: Final = 120.0
 _COMMIT_TRIES: Final = 5
 _DUPLICATE_KEY: Final = 11000
 _POLL_S: Final = 0.2
-#: A lease is refreshed when so much of it is over.
+#: A lease is refreshed when this much of it is over.
 _REFRESHED: Final = 1 / 3
-#: What clocks may be wrong by: an owner stops writing so much of the lease before its end.
+#: By how much clocks may be wrong: an owner stops writing this much of the lease before its end.
 _MARGIN: Final = 0.1
 
 T = TypeVar("T")
@@ -243,7 +243,7 @@ class SyncOwnership:
         what: str = "write",
     ) -> T:
         """What ``body`` writes with the session, and the fields ``sets`` in the sync's document (lane 0) or the lane's,
-        both or neither, once, at majority. What begins with ``$`` in ``sets`` is an operator beside ``$set``. ``body``
+        both or neither, once, at majority. What begins with ``$`` in ``sets`` is an operator next to ``$set``. ``body``
         is called again where the transaction is tried again. Raises LeaseLost, with nothing written, where the sync has
         another owner now, and SinkError."""
         backoff = Backoff(give_up_s=RETRY_SECONDS)

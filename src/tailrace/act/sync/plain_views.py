@@ -30,7 +30,8 @@ def listed_view(commands: TargetCommands, namespace: str) -> bytes | None:
 
 
 def write_view(commands: TargetCommands, namespace: str, body: bytes | None) -> None:
-    """Make a view what ``body`` says of it, a document of ``system.views``; ``None``: drop it. It may be done twice."""
+    """Make a view what ``body`` says about it, a document of ``system.views``; ``None``: drop it. It may be done
+    twice."""
     database, _, name = namespace.partition(".")
     there = listed_view(commands, namespace)
     if body is None:

@@ -122,7 +122,7 @@ def make_plan(
     settings: SyncSettings,
     cluster: Cluster | None = None,
 ) -> SyncPlan:
-    """Look at both sides. Writes nothing. Raises TailraceError only where neither side can be looked at."""
+    """Examine both sides. Writes nothing. Raises TailraceError only where neither side can be reached."""
     return _Examination(source, SyncState(target, settings, cluster), settings).plan()
 
 

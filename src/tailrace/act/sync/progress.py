@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 
-#: A rate is that of so many seconds.
+#: Over how many seconds a rate is measured.
 _RATE_S: Final = 10.0
 
 
@@ -103,7 +103,7 @@ class Counted:
         self._copy_begun: tuple[float, int] | None = None
 
     def changed(self, changes: int) -> None:
-        """So many changes were carried out."""
+        """Count changes that were carried out."""
         with self._lock:
             self._changes += changes
             now = self._clock()

@@ -43,7 +43,7 @@ def deployment_of(state: SyncState) -> Mapping[str, Any]:
 
 def recognise(state: SyncState, document: SyncDocument) -> None:
     """Raise SinkError where the target is not the one that ``document`` speaks of. While a definition is carried out,
-    names and collections change, and only the deployment is looked at."""
+    names and collections change, and only the deployment is compared."""
     _same_deployment(state, document)
     if document.barrier is not None:
         return

@@ -29,7 +29,7 @@ class SyncSettings:
     ``lanes``      transactions in parallel; with more than one, the source's transactions are not kept whole
     ``documents_per_second``  the copy's limit; ``None``: none
     ``archive``    a directory that keeps oplog entries for longer than the oplog does
-    ``lease_s``    an owner that is silent for so long may be replaced
+    ``lease_s``    an owner that is silent for this long may be replaced
     ``shard_keys`` by which keys collections of the source are sharded on a target that is a cluster; an empty one: not
                    at all
     """

@@ -1,8 +1,8 @@
 """A target that is a sharded cluster: by which keys its collections are sharded, and how documents are named there.
 
 Everything is written through a mongos, which sends each statement of a transaction to the shards that it concerns. It
-finds a document of a sharded collection by the whole shard key, so each statement names that beside ``_id``; and where
-a change gives a document another key, it is deleted and inserted in the one transaction.
+finds a document of a sharded collection by the whole shard key, so each statement names that in addition to ``_id``;
+and where a change gives a document another key, it is deleted and inserted in the one transaction.
 """
 
 from __future__ import annotations

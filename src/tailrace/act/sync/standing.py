@@ -92,7 +92,7 @@ def is_owned(document: SyncDocument, state: SyncState) -> bool:
 
 
 def note(state: SyncState, fields: Mapping[str, Any]) -> None:
-    """Put fields beside the sync's document, whoever owns it."""
+    """Put fields next to the sync's document, whichever process owns it."""
     change = {"$set": dict(fields)}
     answered("note something about the sync", lambda: state.syncs.update_one({"_id": state.name}, change))
 

@@ -31,7 +31,7 @@ from tailrace.errors import UsageError
 from tailrace.read.source.topology import Cluster
 
 _FORMAT: Final = 1
-#: So many positions are kept with the target's times, for who compares both ends.
+#: How many positions are kept with the target's times, for comparisons of both ends.
 COMMITS_KEPT: Final = 200
 _NAMESPACE_EXISTS: Final = 48
 #: Seconds of the source for which it is known that a collection was dropped. Shards drop one a moment apart.
@@ -55,7 +55,7 @@ class SyncDocument:
     ``hold``     what was copied may be newer than ``time``, up to this
     ``barrier``  the definition that is being carried out: its time and command
     ``commits``  the last positions
-    ``extra``    what others keep beside it: settings, verified, cut-over
+    ``extra``    what others keep next to it: settings, verified, cut-over
     """
 
     name: str

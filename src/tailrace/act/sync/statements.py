@@ -23,7 +23,7 @@ from tailrace.core import raw_bson
 from tailrace.read.window.apply import DELETE, INSERT
 from tailrace.read.window.rows import ID_HEAD
 
-#: A command holds so many bytes of documents at most, or one document.
+#: How many bytes of documents a command holds at most; a larger document goes alone.
 _COMMAND_BYTES: Final = 8 << 20
 _COMMAND_DOCUMENTS: Final = 10_000
 _EMPTY_TIMESTAMP: Final = bytes(8)
@@ -50,7 +50,7 @@ _KEY: Final = attrgetter("key")
 
 
 class JoinedStatements(NamedTuple):
-    """Statements, or documents, one after the other, and how many they are."""
+    """Statements, or documents, one after another, and how many they are."""
 
     joined: bytes
     number: int

@@ -5,7 +5,7 @@ says which position that was. So a range of ``_id`` is read at a position on the
 target; whatever differs then really differs, and nothing has to be read again. Catalogues cannot be read at a past
 time: they count only if no definition of the source changed between the position and the end of reading.
 
-How far a verification has come is kept beside the state, so that an interrupted one can be continued.
+How far a verification has come is kept next to the state, so that an interrupted one can be continued.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tailrace.read.snapshot.state import KeyRange, key_ranges
 from tailrace.read.source.connection import RETRY_SECONDS
 from tailrace.read.source.topology import Cluster
 
-#: So many ranges are compared at a time.
+#: How many ranges are compared at a time.
 PARALLEL: Final = 3
 _CHUNK_DOCUMENTS: Final = 2_000
 _CHUNK_BYTES: Final = 4 << 20
@@ -66,7 +66,7 @@ _WAIT_S: Final = 60.0
 _LOOK_S: Final = 0.2
 _TRIES: Final = 60
 _NOTED_S: Final = 2.0
-#: So many differences of one collection are named. The rest is counted.
+#: How many differences of one collection are named. The rest is counted.
 _NAMED_MAX: Final = 100
 _log = logging.getLogger("tailrace.sync")
 
@@ -136,7 +136,7 @@ def verify(
 ) -> Verification:
     """Compare both sides. The sync should run meanwhile: each comparison takes its newest position.
 
-    ``sample``  so many documents of each collection, in short ranges at random, and not all
+    ``sample``  how many documents of each collection, in short ranges at random, and not all
     ``names``   these collections alone, by their names on the source. All definitions are compared nevertheless
     ``resume``  go on where a verification before was interrupted
 

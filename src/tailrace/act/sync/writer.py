@@ -63,9 +63,9 @@ from tailrace.read.window.sortable_key import sortable_key
 DUPLICATE_KEY: Final = 11000
 #: From here on updates take names with a dollar as inserts do.
 NAMES_SINCE: Final = (5, 0)
-#: A statement that replaces a larger document may not fit a message, beside the query.
+#: A statement that replaces a larger document may not fit a message together with its query.
 _REPLACED_MAX: Final = (16 << 20) - (64 << 10)
-#: So many documents are read at a time at first, and so many bytes of them are in memory if they are even.
+#: How many documents are read at a time at first, and how many bytes are in memory if they are of similar size.
 _READ_FIRST, _READ_MOST, _READ_BYTES = 64, 4_000, 16 << 20
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     document_class=RawBSONDocument, unicode_decode_error_handler="surrogateescape"

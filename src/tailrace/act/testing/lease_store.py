@@ -1,4 +1,4 @@
-"""Does a store of leases keep its promises? Ask it."""
+"""Checks that a store of leases keeps its promises."""
 
 from __future__ import annotations
 

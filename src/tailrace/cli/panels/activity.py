@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from tailrace.watch.client.change_stream import ChangeStream
     from tailrace.watch.client.client import Client
 
-#: Counts are kept for so long, in steps of so many seconds.
+#: How long counts are kept, and in steps of how many seconds.
 WINDOW_S: Final = 900
 STEP_S: Final = 5
-#: So many events of a second are shown with their values, so many of one namespace, so that a busy one hides no other,
-#: and so many are kept for a page that is opened.
+#: How many events of a second are shown with their values, how many of one namespace (a busy one hides no other),
+#: and how many are kept for a page that is opened.
 SHOWN_PER_SECOND: Final = 8
 _SHOWN_OF_ONE: Final = 4
 _KEPT: Final = 100
-#: So many namespaces are counted by name; those beyond are counted together.
+#: How many namespaces are counted by name; the others are counted together.
 _NAMESPACES_MAX: Final = 500
 _NAMESPACES_SHOWN: Final = 100
 OTHERS: Final = "(others)"
 #: Between reads, so that each finds what has come meanwhile: a read for each event would cost more than the events.
 _PACE_S: Final = 0.5
-#: A read that gave so many is followed by the next at once.
+#: A read that gave this many is followed by the next at once.
 _FULL: Final = 1_000
 #: A follower that lags by more goes on at the present.
 _LAG_MAX_S: Final = 60
@@ -97,7 +97,7 @@ class Activity:
                     resume = None if stream is None else stream.resume_token
                     continue
                 self._trouble = redact_uri(str(error))
-                self._skipped += stream is not None  # it goes on at the present: what comes until then is not counted
+                self._skipped += stream is not None  # it continues at the present: what comes until then is not counted
                 self._stopped.wait(_RETRY_S)
 
     def stop(self) -> None:

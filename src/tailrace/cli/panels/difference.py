@@ -9,7 +9,7 @@ import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
-#: So many rows of a change are shown, and so many characters of a value.
+#: How many rows of a change are shown, and how many characters of a value.
 ROWS_MAX: Final = 120
 _TEXT_MAX: Final = 400
 #: A larger event is shown without its values.
@@ -20,7 +20,7 @@ _TO_SHOW: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="backslashreplace",
 )
-#: The parts of an event that its rows show, or that are shown beside them.
+#: The parts of an event that its rows show, or that are shown next to them.
 _APART: Final = (
     "_id", "operationType", "clusterTime", "wallTime", "ns", "documentKey", "fullDocument", "fullDocumentBeforeChange",
     "updateDescription",

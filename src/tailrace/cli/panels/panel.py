@@ -68,7 +68,7 @@ class Panels:
         ]
 
     def start(self) -> None:
-        """Begin; nothing is looked at before ``watch``."""
+        """Begin; nothing is read before ``watch``."""
         for thread in self._threads:
             thread.start()
 
@@ -89,7 +89,7 @@ class Panels:
 
     @property
     def shown(self) -> dict[str, str]:
-        """The panels that were looked at, as JSON text."""
+        """The panels that were read, as JSON text."""
         return dict(self._shown)
 
     def _keep(self, panel: Panel) -> None:

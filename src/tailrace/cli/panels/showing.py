@@ -1,4 +1,4 @@
-"""What a console shows: the panels and the activity of a deployment, looked at while somebody watches."""
+"""What a console shows: the panels and the activity of a deployment, read while somebody watches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Showing:
         self._follower = CheckedThread(self._activity.run, "tailrace-console-activity")
 
     def start(self) -> None:
-        """Begin to follow the deployment; panels are looked at once somebody watches."""
+        """Begin to follow the deployment; panels are read once somebody watches."""
         self._follower.start()
         self.panels.start()
 
@@ -51,7 +51,7 @@ class Showing:
             self._follower.join(_STOP_S)
 
     def shown(self) -> dict[str, str]:
-        """Each panel as JSON text. One that was not looked at yet is left out."""
+        """Each panel as JSON text. One that was not read yet is left out."""
         return self.panels.shown
 
     @property

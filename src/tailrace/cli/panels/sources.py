@@ -43,8 +43,8 @@ _LETTERS_COUNTED_MAX: Final = 10_000
 
 @dataclass(frozen=True)
 class Targets:
-    """What is looked at beside the deployment: ``gateway`` is a gateway's URI, ``syncs`` the URIs of targets, and the
-    rest directories, and the collections of leases and dead letters."""
+    """What is read in addition to the deployment: ``gateway`` is a gateway's URI, ``syncs`` the URIs of targets, and
+    the rest directories, and the collections of leases and dead letters."""
 
     store: str = STORE
     letters: str = LETTERS
@@ -54,7 +54,7 @@ class Targets:
     archives: Sequence[ArchivePlace] = ()
     syncs: Sequence[ConnectionString] = ()
     state_db: str = "tailrace_sync"
-    #: What the service that the console belongs to says of itself.
+    #: What the service that the console belongs to says about itself.
     service: Callable[[], Any] | None = field(default=None, repr=False)
 
 

@@ -31,7 +31,7 @@ _TOKEN_MAX: Final = 20_000
 
 
 def make_app(showing: Showing, feed: Feed, names: HostNames, logins: Logins | None) -> ASGIApp:
-    """The application that a server runs. ``logins``: who may see it; ``None``: whoever reaches its address."""
+    """The application that a server runs. ``logins``: who may see it; ``None``: everyone who reaches its address."""
     folder = files("tailrace.cli.web") / "page"
     page = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _PAGE.items()}
     routes = [Route(path, _file(*found)) for path, found in page.items()]

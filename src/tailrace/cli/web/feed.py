@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-#: So many pages at a time, and so many messages may wait for a page that does not read them: the oldest then goes.
+#: How many pages at a time, and how many messages may wait for a page that does not read them; then the oldest goes.
 VIEWERS_MAX: Final = 32
 _WAITING_MAX: Final = 256
-#: A page that hears nothing for so long is told that the console is there.
+#: After how long without a message a page is told that the console is still there.
 _SILENCE_S: Final = 10.0
 
 

@@ -78,7 +78,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class Guard:
-    """Stands before the console's answers. ``logins``: who may see them; ``None``: whoever reaches the address."""
+    """Stands before the console's answers. ``logins``: who may see them; ``None``: everyone who reaches the address."""
 
     def __init__(self, app: ASGIApp, names: HostNames, logins: Logins | None) -> None:
         self._app = app

@@ -31,9 +31,9 @@ from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.topology import Cluster
 from tailrace.read.source.uri import ClientOptions, ConnectionString
 
-#: A user who was removed, or has a new password, is let in for so long at most.
+#: For how long, at most, a user who was removed or has a new password is still let in.
 _REMEMBERED_S: Final = 60.0
-#: So many failures of one address are looked at in a minute, and so many of all addresses together.
+#: How many failures of one address are answered in a minute, and how many of all addresses together.
 FAILURES_MAX: Final = 5
 _FAILURES_OF_ALL_MAX: Final = 60
 _MINUTE_S: Final = 60.0
@@ -51,7 +51,7 @@ Check = Callable[[str, str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether somebody is let in; if not, why, and after how many seconds another try is looked at."""
+    """Whether somebody is let in; if not, why, and after how many seconds another try is answered."""
 
     is_admitted: bool
     reason: str = ""
@@ -103,7 +103,7 @@ class Logins:
         return Admission(False, reason)
 
     def _wait(self, address: str) -> int:
-        """For how many seconds no login from ``address`` is looked at."""
+        """For how many seconds no login from ``address`` is answered."""
         since = self._clock() - _MINUTE_S
         self._failed = {
             whose: kept for whose, times in self._failed.items() if (kept := [at for at in times if at > since])

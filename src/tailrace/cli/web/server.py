@@ -1,4 +1,4 @@
-"""The console's server: uvicorn in a thread of its own, beside whatever else the process does."""
+"""The console's server: uvicorn in a thread of its own, whatever else the process does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IMAGES: Final = ("config", "system.preimages")
 
 @dataclass(frozen=True)
 class ConsoleOptions:
-    """``host`` and ``port``: where it listens; ``names`` by which it may be asked for beside its own. ``login``: behind
+    """``host`` and ``port``: where it listens; ``names``: further names by which it may be asked for. ``login``: behind
     the deployment's users on this machine too. ``images``: documents before and after a change are read."""
 
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""What a cursor asks of its driver: values, never calls. The needs of its stream pass through beside them.
+"""What a cursor asks of its driver: values, never calls. The needs of its stream pass through among them.
 
 Times of the clock are milliseconds of one monotonic clock that the driver chooses; the cursor only compares them.
 """

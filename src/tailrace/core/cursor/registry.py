@@ -21,7 +21,7 @@ from tailrace.core.stream.merge import MergedStream
 from tailrace.core.stream.stream import Stream, open_stream
 from tailrace.errors import InternalError, ServerError, TailraceError, UsageError
 
-#: A cursor that nobody asked for so long is closed (cursorTimeoutMillis of mongod).
+#: A cursor that was not used for this long is closed (cursorTimeoutMillis of mongod).
 IDLE_MS_MAX: Final = 600_000
 
 
@@ -142,7 +142,7 @@ class CursorRegistry:
         return prefix if self.profile.series >= (5, 0) else ""
 
     def kill_cursors(self, command: bytes) -> bytes:
-        """Close cursors; one that is waiting ends when its driver next answers it. The namespace is not looked at."""
+        """Close cursors; one that is waiting ends when its driver next answers it. The namespace is not checked."""
         try:
             wanted = cursors_to_kill(command)
         except TailraceError as error:

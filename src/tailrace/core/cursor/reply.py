@@ -1,5 +1,5 @@
 """Replies as the server writes them, field by field. ``$clusterTime`` and ``operationTime``, which follow, belong to
-the connection and are added by whoever sends the reply."""
+the connection and are added by the sender of the reply."""
 
 from __future__ import annotations
 

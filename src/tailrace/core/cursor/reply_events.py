@@ -1,4 +1,4 @@
-"""What goes into one reply: so many documents, and so many bytes (measured on 6.0.27 to the byte)."""
+"""What goes into one reply: how many documents, and how many bytes (measured on 6.0.27 to the byte)."""
 
 from __future__ import annotations
 

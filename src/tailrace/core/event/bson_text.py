@@ -14,7 +14,7 @@ _ANY_DATE: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 )
 
 
-#: Texts and binary values so long are cut, and to how many bytes.
+#: From how many bytes on texts and binary values are cut, and to how many.
 _TEXT_BYTES_MAX: Final = 160
 _TEXT_BYTES_SHOWN: Final = 150
 _BYTES_MAX: Final = 80

@@ -31,7 +31,7 @@ from tailrace.core.raw_bson import (
 #: Which fields that an event could have had keep a place in it, for a stage that sets one: all that its kind can have,
 #: ``fullDocument`` and ``documentKey``, or none.
 KeptPlaces: TypeAlias = Literal["all", "documents", "none"]
-#: A document field that is there as BSON null (an image that was looked for and not found).
+#: A document field that is there as BSON null (an image that was looked up and not found).
 NULL_DOCUMENT: Final = b""
 
 _UUID_PREFIX: Final = b"\x10\x00\x00\x00\x04"

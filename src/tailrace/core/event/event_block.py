@@ -1,6 +1,6 @@
 """A block of finished change events: their bytes in one buffer, and what is known about each of them as arrays.
 
-Whoever makes a block (the kernel, or the plain stages by ``EventBlock.of``) knows where each event's parts are, so
+The maker of a block (the kernel, or the plain stages by ``EventBlock.of``) knows where each event's parts are, so
 nobody who merges, cuts, resumes or serves it parses an event again.
 """
 

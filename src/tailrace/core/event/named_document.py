@@ -1,8 +1,8 @@
 """Documents that are named by collection and ``_id``, to be taken out of the stores that keep copies of them.
 
 What may live here: which documents are meant, whether an event, an entry or a stored document is of one of them, and
-what a store says after it has looked for them. A document is known by the server's order of values: 1 and 1.0 name the
-same one.
+what a store says after it has searched for them. A document is known by the server's order of values: 1 and 1.0 name
+the same one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _namespace(document: bytes) -> str:
 
 @dataclass(slots=True)
 class StoreErasure:
-    """What a store says of the documents.
+    """What a store says about the documents.
 
     ``store``   the kind of store, ``place`` which one
     ``found``   how much it held of them, by what that is ("events", "rows of earlier versions")

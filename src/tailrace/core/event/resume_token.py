@@ -383,7 +383,7 @@ def parse_parts(data: str, type_bits: bytes | None) -> TokenParts:
 
 
 class _Fields:
-    """A token's values, taken one after the other with the server's check of each."""
+    """A token's values, taken one after another with the server's check of each."""
 
     def __init__(self, values: list[tuple[int, bytes]], spans: list[bytes]) -> None:
         self._values = values

@@ -17,9 +17,9 @@ _DEPTH_MAX: Final = 250
 #: The server's limit of a document in the making, and of its buffers. A description larger than an event may be,
 #: but not this large, is made: the event is then refused by its size, or the user's stages leave the description out.
 _BYTES_MAX: Final = 64 * 1024 * 1024
-#: What the server's document takes for a field beside its name.
+#: What the server's document takes for a field in addition to its name.
 _STORED_FIELD: Final = 26
-#: About what a name among others takes beside itself.
+#: About what a name among others takes in addition to itself.
 _SMALL_PARTS: Final = 12
 _HINT: Final = "The update changes too many fields under too long a path to be described: start the stream after it"
 

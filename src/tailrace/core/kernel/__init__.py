@@ -45,7 +45,7 @@ From events to columns
     data are ``events`` themselves, its offsets ``offsets``.
 
 Compiling
-    The compiled code comes with the installation, as one library (``native``); it needs numpy beside it. Where there is
+    The compiled code comes with the installation, as one library (``native``); it also needs numpy. Where there is
     none for this machine or for this source, numba compiles, if it can be imported (``jit``): some thirty seconds of
     CPU once, which ``warm_up`` takes at a chosen moment. ``available`` says whether one of the two is there. Importing
     this package costs nothing: all is loaded on first use.

@@ -92,7 +92,7 @@ def locate(
 
 
 def gather(buffer: bytes | memoryview | Bytes, start: Offsets, end: Offsets) -> tuple[Bytes, npt.NDArray[np.int32]]:
-    """The runs [start, end) of ``buffer`` one after the other, and their int32 offsets: an Arrow binary column."""
+    """The runs [start, end) of ``buffer`` one after another, and their int32 offsets: an Arrow binary column."""
     data, starts, ends = checked_runs(buffer, start, end)
     size = int((ends - starts).sum())
     check_offsets(size)

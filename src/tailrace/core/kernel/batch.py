@@ -27,7 +27,8 @@ MEMBER_ENTRY = job.MEMBER_ENTRY
 
 #: Room for the last event to be written and the fixed parts of the first ones; the buffer grows when it is not enough.
 _MARGIN = 1 << 16
-#: The first guess: so many times the oplog's bytes are its events', and so few bytes has an operation of a transaction.
+#: The first guess: how many times larger events are than their oplog entries, and how small an operation of a
+#: transaction is.
 _GROWTH = 4
 _OPERATION_BYTES = 96
 #: No entry is shorter than that, unless it is none.
@@ -99,7 +100,7 @@ class KernelSettings(NamedTuple):
 class KernelBatch:
     """What became of the entries of a batch, and the events that were made of them.
 
-    ``raw``                   the entries' BSON, one after the other
+    ``raw``                   the entries' BSON, one after another
     ``kind``                  uint8[n]: what became of each entry, ``SKIPPED``, ``EVENT`` or ``PLAIN``. Straight from
                               ``transform_batch`` also ``MEMBER_ENTRY``: skipped, but a transaction that is committed
                               later may refer to it; and ``CHAIN_ENTRY``: it commits a transaction of which earlier
@@ -179,7 +180,7 @@ class KernelBatch:
         return replace(self, events=events, records=records)
 
     def block(self, first: int = 0, last: int | None = None) -> EventBlock:
-        """The events [first, last); without a copy of their bytes where they lie one after the other."""
+        """The events [first, last); without a copy of their bytes where they lie one after another."""
         records = self.records[first:last]
         columns = np.ascontiguousarray(records[:, _KNOWN].T)
         start, end, times, operations = columns[:4]
@@ -214,7 +215,7 @@ KernelStep: TypeAlias = Callable[[KernelBatch], Generator[Request, Answer, Kerne
 
 
 def moved(buffer: Bytes, start: Offsets, end: Offsets, offsets: Offsets) -> Bytes:
-    """The runs [start, end) of ``buffer`` one after the other; ``offsets`` (int64[m + 1]) says where each goes."""
+    """The runs [start, end) of ``buffer`` one after another; ``offsets`` (int64[m + 1]) says where each goes."""
     gathered = lend(int(offsets[-1]))
     runs = [np.ascontiguousarray(array, np.int64) for array in (start, end, offsets)]
     starts, ends, places = map(address, runs)

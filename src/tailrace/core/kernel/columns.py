@@ -280,7 +280,7 @@ def _make_locate(sources: int) -> Callable[[int], int]:
 def _make_gather(sources: int) -> Callable[[int], None]:
     @entry_point("void(int64)")
     def gather(job: int) -> None:
-        """Copy runs one after the other. ``job`` is int64[6]: base, starts, ends, count; then the targets: data,
+        """Copy runs one after another. ``job`` is int64[6]: base, starts, ends, count; then the targets: data,
         offsets (int32)."""
         if sources == 0:
             return

@@ -2,7 +2,8 @@
 
 ``entry_point`` marks the functions that Python calls; ``inner`` marks those that only compiled code calls. They are in
 the library that came with the installation (``native``). Where there is none, or it was made from another source,
-numba compiles them (``jit``): an installation from source without a C compiler, and whoever works on the kernel.
+numba compiles them (``jit``): in an installation from source without a C compiler, and for those who work on the
+kernel.
 """
 
 from __future__ import annotations

@@ -381,7 +381,7 @@ def _put_event(job: int, operation: int, key: int) -> int:
 
 @inner
 def finish_record(job: int, record: int, operation: int, end: int) -> None:
-    """What the record holds beside the places in the event, and with them those of the parts."""
+    """What the record holds besides the places in the event, and with them those of the parts."""
     table = load64(job + TABLE)
     uuid = load64(table + UUID) + 5
     store64(record + ENTRY, load64(job + INDEX))

@@ -176,7 +176,7 @@ def _note(delta: int, depth: int, prefix: int, name: int, end: int, last: int) -
     """One path of ``disambiguatedPaths``: the names of the frames, then that in [name, end). ``last`` says whether that
     is an array index (1), a field (0) or not there (-1; the prefix then ends with a dot too many).
 
-    Where each frame's name lies in the path is told by the prefixes of the frames.
+    The prefixes of the frames say where each frame's name lies in the path.
     """
     path = load64(delta + AREAS)
     out = load64(delta + _PATHS)
@@ -311,7 +311,7 @@ def _diff(delta: int, document: int, end: int) -> int:
     depth = 0
     pos, limit, prefix, rank = document + 4, end - 1, 0, _NO_SECTION
     is_first, ambiguous = True, False
-    # A level's deleted fields are told after its updated and inserted ones, though they stand before them.
+    # A level's deleted fields are reported after its updated and inserted ones, though they stand before them.
     deleted, deleted_end = 0, 0
     while True:
         if deleted != 0 and (pos == limit or load8(pos + 1) == _LETTER_S):

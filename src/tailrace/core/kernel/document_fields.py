@@ -104,7 +104,7 @@ class FieldScan:
 
     @property
     def fields(self) -> int:
-        """How many names are looked for."""
+        """How many names are searched for."""
         return len(self._kept)
 
     def look_for(self, names: Sequence[bytes]) -> None:

@@ -97,7 +97,7 @@ def entry_columns(raw: bytes) -> EntryColumns | None:
 
 
 def gathered(raw: bytes, start: Ints, end: Ints) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Runs of bytes one after the other, and where each begins (n + 1)."""
+    """Runs of bytes one after another, and where each begins (n + 1)."""
     offsets = np.zeros(len(start) + 1, np.int64)
     np.cumsum(end - start, out=offsets[1:])
     target = np.empty(max(1, int(offsets[-1])), np.uint8)

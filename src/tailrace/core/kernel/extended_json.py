@@ -87,7 +87,7 @@ _DEPTH_MAX = 100
 _FRAME = 24  # limit, number of the document or 0 for an array, position after it
 FRAMES_SIZE = _FRAME * (_DEPTH_MAX + 1)
 
-#: A row's text has room for so many times its size (a MinKey of two bytes becomes 20), and so many bytes more.
+#: A row's text has room for this many times its size (a MinKey of two bytes becomes 20), and this many bytes more.
 GROWTH = 11
 ROW_ROOM = 64
 

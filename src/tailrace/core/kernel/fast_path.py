@@ -33,7 +33,7 @@ from tailrace.core.plan.request import OplogBatch
 
 
 def settings_for(plan: Plan) -> KernelSettings | None:
-    """What the transform must know of a plan; ``None`` where every entry needs the plain stages: system or migration
+    """What the transform must know about a plan; ``None`` where every entry needs the plain stages: system or migration
     events."""
     options, profile = plan.options, plan.profile
     if options.show_system_events or options.show_migration_events:

@@ -32,7 +32,7 @@ BEFORE_END = 80
 COMES_LAST = 88  # 1: ``fullDocument`` goes to the end
 JOB_SIZE = 96
 
-#: The element's bytes beside its document.
+#: The element's bytes without its document.
 AFTER_ROOM = FULL_DOCUMENT[1]
 BEFORE_ROOM = FULL_DOCUMENT_BEFORE_CHANGE[1]
 

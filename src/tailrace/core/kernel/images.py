@@ -30,9 +30,9 @@ from tailrace.errors import OplogFormatError, TailraceError, invariant
 ChosenRows = npt.NDArray[np.bool_]
 
 #: Images are asked for this many at a time at the most, and as many fewer as make this many bytes, judged by the size
-#: of those that came before. The first ones of a stream are few, since nothing is known of them. Where documents have
-#: grown so much that a source gives up (``source.lookup``), or that those of all collections are more than
-#: ``_FOUND_BYTES_MAX``, so many times fewer are asked for.
+#: of those that came before. The first ones of a stream are few, since nothing is known about them. Where documents
+#: have grown so much that a source gives up (``source.lookup``), or that those of all collections are more than
+#: ``_FOUND_BYTES_MAX``, proportionally fewer are asked for.
 _ASKED_MAX: Final = 4_000
 _ASKED_BYTES: Final = 16 << 20
 _FOUND_BYTES_MAX: Final = 64 << 20

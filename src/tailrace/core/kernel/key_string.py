@@ -44,7 +44,7 @@ _BITS = 8  # type bits, the first one lowest
 _BIT_COUNT = 16
 WRITER_SIZE = 24
 
-#: A document key may hold so many type bits; the plain stages take those with more.
+#: How many type bits a document key may hold; the plain stages take those with more.
 _BIT_COUNT_MAX = 56
 _DEPTH_MAX = 16
 #: The stack of open objects: the address of each one's end, the type of what encloses it.

@@ -4,7 +4,7 @@ The answer has three values: an event passes, it fails, or the reference has to 
 decimal inside documents, bytes that do not hold together, and whatever ``match_program`` has no instruction for.
 ``$and``, ``$or`` and ``$nor`` go on with three values, so what is unknown matters only where the rest does not decide.
 
-A *program* is rows of eight int64, run one after the other by a small machine with two stacks: answers, and the values
+A *program* is rows of eight int64, run one after another by a small machine with two stacks: answers, and the values
 of expressions. ``match_test`` tests values, ``match_path`` finds them, ``match_expression`` evaluates. Paths and
 constants are addresses into a pool, and what a run remembers is in a working memory; the Python side keeps both alive.
 """

@@ -19,7 +19,7 @@ _NEIGHBOURS: Final = 3
 
 
 def beside(value: Value) -> bytes:
-    """What stands beside a number in the pool: 16 bytes, or none where nothing is needed or can be said exactly."""
+    """What stands next to a number in the pool: 16 bytes, or none where nothing is needed or can be said exactly."""
     kind, data = value
     if kind == v.DOUBLE:
         return v.decimal(_rounded(float(v.number_of(value))))[1]

@@ -2,7 +2,7 @@
 
 Most of what a query asks about an event is inside ``fullDocument``, ``updateDescription`` or ``documentKey``, or is
 ``operationType`` or ``ns``. The kernel has noted where these are, so nobody walks through the fields before them. A
-field that is not noted is looked for as ever: it may still be there.
+field that is not noted is searched for as usual: it may still be there.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The fields that a program asks for are kept in a tree of *look-ups*, one for each name on a path. A look-up remembers
 what it found in the event, and its fields are walked through once however many paths lead through it: who asks for a
 field goes on with the walk where it stands, and notes the other fields that are asked for on the way. Where a path
-meets an array, a *walk* of its own gives the values inside it one after the other, since functions that call themselves
+meets an array, a *walk* of its own gives the values inside it one after another, since functions that call themselves
 cannot be cached.
 """
 
@@ -35,7 +35,7 @@ _ABSENT = 2
 _BROKEN = 3
 
 # A walk in the working memory: what it found last, how many arrays are open, then for each the next element, where the
-# array ends, the place in the path, and an element that is to be looked at again (as what an index names). A walk that
+# array ends, the place in the path, and an element that is to be visited again (as what an index names). A walk that
 # gathers an array has there where that array begins, and how many elements it has.
 FOUND_TYPE = 0
 FOUND_VALUE = 8
@@ -58,7 +58,7 @@ BROKEN = INVALID
 
 
 def walk_size(names: int) -> int:
-    """The bytes of a walk along a path of so many names."""
+    """The bytes of a walk along a path of ``names`` names."""
     return LEVELS + LEVEL * names
 
 

@@ -5,7 +5,7 @@ compile, and no array headers are passed about. Nothing here checks bounds. Who 
 with the end of what it reads; who calls ``store`` or ``copy`` has made sure of the room. The Python side keeps the
 arrays alive while compiled code holds their addresses.
 
-Python has no such operations. ``jit_memory`` says in LLVM what they are, for whoever compiles; where the compiled code
+Python has no such operations. ``jit_memory`` says in LLVM what they are, for compilation; where the compiled code
 came with the installation, nobody calls them.
 """
 

@@ -21,7 +21,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Final
 
-#: The library's name beside this module, and its symbol that says what it holds: a JSON object with ``source``, the
+#: The library's name, next to this module, and its symbol that says what it holds: a JSON object with ``source``, the
 #: checksum of the whole source, and ``entry_points``: of each, its source's checksum and how many arguments it takes.
 FILE: Final = "libkernel.so.1"
 MANIFEST: Final = "tailrace_manifest"
@@ -145,7 +145,7 @@ def _checked(result: int, function: Any, arguments: Any) -> int:
 
 
 class _Choice:
-    """Which library this process uses: the one beside this module, unless another one or none was named."""
+    """Which library this process uses: the one next to this module, unless another one or none was named."""
 
     def __init__(self) -> None:
         self.path: str | None = None

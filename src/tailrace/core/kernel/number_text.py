@@ -2,7 +2,7 @@
 
 The shortest decimal is found by Raffaello Giulietti's method ("The Schubfach way to render doubles", 2020): the bounds
 of the interval that rounds to the double are scaled by one power of ten, held in 128 bits, and the decimals with one
-digit less and with the same number of digits are looked for between them.
+digit less and with the same number of digits are searched for between them.
 """
 
 from __future__ import annotations

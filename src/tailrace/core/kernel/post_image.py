@@ -1,6 +1,6 @@
 """Post-images from pre-images and deltas, in compiled code: the counterpart of ``oplog.update_delta.apply_diff``.
 
-A *level* is a document or an array that a diff changes. The parts of its diff stand in a table, one after the other in
+A *level* is a document or an array that a diff changes. The parts of its diff stand in a table, one after another in
 the order of the diff; levels nest, and so do their tables. What is rare (a name twice in a diff, a deleted ``_id``, an
 odd diff, an array that grows far) has no post-image here: ``apply_diff`` makes it.
 """
@@ -87,7 +87,7 @@ SCRATCH_SIZE = _FRAME * _DEPTH_MAX + _PART * _PARTS_MAX
 
 _LETTER_L = 0x6C
 _LETTER_U = 0x75
-#: Arrays are padded up to so many items; a post-image is not made longer than its parts and this.
+#: Arrays are padded up to this many items; a post-image is not made longer than its parts and this.
 _PADDING_MAX = 64
 ROOM = 16 * _PADDING_MAX
 
@@ -348,7 +348,7 @@ def _index(name: int, end: int) -> int:
 
 @inner
 def _array_length(diff: int, limit: int, old: int, old_limit: int) -> int:
-    """The length of the array after its diff, whose parts are looked at; or ``FALL_BACK``."""
+    """The length of the array after its diff, whose parts are checked; or ``FALL_BACK``."""
     pos, last, length = diff + 8, -1, 0
     has_length = False
     while pos < limit:

@@ -37,7 +37,7 @@ from tailrace.core.kernel.scan import (
 GIVEN_MAX = 16 * 1024 * 1024 - (1 << 16)
 _DEPTH_MAX = 200
 
-#: Bits of what ``put_places`` is told: the stream shows expanded events; only ``fullDocument`` and ``documentKey`` have
+#: Bits of the flags of ``put_places``: the stream shows expanded events; only ``fullDocument`` and ``documentKey`` have
 #: places.
 EXPANDED = 1
 DOCUMENTS_ONLY = 2

@@ -33,7 +33,7 @@ class Pool:
         return place
 
     def table(self, rows: Sequence[Sequence[int]], pointers: Sequence[int]) -> int:
-        """Rows of words one after the other, with the same places in each."""
+        """Rows of words one after another, with the same places in each."""
         width = len(rows[0]) if rows else 0
         flat = [word for row in rows for word in row]
         return self.words(flat, [width * row + one for row in range(len(rows)) for one in pointers])

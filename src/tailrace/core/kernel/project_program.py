@@ -33,7 +33,7 @@ _MARGIN: Final = 1 << 12
 
 
 class Run(NamedTuple):
-    """Events one after the other in one buffer: event ``i`` is ``buffer[offsets[i] : offsets[i + 1]]`` (int64[n + 1])
+    """Events one after another in one buffer: event ``i`` is ``buffer[offsets[i] : offsets[i + 1]]`` (int64[n + 1])
     while its ``verdict`` (uint8[n]) is ``PASSES``. ``places``, of the last step: int64[n, 4], where token and ``ns``
     start and end."""
 

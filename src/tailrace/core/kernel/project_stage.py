@@ -24,7 +24,7 @@ from tailrace.core.kernel.scan import OBJECT, document_end
 # Slots of a job, as byte offsets.
 OPERATION = 0
 TARGET = 8  # a node, an expression, or the table of names of ``SET_PLACES``
-PLACES_MODE = 16  # SET_PLACES: what ``put_places`` is told
+PLACES_MODE = 16  # SET_PLACES: the flags of ``put_places``
 STATE = 24
 BASE = 32  # of the events that come
 GIVEN = 40  # int64[count + 1], from BASE

@@ -1,4 +1,4 @@
-"""The documents of a server's reply one after the other, without their keys, and the place of the last one.
+"""The documents of a server's reply one after another, without their keys, and the place of the last one.
 
 The plain forms are ``raw_bson.array_documents`` and the walk in ``tailrace.read.source.batch.cut``, a third of a
 microsecond for each entry; these take a twentieth of that.

@@ -40,7 +40,7 @@ _HIGH_BITS = -0x7F7F7F7F7F7F7F80  # 0x8080808080808080 as a signed number
 
 @inner
 def find_nul(start: int, limit: int) -> int:
-    """The address of the first NUL in [start, limit), or -1. Eight bytes at a step while so many are left."""
+    """The address of the first NUL in [start, limit), or -1. Eight bytes at a step while at least eight are left."""
     pos = start
     while pos + 8 <= limit:
         word = load64(pos)

@@ -155,7 +155,7 @@ _count = _make_count(fingerprint(__name__))
 def snapshot_events(
     documents: bytes, constants: ChunkConstants
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], bool]:
-    """The events of documents that lie one after the other, and where each begins: as many as there are up to
+    """The events of documents that lie one after another, and where each begins: as many as there are up to
     the first one that is left to the plain way. And whether these are all."""
     raw = np.frombuffer(documents, np.uint8)
     count = _count(address(raw), address(raw) + raw.size)

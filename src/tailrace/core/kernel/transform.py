@@ -107,7 +107,7 @@ def _make_frame(sources: int) -> Callable[[int, int, int, int], int]:
     @entry_point("int64(int64, int64, int64, int64)")
     def frame(start: int, end: int, starts: int, room: int) -> int:
         """The number of documents in [start, end). Their addresses, and ``end`` after them, go to ``starts`` as far as
-        there is room for so many.
+        there is room for that many.
 
         Where a length leads astray, the rest of the buffer counts as one document, which is then found corrupt.
         """

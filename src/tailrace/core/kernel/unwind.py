@@ -19,7 +19,7 @@ from tailrace.core.pipeline.shard import ChangeStreamPipeline
 from tailrace.core.plan.request import Answer, Request
 from tailrace.errors import OplogFormatError
 
-#: So many operations the plain stages do at first where the kernel stops, and twice as many each time after that: they
+#: How many operations the plain stages do at first where the kernel stops; twice as many each time after that: they
 #: come to their place by passing all operations before it.
 _PLAIN_OPERATIONS: Final = 50
 

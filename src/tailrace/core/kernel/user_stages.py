@@ -41,7 +41,7 @@ from tailrace.core.plan.request import Answer, Request
 
 #: A verdict inside this module: the event waits for the plain code.
 _WAITS: Final = 4
-#: The plain results of one block are kept up to so many bytes; what comes after is left to the plain stages.
+#: How many bytes of the plain results of one block are kept; what comes after is left to the plain stages.
 _PLAIN_MAX: Final = 128 << 20
 
 
@@ -82,7 +82,7 @@ class StagedEvents(NamedTuple):
 class BlockStages:
     """The user's stages as block programs, and the plain ones for the rest.
 
-    ``compiled``  so many of the stages have a program
+    ``compiled``  how many of the stages have a program
     ``ahead``     of parts of the ``$match`` stages that may be asked before all stages: what certainly fails goes first
     """
 
@@ -188,7 +188,7 @@ def _set_aside(before: Run, after: Run, verdict: int, step: _Step) -> list[_Wait
 
 
 def _joined(run: Run, numbers: list[int], documents: list[bytes]) -> Run:
-    """The events of a run that pass, and ``documents`` at their ``numbers``, one after the other."""
+    """The events of a run that pass, and ``documents`` at their ``numbers``, one after another."""
     passing = run.verdict == PASSES
     data = np.frombuffer(b"".join(documents), np.uint8)
     places = np.cumsum([0] + [len(document) for document in documents])

@@ -35,7 +35,7 @@ _PLAIN: Final = frozenset(
         b"fromMigrate",
     }
 )
-#: Operations on a document. Their document key, which their token shows too, is looked at.
+#: Operations on a document. Their document key, which their token shows too, is masked.
 _KEYED: Final = frozenset({b"insert", b"update", b"replace", b"delete"})
 #: What a definition may show: names, numbers and flags. Filters, validators, pipelines and zones hold values.
 _DEFINED: Final = frozenset(
@@ -52,7 +52,7 @@ _DEFINED: Final = frozenset(
 _NAMES: Final = frozenset(
     {b"key", b"shardKey", b"oldShardKey", b"weights", b"wildcardProjection", b"collation", b"to", b"timeseries"}
 )
-#: So many collections are remembered.
+#: How many collections are remembered.
 _COLLECTIONS_MAX: Final = 4096
 
 

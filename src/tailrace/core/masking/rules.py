@@ -24,7 +24,7 @@ ANY: Final = b"*"
 ANY_DEPTH: Final = b"**"
 ID: Final = b"_id"
 _COMPONENTS_MAX: Final = 100
-#: Names are the user's data: so many of them are remembered for one place.
+#: How many names, which are the user's data, are remembered for one place.
 _CHILDREN_MAX: Final = 4096
 
 _Reached = tuple[int, int]

@@ -1,8 +1,8 @@
 """The cluster's clock: a hybrid logical clock that its members keep together by gossip (semantics 10).
 
-What may live here: comparing, ticking and passing on cluster times. Nothing here reads a wall clock: whoever ticks says
-what time it is. Three rules make the order causal: a member that writes takes a time above everything it has seen
-(``tick``); a message carries the largest time its sender has seen (``document``); whoever receives it adopts that time
+What may live here: comparing, ticking and passing on cluster times. Nothing here reads a wall clock: the caller of a
+tick says what time it is. Three rules make the order causal: a member that writes takes a time above everything it has
+seen (``tick``); a message carries the largest time its sender has seen (``document``); its receiver adopts that time
 if it is larger (``gossip``). So if one write was known when another was made, it has the smaller time, whichever shards
 they are on.
 """

@@ -37,7 +37,7 @@ def _text(document: bytes, name: bytes) -> bytes | None:
 
 
 def settings_in(entries: Iterable[bytes]) -> Iterator[SettingRead]:
-    """What these entries set it to, one after the other. Every server writes the whole document."""
+    """What these entries set it to, one after another. Every server writes the whole document."""
     for raw in entries:
         if SETTING not in raw:
             continue

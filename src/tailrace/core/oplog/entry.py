@@ -31,7 +31,7 @@ _FIELD_TYPES: Final[dict[bytes, tuple[int, ...]]] = {
 }
 #: Fields that count only with this type and say nothing with any other: only the boolean true marks a migration.
 _ANY_TYPE: Final = {b"fromMigrate": BOOL, b"multiOpType": INT32, b"preImageOpTime": OBJECT}
-#: What the server says of a field with another type than it expects (measured with entries made by hand).
+#: What the server says about a field with another type than it expects (measured with entries made by hand).
 _TYPE_ERRORS: Final[dict[bytes, tuple[int, str]]] = {
     b"wall": (40532, 'Entry field "wall" should be date, found: {type}'),
     b"o2": (6189503, "Resume Token eventIdentifier is not an object"),

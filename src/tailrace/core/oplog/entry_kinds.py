@@ -41,7 +41,7 @@ NEUTRAL_COMMANDS: Final = frozenset(
         b"dropDatabaseMetadata",
     )
 )
-#: All that is known of what commands do to documents and collections: whoever keeps documents follows these.
+#: All that is known about what commands do to documents and collections: code that keeps documents follows these.
 FOLLOWED_COMMANDS: Final = NEUTRAL_COMMANDS | {
     b"create",
     b"drop",
@@ -83,10 +83,10 @@ _TYPES_SINCE: Final[dict[bytes, tuple[int, int]]] = {
 _NEVER: Final = (1 << 30, 0)
 #: What ``OplogMatch`` has counted in this process, by kind: for metrics, and for the log.
 PASSED_OVER: Final[Counter[str]] = Counter()
-#: So many unknown kinds are told apart; what comes after is counted together.
+#: How many unknown kinds are told apart; what comes after is counted together.
 _KINDS_MAX: Final = 100
 OTHER_KINDS: Final = "others"
-#: A name of a kind is cut off after so many bytes.
+#: A name of a kind is cut off after this many bytes.
 _NAME_BYTES_MAX: Final = 40
 
 
@@ -109,7 +109,7 @@ def kind_of(entry: OplogEntry) -> str:
 
 
 def refusal(entry: OplogEntry, hint: str) -> UnknownEntryError:
-    """The error of a store that cannot follow ``entry``. ``hint``: what to do beside waiting for a later version."""
+    """The error of a store that cannot follow ``entry``. ``hint``: what to do besides waiting for a later version."""
     namespace = in_a_line(entry.namespace.decode("utf-8", "replace"))
     return UnknownEntryError(
         f"{entry.position} ({namespace}) is of the kind '{kind_of(entry)}', which this version of Tailrace cannot "

@@ -74,7 +74,7 @@ class Scope:
             raise UsageError(
                 f"'{text}' is not a namespace", hint="Give a database ('shop') or a collection ('shop.orders')"
             )
-        if "/" in database:  # no database of a server can be called so
+        if "/" in database:  # no database of a server can have that name
             raise UsageError(f"'{text}' is not a namespace", hint=f"Write it with a dot: '{text.replace('/', '.', 1)}'")
         return cls.of_collection(database, collection) if dot else cls.of_database(database)
 

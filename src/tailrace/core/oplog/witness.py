@@ -2,8 +2,8 @@
 
 A position alone (a cluster time) says nothing about the deployment that it was read from: another deployment has a
 clock too, and one that was restored from an older backup goes through the same times again with other writes. So a
-store keeps the identity of its deployment and marks of entries beside its position, and code that continues it compares
-them with what the deployment holds now, before anything is written (``source/witness.py``).
+store keeps the identity of its deployment and marks of entries next to its position, and code that continues it
+compares them with what the deployment holds now, before anything is written (``source/witness.py``).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def explain(plan: Plan, *, reads: Reads = "mongod") -> dict[str, Any]:
     """The plan as a document.
 
     ``stages``      the stages in order, by the server's names
-    ``oplogQuery``  the filter of the read of the oplog beside its conditions on ``ts``; null: everything is read
+    ``oplogQuery``  the filter of the read of the oplog, without its conditions on ``ts``; null: everything is read
     ``match``       each part of the user's ``$match`` stages: the query, its stage's place, and where it is asked
                     besides its own place
     ``images``      what is looked up

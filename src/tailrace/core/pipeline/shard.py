@@ -56,7 +56,7 @@ SHARD_STAGES: Final = (
 #: The first two work on entries, and every stream needs them.
 _EVENT_STAGES: Final[tuple[type[ShardStage], ...]] = SHARD_STAGES[2:]
 
-#: So many entries pass the stages together: enough to ask for images in bulk, few enough to bound what is in flight.
+#: How many entries pass the stages together: enough to ask for images in bulk, few enough to bound what is in flight.
 _CHUNK_ENTRIES: Final = 1_000
 
 
@@ -181,7 +181,7 @@ class ChangeStreamPipeline:
     def process(self, batch: OplogBatch) -> Running:
         """Run a batch through the stages: yields requests (answer them) and ``Emit`` (answer ``None``).
 
-        After invalidation the rest of the batch is not looked at. Raises ``OplogFormatError`` with the entry's
+        After invalidation the rest of the batch is not processed. Raises ``OplogFormatError`` with the entry's
         position, ``LaterEntryError``, 280, 286, or what a stage raises, after everything before it was emitted.
         """
         chunk: list[OplogEntry] = []
@@ -238,7 +238,7 @@ class ChangeStreamPipeline:
             if isinstance(piece, list):
                 yield from self._run_piece(piece)
                 if self.invalidated:
-                    pieces.close()  # what follows is not looked at
+                    pieces.close()  # what follows is not processed
 
         return relayed(pieces, events)
 

@@ -21,7 +21,7 @@ from tailrace.core.event.resume_token import ResumeToken, token_order
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.stage.split_large_event import SURELY_SMALL_BYTES, approximate_bytes
 
-#: What an event costs beside its documents, and in a block.
+#: What an event costs in addition to its documents, alone and in a block.
 _EVENT_BYTES: Final = 1_000
 _ROW_BYTES: Final = 170
 

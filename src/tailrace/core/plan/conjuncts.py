@@ -257,7 +257,7 @@ class _Touched:
 
 
 def drops_unseen(pipeline: CompiledPipeline, name: bytes) -> bool:
-    """Whether the pipeline takes the field ``name`` away before anything has looked at it."""
+    """Whether the pipeline takes the field ``name`` away before anything has read it."""
     for stage in pipeline.stages:
         if stage.name == "$match":
             fields = fields_of(stage.parsed)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ class Plan:
     ``token_version``  of the tokens that the stream writes
     ``splits``         whether the pipeline ends with ``$changeStreamSplitLargeEvent``
     ``quarantines``    an event that a stage cannot handle is put aside, and the stream goes on
-    ``exact_images``   pre-images are computed by whoever reads the entries, for any version of the server
+    ``exact_images``   pre-images are computed by the reader of the entries, for any version of the server
     """
 
     options: StreamOptions
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def finds_logged_images(self) -> bool:
-        """Whether pre-images that are entries of the oplog are given, be it beside stored ones."""
+        """Whether pre-images that are entries of the oplog are given, possibly together with stored ones."""
         return self.profile.finds_logged_pre_images and not self.exact_images
 
     @property

@@ -20,7 +20,7 @@ from tailrace.errors import UsageError
 Knowledge: TypeAlias = Literal["measured", "derived", "unknown"]
 #: What a rule is taken from where no server could be run: the server's published source; its issue tracker, which names
 #: the first release; its manual; the drivers' tests, which name versions; what users have shown of their events; or
-#: that nothing tells of a change.
+#: that no source reports a change.
 Source: TypeAlias = Literal["source", "tracker", "manual", "drivers' tests", "captures", "no change known"]
 Confidence: TypeAlias = Literal["high", "medium"]
 

@@ -36,7 +36,7 @@ __all__ = [
 class OplogBatch(NamedTuple):
     """A run of oplog entries in oplog order, and the promise that comes with it.
 
-    ``raw``         the entries' BSON, one after the other (what one reply of the server carries); may be empty
+    ``raw``         the entries' BSON, one after another (what one reply of the server carries); may be empty
     ``high_water``  nothing at or before this cluster time will ever appear that was not given already: the time of the
                     last entry read, matching or not
     ``images``      the documents before the entries' operations, if the reader of the entries computes them (exact

@@ -3,9 +3,9 @@
 Comparing an event with the token has three outcomes: check the next one (the event is before the token), found, and
 surpassed. Found and surpassed pass on; ``EnsureResumeTokenPresent`` decides about them.
 
-From 6.0 on the user's stages stand between the two, and may leave out the event that is looked for. Before, they stood
-after both. Here they stand between in any case (in a shard's part of a merged stream they have to), and before 6.0 a
-*witness* of each event that the search depends on bypasses them.
+From 6.0 on the user's stages stand between the two, and may leave out the event that is searched for. Before, they
+stood after both. Here they stand between in any case (in a shard's part of a merged stream they have to), and before
+6.0 a *witness* of each event that the search depends on bypasses them.
 """
 
 from __future__ import annotations

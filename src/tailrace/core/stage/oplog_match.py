@@ -47,7 +47,7 @@ class OplogMatch:
     ``unknown_operations``  counts the entries of the stream's scope, and the operations of those that hold several,
                             that are of an unknown kind, by kind
 
-    ``passes_unknown``: for whoever keeps documents, and refuses what may have changed them. Operations and commands
+    ``passes_unknown``: for code that keeps documents, and refuses what may have changed them. Operations and commands
     that he does not follow are not counted but pass.
     """
 
@@ -128,7 +128,7 @@ class OplogMatch:
 
     def matches_inner(self, operation: OplogEntry) -> bool:
         """Whether an operation inside a transaction is in scope: CRUD and commands, without the views branch. What
-        ``may_pass`` says of it must wait until it has the fields that it takes from its commit."""
+        ``may_pass`` says about it must wait until it has the fields that it takes from its commit."""
         if operation.from_migrate and not self._shows_migration(operation):
             return False
         if operation.operation in CRUD:

@@ -151,7 +151,7 @@ class Transform(ShardStage):
     # -- documents ------------------------------------------------------------------------------------------------
 
     def _keyed(self, entry: OplogEntry, operation_type: str, key: bytes | None) -> ChangeEvent:
-        """An event that its document key identifies: bare in version 1, beside the operation type in version 2."""
+        """An event that its document key identifies: bare in version 1, with the operation type in version 2."""
         version = self._version(entry)
         identifier = key
         if version == 2:
@@ -409,7 +409,7 @@ def _resharding_uuid(announcement: bytes) -> bytes | None:
     return None if uuid is None else raw_bson.value(announcement, uuid)
 
 
-#: The command entries that give events, by the field that names them, in the order in which they are looked for.
+#: The command entries that give events, by the field that names them, in the order in which they are tried.
 _COMMANDS: Final[dict[bytes, Callable[[Transform, OplogEntry, bytes, Elements], ChangeEvent | None]]] = {
     b"drop": Transform._drop,
     b"renameCollection": Transform._rename,

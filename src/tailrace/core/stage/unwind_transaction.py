@@ -162,7 +162,7 @@ def _history_lost(time: ClusterTime, term: int) -> ChangeStreamHistoryLost:
 
 
 def operations_of(pieces: Pieces, entries_at: EntriesAt) -> Iterator[OplogEntry]:
-    """The operations of ``UnwindTransaction.process``, one after the other, for a reader that has the oplog at hand."""
+    """The operations of ``UnwindTransaction.process``, one after another, for a reader that has the oplog at hand."""
     answer: Answer = None
     while True:
         try:

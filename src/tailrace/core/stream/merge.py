@@ -3,7 +3,7 @@
 docs/design/sharded-merge.md gives the reasons. The merged order is the byte order of the resume tokens. Each
 participant has a bound, up to where nothing of it is missing: its promise, or the last of its events that wait.
 Everything at or before the smallest bound leaves, in one run. Equal tokens of two shards (a sharded collection dropped
-everywhere at the same time) both leave, one after the other.
+everywhere at the same time) both leave, one after another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tailrace.core.stream.participant import Participant
 from tailrace.core.stream.stream import Statistics, Stream
 from tailrace.errors import TailraceError, invariant, on_shard
 
-#: The participant that follows ``config.shards`` in the config server's oplog. No shard can be called so.
+#: The participant that follows ``config.shards`` in the config server's oplog. No shard can have that name.
 CONFIG_SHARDS: Final = "config.shards"
 #: A shard of which this much waits is not worked on further until the others are past it.
 BUFFER_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -151,7 +151,8 @@ class MergedStream(Stream):
 
     @property
     def oplog_filter(self) -> bytes | None:
-        """The shards' one, not the config server's. Whoever leaves entries out still promises what lies after them."""
+        """The shards' one, not the config server's. A source that leaves entries out still promises what lies after
+        them."""
         shards = [one for one in self._participants.values() if one.name != CONFIG_SHARDS]
         return shards[0].pipeline.oplog_filter if shards else None
 

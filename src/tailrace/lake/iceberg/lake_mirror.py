@@ -2,8 +2,8 @@
 
 The lake's own commit comes first, and the snapshot is made of what the log says then, under a lock of its own. So the
 catalogue never shows a commit that the lake does not have, and one that a crash has kept from it comes with the next.
-A snapshot states the hash of the commit that it shows: a lake that was set back, or another lake in its place, is told
-by it, and the snapshots of commits that are no more go.
+A snapshot states the hash of the commit that it shows: a lake that was set back, or another lake in its place, is
+recognised by it, and the snapshots of commits that no longer exist are removed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _LAKE: Final = "tailrace.lake"
 _NAME: Final = "events"
 _ODD: Final = re.compile(r"[^A-Za-z0-9_-]")
 _LOCK: Final = "iceberg.lock"
-#: After so many versions, files of Iceberg go that no snapshot needs; readers that have just asked still need them.
+#: After how many versions files of Iceberg that no snapshot needs are removed; readers that have just asked still need
+#: them.
 _SWEEP_EVERY: Final = 64
 _SWEEP_MS: Final = 600_000
 _EPOCH: Final = date(1970, 1, 1)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tailrace.lake.iceberg.snapshot import HeldFiles
 
 _MAPPING: Final = "schema.name-mapping.default"
-#: A table has so many snapshots; the files of those before them stay for the grace.
+#: How many snapshots a table has; the files of those before them stay for the grace.
 _SNAPSHOTS: Final = 20
 _FORMAT: Final = 2
 #: The number of a partition's first field, as Iceberg's own programs begin.
@@ -44,7 +44,7 @@ _log = logging.getLogger("tailrace.iceberg")
 
 
 class Mirror:
-    """Shows lakes and tables in ``catalog``. One process at a time for each of them: whoever holds its lock."""
+    """Shows lakes and tables in ``catalog``. One process at a time for each of them: the holder of its lock."""
 
     def __init__(self, catalog: IcebergCatalog) -> None:
         self._catalog = catalog
@@ -108,7 +108,7 @@ class Mirror:
         """Remove the snapshots whose data files may go, since a later version has replaced them before ``before_ms``,
         and files of Iceberg that no snapshot needs. Raises SinkError if the newest snapshot is of an older version.
         ``patient``: a catalogue that does not answer is asked again. A writer is not: it asks for each table, and one
-        that is away must not keep it for so many minutes."""
+        that is away must not keep it for minutes."""
 
         def work(catalog: Catalog) -> None:
             self._held.pop(original.identifier, None)
@@ -142,7 +142,7 @@ class Mirror:
 
 
 class _Commit:
-    """The snapshot of a table's newest version, beside what the catalogue has. ``doubts``: the snapshots before may be
+    """The snapshot of a table's newest version, and what the catalogue has. ``doubts``: the snapshots before may be
     of versions that the table no longer has."""
 
     def __init__(self, original: Original, held: tuple[Table, HeldFiles] | None, *, doubts: bool = False) -> None:
@@ -264,7 +264,8 @@ class _Commit:
 
     def _outdated(self) -> list[int]:
         """Our snapshots that go: all but the last ones, those that readers would misread now, since a column has
-        another number than in their schema, and those of a table or a version that is no more: it was set back."""
+        another number than in their schema, and those of a table or a version that no longer exists: it was set
+        back."""
         from tailrace.lake.iceberg.schema import columns_of  # noqa: PLC0415
 
         assert self._before is not None

@@ -52,7 +52,7 @@ class Original(ABC):
     @property
     @abstractmethod
     def marks(self) -> dict[str, str]:
-        """Properties by which its table is told from others."""
+        """Properties that distinguish its table from others."""
 
     @abstractmethod
     def files(self) -> dict[str, SizedFile]:
@@ -60,8 +60,8 @@ class Original(ABC):
 
     @abstractmethod
     def stated(self) -> dict[str, str]:
-        """What a snapshot of the newest version says of itself. Raises SinkError if there is something that nobody may
-        read as this version."""
+        """What a snapshot of the newest version says about itself. Raises SinkError if there is something that nobody
+        may read as this version."""
 
     @abstractmethod
     def knows(self, snapshot: Snapshot) -> bool:

@@ -80,7 +80,7 @@ class HeldFiles:
 @dataclass(frozen=True)
 class NewSnapshot:
     """What is to be written: ``parent`` is the snapshot before, ``number`` its place in the table's history, ``folder``
-    where its files are to be, and ``stated`` what it says of itself."""
+    where its files are to be, and ``stated`` what it says about itself."""
 
     schema: Schema
     spec: PartitionSpec

@@ -166,8 +166,8 @@ class AppliedBatches:
 
     def _give_up(self) -> bool:
         """Roll back after an error. Returns whether the driver could: without a connection, or after a
-        commit that DuckDB could not write, there is nothing to roll back. What it says of that must not hide the error
-        itself."""
+        commit that DuckDB could not write, there is nothing to roll back. What it says about that must not hide the
+        error itself."""
         try:
             self._connection.rollback()
         except Exception:  # noqa: BLE001  each driver has classes of its own

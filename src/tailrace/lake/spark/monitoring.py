@@ -1,4 +1,4 @@
-"""What a streaming query's progress says of its change stream, and the same for Prometheus.
+"""What a streaming query's progress says about its change stream, and the same for Prometheus.
 
 from tailrace.lake.spark.monitoring import MetricsListener, counted
 

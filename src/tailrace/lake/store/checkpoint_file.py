@@ -39,7 +39,7 @@ def read_held(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def write_held(checkpoint: Path, held: Mapping[str, object], head: Head) -> None:
-    """Keep ``held``, and the lake's newest commit beside it. Raises LakeFullError."""
+    """Keep ``held``, and with it the lake's newest commit. Raises LakeFullError."""
     newest = {"number": head.number, "digest": head.digest}
     durable.write_sealed(checkpoint / CHECKPOINT_FILE, {**held, "newest": newest})
 

@@ -2,8 +2,8 @@
 
 The log is Delta Lake's (``delta_log.py``), so that others read it. A commit is one step: its file appears, whole and on
 the device, under a number that nobody has used. Everything else is there before (the data files) or can be rebuilt
-(``head.json``, checkpoints). ``head.json`` is a witness beside the log: it says which commit is the newest and what its
-bytes are, so that a log that has lost its end is not mistaken for a shorter one.
+(``head.json``, checkpoints). ``head.json`` is a witness next to the log: it says which commit is the newest and what
+its bytes are, so that a log that has lost its end is not mistaken for a shorter one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import BatchMark, Commit, FileEntry, PlannedRange, StagedFile, check_ascending
 from tailrace.lake.store.partitioning import Partitioning
 
-#: A checkpoint each so many commits, and only so many older commits are kept. A directory of so few names is listed by
-#: one call to the system, so no reader can list it with a hole in it; and a start stays quick, however old the lake is.
+#: After how many commits a checkpoint follows, and how many older commits are kept. A directory of so few names is
+#: listed by one call to the system, so no reader can list it with a hole in it; and a start stays quick, however old
+#: the lake is.
 CHECKPOINT_EVERY = 100
 COMMITS_KEPT = 200
 

@@ -1,6 +1,6 @@
 """Merge a day's small files into larger ones: same rows, same order, nothing twice and nothing missing meanwhile.
 
-Files that follow each other hold tokens that follow each other, so merging is reading one after the other. The merged
+Files that follow each other hold tokens that follow each other, so merging is reading one after another. The merged
 file is written without the lake's lock; only the commit, which names it and no longer names the others, is made under
 it. The others stay in their place until the retention has passed, for readers that opened the lake earlier.
 """
@@ -122,7 +122,7 @@ def compact_idle(root: Path, policy: CompactionPolicy, release: Release | None =
 
 
 def _compact_beside(root: Path, growing: str, policy: CompactionPolicy, release: Release | None) -> CompactionResult:
-    """Merge beside a stream: in the period that is ``growing`` what has become worth it, in the others all small
+    """Merge while a stream writes: in the period that is ``growing`` what has become worth it, in the others all small
     files. Then remove what readers no longer need."""
     result = CompactionResult()
     log = CommitLog(root)

@@ -160,7 +160,7 @@ def actions_in(content: bytes) -> list[dict[str, Any]]:
 
 
 def info_of(actions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What a commit says of itself."""
+    """What a commit says about itself."""
     found: object = next((one["commitInfo"] for one in actions if "commitInfo" in one), None)
     return found if isinstance(found, dict) else {}
 

@@ -39,7 +39,7 @@ from tailrace.lake.store.manifest import (
 )
 from tailrace.lake.store.partitioning import Partitioning
 
-#: The format of what is ours in the log and beside it.
+#: The format of what is ours in the log and next to it.
 FORMAT: Final = 2
 OURS: Final = "tailrace"
 SHA256: Final = "tailrace.sha256"

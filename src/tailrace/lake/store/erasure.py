@@ -1,8 +1,8 @@
 """Take events out of a lake: those that a ``$match`` selects, or whole days that have become old.
 
-Files are rewritten without the events, as compaction rewrites them: beside the stream, and in one commit that names the
-new files and no longer names the old. Readers see a version before or a version after. The old files still hold the
-events until they are removed: at once (``vacuum``), or when the retention of replaced files has passed.
+Files are rewritten without the events, as compaction rewrites them: while the stream writes, and in one commit that
+names the new files and no longer names the old. Readers see a version before or a version after. The old files still
+hold the events until they are removed: at once (``vacuum``), or when the retention of replaced files has passed.
 
 The commits of micro-batches are not touched. What was erased stays known as a number in the table's properties, so that
 a lake that ends before the log's last token is not taken for damaged, and nothing erased is written again: the stream
@@ -43,7 +43,7 @@ READ_ROWS: Final = 4096
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
     """``rows`` events were erased, and ``kept`` rows of the ``files`` files that held them were written to new ones;
-    ``searched`` rows were looked at. ``removed`` replaced files have left the directory; ``replaced`` are still there
+    ``searched`` rows were read. ``removed`` replaced files have left the directory; ``replaced`` are still there
     and may hold erased events. ``quarantined`` events went from the quarantine. ``first_token`` and ``last_token`` are
     those of the erased events."""
 

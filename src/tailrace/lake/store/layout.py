@@ -84,7 +84,7 @@ class LakeLayout:
 
     @property
     def default_checkpoint(self) -> Path:
-        """Spark's checkpoint lies beside the lake: readers that take every file of a directory must not find it."""
+        """Spark's checkpoint lies next to the lake: readers that take every file of a directory must not find it."""
         return self.root.with_name(f"{self.root.name}.checkpoint")
 
     def commit(self, number: int) -> Path:

@@ -27,7 +27,7 @@ class PlannedRange:
     #: then: it stands at the copy's time.
     snapshot: str = ""
     #: Marks of entries at or before ``until``, by the oplog's name: by them a deployment that was restored from an
-    #: older backup is told from the one that was read.
+    #: older backup is distinguished from the one that was read.
     entries: Mapping[str, EntryMark] = field(default_factory=dict, compare=False)
     #: Whose events the micro-batch holds. "" of one that copies, or that an earlier release has planned.
     server_version: str = field(default="", compare=False)
@@ -75,7 +75,7 @@ class StagedFile:
 
     @property
     def lane(self) -> tuple[bool, str | None]:
-        """What the lake is divided by beside time: the files of a lane follow each other in the stream."""
+        """What the lake is divided by in addition to time: the files of a lane follow each other in the stream."""
         return "/collection-" in self.name, self.collection
 
     @property

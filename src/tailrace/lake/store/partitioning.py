@@ -22,7 +22,7 @@ _KNOWN: Final = (DAY, HOUR, COLLECTION)
 class Partitioning:
     """The table's partition columns. ``day`` is always one of them, since old data is dropped by day.
 
-    ``hour``        the UTC hour of the cluster time, 0 to 23, beside the day
+    ``hour``        the UTC hour of the cluster time, 0 to 23, in addition to the day
     ``collection``  the value of the column ``collection``
     """
 

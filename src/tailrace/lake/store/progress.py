@@ -10,7 +10,7 @@ from typing import Any
 
 from tailrace.lake.store.commit_log import CommitLog
 
-#: The rate is taken over so many seconds: long enough to be steady, short enough to show a stop.
+#: Over how many seconds the rate is taken: long enough to be steady, short enough to show a stop.
 _WINDOW_S = 5.0
 
 

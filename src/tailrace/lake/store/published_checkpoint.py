@@ -1,4 +1,4 @@
-"""A checkpoint of a Delta log, made beside the log and published whole: for lakes and for tables in directories.
+"""A checkpoint of a Delta log, made next to the log and published whole: for lakes and for tables in directories.
 
 ``deltalake`` writes checkpoints and syncs nothing. If one is written directly into its place, a power cut may leave its
 name on the device, but not its bytes: readers then fail at a table whose commits are all there, and a log that had

@@ -34,7 +34,7 @@ _DIGEST_ROWS: Final = 1024
 _RESTORE: Final = "Restore it from a copy, or remove it"
 #: The beginning of the name of a file that waits for its commit.
 _WAITING: Final = "quarantine-"
-#: The note of a merge, beside the lake's other state, and the name of a merged file that waits for the note.
+#: The note of a merge, next to the lake's other state, and the name of a merged file that waits for the note.
 _MERGE: Final = "quarantine.json"
 STAGED_MERGE: Final = re.compile(r"merge-quarantine-[0-9a-f]{32}")
 
@@ -287,10 +287,10 @@ def _read(path: Path, read: Callable[[Path], T]) -> T:
 
 
 class QuarantineRemoval:
-    """Rows to take out of the quarantine. What stays of each file is written beside it first, since that needs room;
+    """Rows to take out of the quarantine. What stays of each file is written next to it first, since that needs room;
     ``carry_out`` only renames and removes. The caller holds the lock. Raises LakeFullError.
 
-    ``rows`` are to go, of ``searched`` that were looked at.
+    ``rows`` are to go, of ``searched`` that were read.
     """
 
     def __init__(self, layout: LakeLayout, paths: Sequence[Path], goes: Callable[[dict[str, Any]], bool]) -> None:
@@ -319,7 +319,7 @@ class QuarantineRemoval:
                 write_rows(table.filter(pa.array(left)), beside)
 
     def carry_out(self) -> None:
-        """Replace each file with what stays of it, one after the other. If this fails, the remaining files are as they
+        """Replace each file with what stays of it, one after another. If this fails, the remaining files are as they
         were, and their rows can be taken out by another try."""
         try:
             for path, beside in self._changes:
@@ -335,7 +335,7 @@ class QuarantineRemoval:
             raise
 
     def discard(self) -> None:
-        """Remove what was written beside the files."""
+        """Remove what was written next to the files."""
         for _, beside in self._changes:
             if beside is not None:
                 beside.unlink(missing_ok=True)

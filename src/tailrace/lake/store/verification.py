@@ -62,7 +62,7 @@ def verify(path: Path | str, *, full: bool = False, checkpoint: Path | None = No
     order of every token (so that a doubled event is found too: of equal tokens, which two shards may give, each file's
     footer has the number), each file's day. Reads the tokens of every row, their
     pages' checksums too. ``full`` reads every byte and compares it with the hash in the log, and the files that
-    ``deltalake`` finds with ours. If the checkpoint of a stream into this lake lies at ``checkpoint``, or beside the
+    ``deltalake`` finds with ours. If the checkpoint of a stream into this lake lies at ``checkpoint``, or next to the
     lake, the lake is compared with what the checkpoint has seen of it. Writes nothing: a read-only copy can be checked.
 
     Raises UsageError if ``path`` is not a lake, SinkError if its log is damaged or has a hole.

@@ -138,8 +138,8 @@ def _first(folder: TablePlace) -> str:
 
 
 class _Known(NamedTuple):
-    """What the state says of a table: up to which time it is followed (``None`` if it is not), its mark, whose oplogs
-    led there, and by which masks."""
+    """What the state says about a table: up to which time it is followed (``None`` if it is not), its mark, whose
+    oplogs led there, and by which masks."""
 
     reached: ClusterTime | None
     mark: TableMark | None

@@ -56,7 +56,7 @@ def type_of(value: Any) -> str:
 
 def scalar_maker(type_: str) -> Callable[[Any], Any]:
     """What makes a column's value of a document's, for a type that ``scalar_arrow`` knows. It raises MisfitError for a
-    value that does not fit, or what Python says of it."""
+    value that does not fit, or what Python says about it."""
     maker = _MAKERS.get(type_)
     if maker is not None:
         return maker

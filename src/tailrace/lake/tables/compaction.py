@@ -58,7 +58,7 @@ def compacted(
 ) -> tuple[list[NewFile], list[str]]:
     """The files that take the place of others, and these. ``files``: names and sizes of the table's files now.
 
-    ``target_bytes``  files of less than half of that are small; a merged file has about so many bytes
+    ``target_bytes``  files of less than half of that are small; a merged file has about this many bytes
     ``everything``    merge large files too: with a Z-order, to arrange all rows
     ``groups``        the files that are merged, those of each new file together, and no others. Those whose rows are
                       too many to be in memory at once are divided

@@ -26,7 +26,7 @@ from tailrace.read.source.listing import UnreadableNameError
 from tailrace.read.window.oplogs import Oplogs
 from tailrace.read.window.sortable_key import sortable_key
 
-#: Progress is noted after so many bytes or seconds, since the user's own limit may make a copy slow.
+#: After how many bytes or seconds progress is noted: the user's own limit may make a copy slow.
 _NOTED_BYTES: Final = 32 << 20
 _NOTED_S: Final = 5.0
 #: The copy's witness is taken again this often at most.

@@ -87,7 +87,7 @@ class NewFile:
 
 class TableFile(NamedTuple):
     """A data file of a version: path as the log has it, which is escaped like a URI; size in bytes; how many rows it
-    has, if the log says so; and for a table that is merged on read the deletion vector, and what the log says of the
+    has, if the log says so; and for a table that is merged on read the deletion vector, and what the log says about the
     file's values."""
 
     path: str

@@ -104,7 +104,7 @@ class CollectionTable:
         self.harm: str | None = None
         self.damage: str | None = None
         self._delta = _opened(root)
-        if declared is None and self._delta is not None:  # whoever only maintains the table knows no rule
+        if declared is None and self._delta is not None:  # a process that only maintains the table knows no rule
             self._divide_by = tuple(json.loads(self._setting(table_properties.DIVIDED) or "[]"))
             stats = self._setting(table_properties.STATS) or ""
             self._bounds = tuple(filter(None, stats.split(",")))
@@ -189,7 +189,7 @@ class CollectionTable:
 
     def refresh(self, state: str = "", known: int = -1) -> None:
         """Read new versions of the log. Raises SinkError if another program has changed rows, or another process of
-        ours, whose rows come from another state than ``state``. Versions up to ``known`` were looked at before."""
+        ours, whose rows come from another state than ``state``. Versions up to ``known`` were read before."""
         if self._delta is None:
             return
         before = max(self._seen, known) if max(self._seen, known) >= 0 else delta_commit.newest_version(self.root)
@@ -198,7 +198,7 @@ class CollectionTable:
         self._seen = self._delta.version()
 
     def look(self) -> None:
-        """Load the newest version, whoever wrote it. For use before the whole table is rewritten."""
+        """Load the newest version, whichever process wrote it. For use before the whole table is rewritten."""
         if self._delta is not None:
             _update(self._delta, self.root)
 

@@ -18,15 +18,15 @@ from tailrace.lake.tables.names import BSON, OURS
 from tailrace.lake.tables.nested import is_nested
 from tailrace.lake.tables.schema import COLUMNS_MAX, CUT_MAX, Column, Decoded, TableSchema, fill_values, value_at
 
-#: So many fields without a column are named at once.
+#: How many fields without a column are named at once.
 _NAMED: Final = 20
 _DATES: Final = re.compile(r"\b(?:timestamp|date)\b")
 _FAR: Final = ("dates", "rows with dates")
 
 
 def described(table: CollectionTable, *, whole: bool = False) -> Iterator[str]:
-    """What there is to say of a table's columns, a line each. ``whole``: every column, and how many dates it does not
-    show, for which the documents of the rows that are NULL are read."""
+    """What there is to say about a table's columns, a line each. ``whole``: every column, and how many dates it does
+    not show, for which the documents of the rows that are NULL are read."""
     schema = table.schema(TableSchema())
     for column in schema.columns:
         renamed = column.name != "_".join(column.path)

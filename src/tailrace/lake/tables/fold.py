@@ -1,6 +1,6 @@
 """A window of oplog entries, folded by document: what each collection holds at the window's end.
 
-Changes of one document are applied one after the other; what comes before an insert, a delete or a replacement does not
+Changes of one document are applied one after another; what comes before an insert, a delete or a replacement does not
 matter. Names are assigned to the collections' UUIDs, so the order in which the shards of a cluster report a drop or a
 rename makes no difference.
 
@@ -42,7 +42,7 @@ from tailrace.read.window.sortable_key import sortable_key
 
 __all__ = ["Documents", "Fold", "FoldOfOne", "Folded", "StateMismatchError", "uuid_of"]
 
-#: So many documents, or so many bytes of them, are in memory while their changes are applied.
+#: How many documents, or bytes of them, are in memory while their changes are applied.
 _WORKS_MAX: Final = 16_384
 _WORK_BYTES: Final = 64 << 20
 _CRUD: Final = {"i": INSERT, "u": UPDATE, "d": DELETE}

@@ -46,7 +46,7 @@ def _escaped(name: str) -> str:
 
 
 class IcebergMirror:
-    """Shows tables in ``catalog``; without one it does nothing. One process at a time: whoever holds the lock of the
+    """Shows tables in ``catalog``; without one it does nothing. One process at a time: the holder of the lock of the
     tables."""
 
     def __init__(self, root: TablePlace, catalog: IcebergCatalog | None) -> None:
@@ -74,7 +74,7 @@ class IcebergMirror:
                 self._shown[table.namespace] = table, table.version
 
     def _tell_left(self, table: CollectionTable) -> None:
-        """Say once that a table's snapshots are left behind, and that their files go."""
+        """Say once that a table's snapshots are removed, and that their files go."""
         if table.namespace not in self._left and is_mirrored(table.root):
             _log.warning(
                 "%s: its Iceberg snapshots get no new versions and lose their files: no catalogue is given. If that is "

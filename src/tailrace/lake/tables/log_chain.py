@@ -2,9 +2,9 @@
 
 Delta's log has no checksums, and each version is the sum of the commits before it: with one changed character in a
 commit long ago, a file that was replaced would be read again. So each commit of ours has a seal of its own, and the
-digests of the files before it, back to our last one, whoever wrote those between. The state knows the digests of the
-newest commit and of the checkpoints. Commits from before there were seals, and those of other programs on top of ours,
-are taken as they are until the next commit names their digests.
+digests of the files before it, back to our last one, whichever program wrote those between. The state knows the digests
+of the newest commit and of the checkpoints. Commits from before there were seals, and those of other programs on top of
+ours, are taken as they are until the next commit names their digests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit, live_files
 from tailrace.lake.tables.delta_commit import PREVIOUS, DamagedCommitError, TableFile
 
-#: So many commits of other programs on top of our last one are named in the next.
+#: How many commits of other programs on top of our last one are named in the next.
 _BETWEEN: Final = 1000
 
 

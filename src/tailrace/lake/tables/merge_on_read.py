@@ -4,9 +4,9 @@ What is saved at writing is paid at reading, so files are merged in time. This m
 what the log knows of each file. Two bounds hold after each merge that is small enough for one micro-batch:
 
 * Of all rows that a reader has to read, at most ``GONE_MAX`` are gone. Where there are more, the files with the largest
-  shares are written anew without them, together with the small files beside them.
-* Of files of about one size, fewer than ``TOGETHER`` lie in a folder. So many are merged into one, and so many of those
-  again, up to ``LARGE_BYTES``. A row is written once for each such step, of which there are few.
+  shares are written anew without them, together with the small files next to them.
+* Of files of about one size, fewer than ``TOGETHER`` lie in a folder. That many are merged into one, and that many of
+  those again, up to ``LARGE_BYTES``. A row is written once for each such step, of which there are few.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tailrace.lake.tables.live_files import FEATURE
 #: More than this share of the rows in a table's files are never gone after a merge: a reader reads at most 1.25 rows
 #: for each that is there. With 0.28 Polars' worst read took 1.6 times the time of a compacted table's.
 GONE_MAX: Final = 0.2
-#: So many files of about one size are merged. Each file costs Polars about 1 % of a read of 200,000 rows, so 16 were
+#: How many files of about one size are merged. Each file costs Polars about 1 % of a read of 200,000 rows, so 16 were
 #: too many; with fewer than 6 the same rows are written more often.
 TOGETHER: Final = 6
-#: Files of so many bytes are merged no further.
+#: Files of this many bytes are merged no further.
 LARGE_BYTES: Final = 32 << 20
-#: Files of about so many bytes are merged after one micro-batch: a table with more to do goes on after the next.
+#: About how many bytes are merged after one micro-batch: a table with more to do goes on after the next.
 _AT_ONCE: Final = 64 << 20
 #: Files of at most this share of one that is written anew are merged with it. Larger ones stay: their rows are younger,
 #: so fewer of them are gone, and files of different ages are not written anew all at once.
@@ -54,7 +54,7 @@ class _WeighedFile(NamedTuple):
 
 def to_merge(files: Iterable[TableFile], *, divided: bool = False) -> list[list[str]]:
     """The names of files that are to be merged now, those of each new file together. ``divided``: files that lie in no
-    folder are another program's, and whoever compacts the whole table divides them."""
+    folder are another program's, and a compaction of the whole table divides them."""
     pieces = [one for one in map(_WeighedFile.of, files) if one.folder or not divided]
     groups, used, size = [], set[str](), 0.0
     for group in [*_worn(pieces), *_of_one_size(pieces)]:

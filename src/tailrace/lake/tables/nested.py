@@ -31,13 +31,13 @@ from tailrace.lake.tables.column_values import (
 )
 from tailrace.lake.tables.names import free_name
 
-#: So many objects and arrays may be inside each other; what is deeper is text in Extended JSON.
+#: How many objects and arrays may be inside each other; what is deeper is text in Extended JSON.
 DEPTH_MAX: Final = 16
 #: An object with more fields than this is a map, whose keys are data: it is text in Extended JSON.
 FIELDS_MAX: Final = 100
 #: The columns of a table that hold others have no more scalars in them than this, all together.
 LEAVES_MAX: Final = 1000
-#: So many characters may describe an inferred type: each commit with other columns holds those of all of them.
+#: How many characters may describe an inferred type: each commit with other columns holds those of all of them.
 TEXT_MAX: Final = 100_000
 #: The documents that are made into columns together, and each of them alone, have no more scalars than this in a column
 #: that holds others: an empty object in an array takes as much room as its type has fields.

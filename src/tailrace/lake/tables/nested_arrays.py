@@ -32,10 +32,10 @@ ScalarMaker: TypeAlias = Callable[[Bytes, Part, pa.DataType], tuple[pa.Array, _M
 
 #: A longer array is left to the reference: each step here takes one element of all arrays.
 _ELEMENTS_MAX: Final = 512
-#: So many objects with fields that the type does not have are looked at one by one.
+#: How many objects with fields that the type does not have are handled one by one.
 _OTHERS_MAX: Final = 16
 _KEY_BYTES: Final = 8
-#: So many objects are made at once.
+#: How many objects are made at once.
 _OBJECTS_MAX: Final = 65_536
 
 

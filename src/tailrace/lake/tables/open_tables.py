@@ -61,7 +61,7 @@ class OpenTables:
         return place_of(self._settings.root, namespace)
 
     def saw(self, mark: TableMark) -> None:
-        """Note the file of the commit that ``mark`` tells of: it is ours."""
+        """Note the file of the commit that ``mark`` describes: it is ours."""
         self._seen[mark.namespace] = seen(self.folder(mark.namespace), mark)
 
     # -- whether they are the tables that the state knows -----------------------------------------------------------

@@ -30,7 +30,7 @@ from tailrace.lake.tables.state import TableState
 
 _OWNER: Final = "owner.json"
 _FORMAT: Final = 1
-#: So many sessions of a state are known to it.
+#: How many of its sessions a state remembers.
 SESSIONS_MAX: Final = 1000
 
 _log = logging.getLogger("tailrace.tables")

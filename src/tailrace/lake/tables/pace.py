@@ -13,7 +13,7 @@ from typing import Final
 
 #: In a minute as many bytes may be replaced as the tables have.
 _PERIOD_S: Final = 60.0
-#: After a rest, so many times the tables' bytes may be replaced at once.
+#: How many times the tables' bytes may be replaced at once after a rest.
 _BURST: Final = 2
 #: What may be replaced of tables however small: bytes a second, and bytes at once.
 _LEAST_RATE, _LEAST_BURST = 32 << 10, 8 << 20

@@ -1,6 +1,6 @@
 """One table copied again from MongoDB, while the others go on.
 
-The command that asks for it leaves a file beside the state, and the writer acts on it. From then on the collection is
+The command that asks for it leaves a file next to the state, and the writer acts on it. From then on the collection is
 not in the state: what happens to it is not applied, and its table stays as it is. A thread copies the documents, and
 then applies what the oplogs say since the copy began, until it has come as far as the writer. In one transaction the
 collection is back, and its table is rewritten. A crash in between begins the copy again.

@@ -71,7 +71,7 @@ def chunks(documents: Iterable[StoredDocument]) -> Iterator[list[StoredDocument]
 
 
 def rows_of(schema: TableSchema, documents: Iterable[StoredDocument]) -> Iterator[Rows]:
-    """The rows of documents, so many at a time as memory is meant for. Each time the schema may have got more columns
+    """The rows of documents, as many at a time as memory is meant for. Each time the schema may have got more columns
     or wider ones."""
     for piece in chunks(documents):
         waiting = [piece]

@@ -26,7 +26,7 @@ POLICIES: Final[tuple[Policy, ...]] = ("evolve", "widen", "quarantine", "fail")
 
 #: A table with more columns than this is of no use to its readers; further fields are in ``_json`` and ``_bson`` only.
 COLUMNS_MAX: Final = 500
-#: The names of so many of these fields are kept, for whoever asks what has no column.
+#: How many names of these fields are kept, to answer what has no column.
 CUT_MAX: Final = 500
 
 CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
@@ -201,7 +201,7 @@ def infer(columns: list[Column], cut: list[str], rows: Sequence[dict[str, Any] |
 
 
 def _inferred(value: Any, schema: TableSchema, columns: Sequence[Column]) -> str:
-    """The type of a new column beside others."""
+    """The type of a new column next to others."""
     if not schema.nested:
         return type_of(value)
     found = nested.inferred_type(value)
@@ -232,7 +232,7 @@ def _widened_nested(column: Column, values: Sequence[Any], room: int, *, grows: 
         if any(value is not None and count(value) > nested.VALUES_MAX for value in values):
             type_ = nested.JSON_LEAF
             break
-        # What became wider for one value may not hold an earlier one: a long number beside a double.
+        # What became wider for one value may not hold an earlier one: a long number after a double.
         make = nested.nested_maker(nested.text_of(type_), far_is_null=True, grows=grows)
         if type_ == last or not any(value is not None and _misfits(make, value) for value in values):
             break

@@ -84,7 +84,7 @@ def has_taken_over(table: CollectionTable, batch: Batch) -> bool:
 
 
 def harm_of(root: TablePlace, mark: TableMark) -> str | None:
-    """What the log lacks of what ``mark`` tells of, or has instead; ``None`` if it has all. It goes on after "the
+    """What the log lacks of what ``mark`` describes, or has instead; ``None`` if it has all. It goes on after "the
     table". For readers, while a writer may go on."""
     if mark.version < 0:
         return None
@@ -127,7 +127,7 @@ def note(mark: TableMark, table: CollectionTable) -> TableMark:
 
 
 def _set_back(table: CollectionTable, mark: TableMark) -> str | None:
-    """Why the table does not have the last commit that the mark tells of."""
+    """Why the table does not have the last commit that the mark describes."""
     if mark.version < 0:
         return None
     if table.version < mark.version:
@@ -139,7 +139,7 @@ def _set_back(table: CollectionTable, mark: TableMark) -> str | None:
 
 
 def _went_on(table: CollectionTable, mark: TableMark, at: TablesPosition, state: str) -> str | None:
-    """What came to the table after the last commit that the mark tells of, if it cannot be ours."""
+    """What came to the table after the last commit that the mark describes, if it cannot be ours."""
     begin = mark.version if mark.version >= 0 else delta_commit.newest_version(table.root)
     for number in range(begin + 1, table.version + 1):
         try:

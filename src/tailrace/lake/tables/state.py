@@ -35,7 +35,7 @@ from tailrace.lake.tables.state_file import MADE_ANEW, NEAR, Databases, OpenFile
 _FORMAT: Final = 3
 _HEAD: Final = struct.Struct(">QI")
 _NUMBER: Final = struct.Struct(">I")
-#: So many pending rows are read at a time.
+#: How many pending rows are read at a time.
 _AT_ONCE: Final = 1024
 _POSITION: Final = b"position"
 _SELECTION: Final = b"selection"
@@ -172,7 +172,7 @@ class TableState:
         """Close the files."""
         file, self._file = self._file, None
         if file is not None and close_file(file) and not self._readonly:
-            note_closed(self._path)  # otherwise a reader still looks: whoever opens it next reads all of it
+            note_closed(self._path)  # otherwise a reader is still at work: the next one to open it reads all of it
 
     # -- what is there ----------------------------------------------------------------------------------------------
 

@@ -32,8 +32,8 @@ _MAP_BYTES: Final = 1 << 40
 #: LMDB's lock file, which it maps into memory.
 _LOCK_BYTES: Final = 8192
 _DATABASES: Final = (b"sealed-documents", b"sealed-waiting", b"sealed-meta")
-#: So many neighbours are compared on either side of a key that is missed. Every document that an application deletes is
-#: missed once.
+#: How many neighbours are compared on either side of a key that is missing. Every document that an application deletes
+#: is missed once.
 NEAR: Final = 2
 _SAME_USER: Final = (
     "Run the command as the user who writes the tables: a reader notes in lock.mdb what it reads, so that "
@@ -79,7 +79,7 @@ def open_file(directory: Path, *, readonly: bool) -> OpenFile:
                 found.holders += 1
                 return found
             if not found.readonly or time.monotonic() > until:
-                # Not every version of the binding refuses it, and whoever closes one of two loses the other's locks.
+                # Not every version of the binding refuses it, and closing one of two loses the other's locks.
                 raise lmdb.Error(f"The environment {str(directory)!r} is already open in this process.")
             del found  # so that one whom nobody holds is closed
             _closed.wait(_LOOK_S)

@@ -1,4 +1,4 @@
-"""What a table's metadata says of it besides its columns: Delta's own properties, and ours."""
+"""What a table's metadata says about it besides its columns: Delta's own properties, and ours."""
 
 from __future__ import annotations
 

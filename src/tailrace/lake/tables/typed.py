@@ -34,7 +34,7 @@ def typed_columns(
     """The documents' typed columns, by the schema's policy. Raises SinkError with the policy ``fail``, and
     TooManyValuesError for documents that are too many to be made together.
 
-    ``buffer``, ``offsets``  the same documents, one after the other
+    ``buffer``, ``offsets``  the same documents, one after another
     ``whole``                which of them ``encode_json`` took: valid, without rare types, no name twice
     """
     data = np.frombuffer(buffer, np.uint8)

@@ -24,7 +24,7 @@ _log = logging.getLogger("tailrace.tables")
 
 @dataclass(slots=True)
 class _Seen:
-    """When old files of a table were looked for last, the version that it had then, and since when at least."""
+    """When old files of a table were last searched for, the version that it had then, and since when at least."""
 
     at: float
     version: int
@@ -33,7 +33,7 @@ class _Seen:
 
 class Upkeep:
     """The daily life of tables. ``batch``: the writer's last micro-batch. What fails is tried again later; it stops
-    nobody. ``release`` is told, before a table's old files go, up to which time in milliseconds they may."""
+    nobody. ``release`` is called before a table's old files go, with the time in milliseconds up to which they may."""
 
     def __init__(
         self,

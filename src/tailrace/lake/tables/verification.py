@@ -53,7 +53,7 @@ from tailrace.read.window.apply import DocumentWork, StateMismatchError, TimedCh
 from tailrace.read.window.oplogs import Oplogs
 
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
-#: So many documents are looked at again together.
+#: How many documents are read again together.
 _TOGETHER: Final = 500
 #: A document differs if it did so this many times, and nobody changed it meanwhile.
 _STRIKES: Final = 3
@@ -72,7 +72,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """A table beside its collection.
+    """A table compared with its collection.
 
     ``time``         the cluster time that the table was compared at
     ``documents``    how many documents were compared
@@ -104,7 +104,7 @@ def verify(
     """Compare the tables in ``root`` (or some of them) with their collections in the deployment at ``uri``. A writer
     may run meanwhile.
 
-    ``sample``  compare only so many documents of each collection, and so many rows of each table, chosen at random
+    ``sample``  compare only this many documents of each collection, and as many rows of each table, chosen at random
     ``masks``   those that the tables are written with: the collections' documents are masked before they are compared
 
     Raises UsageError for a namespace without a table and for other masks, OtherHistoryError for another deployment than
@@ -160,7 +160,7 @@ class _Found:
 
 
 class _Verification:
-    """One table beside its collection."""
+    """One table compared with its collection."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class _Verification:
         return TableReport(self._namespace, stated, found.documents, found.quarantined, differences, faults)
 
     def _shown(self, mark: TableMark) -> int | None:
-        """The version that readers read, if it has the rows of the one that the state tells of: files may have been
+        """The version that readers read, if it has the rows of the one that the state describes: files may have been
         merged since. ``None``: the newest. Raises DamagedCommitError."""
         if mark.version < 0:
             return None

@@ -62,7 +62,7 @@ from tailrace.read.source.topology import Cluster
 from tailrace.read.window.oplogs import Oplogs, OplogWindow
 
 _POLL_S: Final = 0.1
-#: A micro-batch ends after about so many bytes of entries.
+#: After about how many bytes of entries a micro-batch ends.
 _BATCH_BYTES: Final = 192 << 20
 #: While there is more to read, the tables take over their rows after this many seconds.
 _BEHIND_S: Final = 30.0

@@ -26,7 +26,7 @@ from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SourceError, invariant
 from tailrace.read.archive.place import ArchivePlace, asking
 
-#: What is said of a file, as JSON, in its footer.
+#: What is said about a file, as JSON, in its footer.
 METADATA: Final = b"tailrace.archive"
 #: The sums of the data, eight hexadecimal digits each.
 SUMS: Final = "sums"
@@ -38,14 +38,14 @@ _DIGEST_DIGITS: Final = 16
 _MAGIC: Final = b"PAR1"
 #: The footer's length and the magic number.
 _TAIL: Final = 8
-#: What is read first of an object: its footer, and all of a small one. A request costs more than so many bytes.
+#: What is read first of an object: its footer, and all of a small one. A request costs more than that many bytes.
 _LAST_BYTES: Final = 256 << 10
 
 
 class CheckedFile:
     """A Parquet file whose digest is known.
 
-    ``about``    what was said of it when it was written
+    ``about``    what was said about it when it was written
     ``parquet``  the file to Arrow; a read of it raises ValueError where the data are not what was written
 
     Raises SourceError where the file cannot be read or is not the one that was written.
@@ -155,7 +155,7 @@ class _Data(io.RawIOBase):
         return memoryview(taken)[start - begin : end - begin]
 
     def _checked(self, start: int, end: int) -> bytes:
-        """Whole blocks. The columns of a row group lie one after the other, so the last block is kept."""
+        """Whole blocks. The columns of a row group lie one after another, so the last block is kept."""
         place, block = self._last
         data = block if place == start else b""
         if start + len(data) < end:

@@ -1,5 +1,5 @@
 """Who may write an archive in an object store. A lock there is not released when a process dies, so the archive belongs
-to a state: a local folder with a random name, which ``archive.json`` names, beside the writer's session.
+to a state: a local folder with a random name, which ``archive.json`` names, next to the writer's session.
 
 Each recorder that begins puts a session of its own there, and then each of its oplogs' writers puts it into
 ``head.json`` (``keeping``). Both are written only over what was read (``If-Match``). So a recorder that was replaced
@@ -29,7 +29,7 @@ from tailrace.read.archive.record import read_record, write_record
 
 #: The local file with the state's name and sessions.
 STATE: Final = "archive-state.json"
-#: So many sessions of a state are known to it.
+#: How many of its sessions a state remembers.
 SESSIONS_MAX: Final = 1000
 _OWNER: Final = "owner"
 

@@ -1,5 +1,5 @@
-"""Raw oplog entries as Arrow columns, and back: the entry as it is, and beside it the columns by which it is sorted and
-found."""
+"""Raw oplog entries as Arrow columns, and back: the entry as it is, and next to it the columns by which it is sorted
+and found."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _text(entry: bytes, name: bytes) -> str:
 
 
 def raw_entries(column: pa.Array | pa.ChunkedArray) -> bytes:
-    """The entries of a column ``entry`` one after the other: the run that they were written from."""
+    """The entries of a column ``entry`` one after another: the run that they were written from."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return b"".join(_raw_chunk(chunk) for chunk in chunks)
 

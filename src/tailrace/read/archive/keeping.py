@@ -100,7 +100,7 @@ class StoreKeeping:
             self._etag = self._head.head()[1]
         except FileNotFoundError:
             self._etag = ""
-        self._claim.check()  # after that: whoever takes over now finds our head, or we find that it is another one
+        self._claim.check()  # after that: a process that takes over now finds our head, or we find another
         yield True
 
     def head(self) -> Reach | None:

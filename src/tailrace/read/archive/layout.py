@@ -44,7 +44,7 @@ CONFIG_OPLOG: Final = "config.shards"
 
 _SEGMENT: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})\.parquet")
 IMAGES: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})(?:-[0-9a-f]{16})?\.images\.parquet")
-#: What is beside an archive in an object store while its writer tries what the store can do.
+#: What lies next to an archive in an object store while its writer tries what the store can do.
 _PROBES: Final = "_tailrace"
 _TRIES: Final = 5
 _BRING_BACK: Final = "Restore the missing file. If it is lost, start a new archive in another directory"
@@ -207,7 +207,7 @@ def _others_than_description(folder: ArchivePlace) -> bool:
 
 
 def describe(folder: ArchivePlace) -> Description | None:
-    """What an archive says of itself; ``None`` where the directory is empty or not there. Raises UsageError where it
+    """What an archive says about itself; ``None`` where the directory is empty or not there. Raises UsageError where it
     holds something else."""
     path = folder / DESCRIPTION
     try:

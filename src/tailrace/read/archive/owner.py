@@ -43,7 +43,7 @@ def confirm_owner(
     archived entry is not there. (Where the oplog has gone over that entry, it cannot be compared.)
 
     ``folder``  of the oplog in the archive; ``newest`` is its last segment
-    ``found``   what ``set_identity`` says of the deployment of ``source``
+    ``found``   what ``set_identity`` says about the deployment of ``source``
     """
     oplog, reach = oplog_of(folder), head(folder)
     if reach is None:

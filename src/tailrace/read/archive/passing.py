@@ -17,7 +17,7 @@ _FIELDS: Final = {"op": 0, "ns": 1}
 
 
 def passing(oplog_filter: bytes | None) -> Callable[[str, str], bool] | None:
-    """Says of an operation and a namespace whether such an entry may pass; ``None`` where all may."""
+    """Says about an operation and a namespace whether such an entry may pass; ``None`` where all may."""
     if oplog_filter is None:
         return None
     try:

@@ -40,7 +40,7 @@ from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.topology import Cluster, ShardAddress
 from tailrace.read.source.witness import cluster_id
 
-#: How often config.shards is looked at for shards that come and go.
+#: How often config.shards is read for shards that come and go.
 _MEMBERS_S: Final = 5.0
 _UNAUTHORIZED: Final = 13
 _OWN_DIRECTORY: Final = "Give each deployment a directory of its own"
@@ -74,7 +74,7 @@ class Recorder:
     ``client``   of a replica set, which stays open
     ``cluster``  the cluster that this is; ``None`` for a replica set
 
-    One thread for each oplog, beside one that writes. The first failure of any ends all, after each has published what
+    One thread for each oplog, and one that writes. The first failure of any ends all, after each has published what
     it has; ``run`` raises it.
     """
 
@@ -172,7 +172,7 @@ class Recorder:
             before = [change.time for change in changes(Connection(cluster.config_client()), ZERO)]
             since = max(before, default=ZERO)
             if since > view.config_after:
-                return self._begin_cluster(cluster, None)  # a shard came or went while its cluster was looked at
+                return self._begin_cluster(cluster, None)  # a shard came or went while its cluster was read
             found = replace(found, since=since)
         config = MongodSource(cluster.config_client())
         description = self._adopt(known, found)
@@ -232,7 +232,7 @@ class Recorder:
     def _note_version(self, description: Description) -> Description:
         """Note from when on the servers have another version: the one that a stream read that began and ended with the
         archive's own reads; another feature compatibility version from the entry on that has set it. Looked at when the
-        recorder begins, and where PyMongo hears of another process, or a writer of another feature compatibility
+        recorder begins, and where PyMongo learns of another process, or a writer of another feature compatibility
         version or of an entry that sets one."""
         cluster = self._cluster
         clients = [self._client] if cluster is None else cluster.clients
@@ -278,7 +278,7 @@ class Recorder:
             if not all(writer.has_read(self._awaited) for writer in writers.values()):
                 return None
             if self._settings(description) != settings:
-                return None  # it came after they were looked at
+                return None  # it came after they were read
         met = _met(profile, [writer.met for writer in writers.values()])
         return None if met is None else max(met, before.since.tick())
 

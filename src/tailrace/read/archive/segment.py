@@ -24,7 +24,7 @@ from tailrace.read.archive.columns import SCHEMA, raw_entries, record_batch
 from tailrace.read.archive.layout import ArchiveSegment, oplog_of
 from tailrace.read.archive.place import ArchivePlace, is_there
 
-#: Entries of so many bytes make a row group: what a reader takes at a time.
+#: How many bytes of entries make a row group: what a reader takes at a time.
 ROW_GROUP_BYTES: Final = 8 << 20
 #: Page checksums are for other readers: ours checks more (``checked_file``).
 _COMPRESSION: Final = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
@@ -94,7 +94,7 @@ class SegmentWriter:
         further: Mapping[str, object] | None = None,
     ) -> ArchiveSegment:
         """Put the segment in its place, on the device: it holds every entry up to ``until``. ``images``
-        are the pre-images that lie beside it, ``previous`` is the digest of the segment before it. ``put``: how the
+        are the pre-images that lie next to it, ``previous`` is the digest of the segment before it. ``put``: how the
         finished file gets to its place where that is not in the folder. ``further``: what else its footer says."""
         self._write()
         about = {
@@ -132,7 +132,7 @@ class SegmentWriter:
 
 
 class ImagesWriter:
-    """The pre-images of a segment, beside it. Used as a context, like the segment's own writer."""
+    """The pre-images of a segment, next to it. Used as a context, like the segment's own writer."""
 
     def __init__(self, folder: Path, after: ClusterTime) -> None:
         self._temporary = folder / f".{after:016x}.{os.getpid()}.images.unfinished"
@@ -200,7 +200,7 @@ class SegmentReader:
         self._check_statements()
 
     def _check_statements(self) -> None:
-        """What the file says of itself must agree with its name and its place, and each row group with those around
+        """What the file says about itself must agree with its name and its place, and each row group with those around
         it."""
         segment, about = self.segment, self.about
         said = tuple(about.get(name) for name in ("after", "until"))
@@ -352,7 +352,7 @@ class SegmentReader:
 
 
 def images_of(reader: SegmentReader, keys: Sequence[PreImageKey]) -> dict[PreImageKey, bytes]:
-    """Those of the pre-images that lie beside a segment."""
+    """Those of the pre-images that lie next to a segment."""
     file = reader.images()
     if file is None:
         return {}

@@ -119,7 +119,7 @@ class ArchiveSource:
         batch_bytes_max: int = BATCH_BYTES_MAX,
         oplog_filter: bytes | None = None,
     ) -> Iterator[OplogBatch]:
-        """See OplogSource. Of a filter, what it says of operation and namespace leaves entries out."""
+        """See OplogSource. Of a filter, what it says about operation and namespace leaves entries out."""
         if until <= after:
             return
         self._check_history(after)

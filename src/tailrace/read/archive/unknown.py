@@ -42,6 +42,6 @@ class UnknownEntries:
             pc.and_(pc.is_in(operation, _NOT_WRITES), pc.is_in(namespace, _UNINTERESTING)),
         )
         for entry in batch.column("entry").filter(pc.invert(known)):
-            with suppress(TailraceError):  # whoever reads the archive is told what is wrong with an entry
+            with suppress(TailraceError):  # readers of the archive learn what is wrong with an entry
                 self._match.matches(parse_entry(entry.as_py()))
         tell_of_unknown_kinds()

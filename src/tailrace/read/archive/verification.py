@@ -62,8 +62,8 @@ def status(folder: ArchivePlace) -> list[OplogReport]:
 
 
 def verify(folder: ArchivePlace, on_segment: Callable[[ArchivePlace], None] | None = None) -> list[OplogReport]:
-    """As ``status``, with everything read: sums, order, the columns beside the entries, and that each pre-image belongs
-    to an entry. ``on_segment`` is notified of each file. Nothing is written."""
+    """As ``status``, with everything read: sums, order, the columns next to the entries, and that each pre-image
+    belongs to an entry. ``on_segment`` is notified of each file. Nothing is written."""
     return _reports(folder, on_segment or (lambda path: None))
 
 
@@ -151,7 +151,7 @@ def _faults(reader: SegmentReader) -> Iterator[str]:
         reader.times(group)  # ascending, and within the segment's range
         rows = reader.rows(group)
         entries += rows.num_rows
-        # What stands beside the entries is made of them again.
+        # What stands next to the entries is made of them again.
         try:
             made = record_batch(raw_entries(rows.column("entry")))
         except OplogFormatError as error:

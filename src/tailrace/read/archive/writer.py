@@ -145,7 +145,7 @@ class OplogWriter:
             self.written.unknown = self._unknown.counts
             self.written.read = self.written.until = after
             if self._connection is not None:
-                # Who may not read them is told now, and not when the first segment is full.
+                # A user who may not read them learns it now, and not when the first segment is full.
                 stored_between(self._connection, after, after)
             worker = threading.Thread(target=self._write, args=(after,), name="tailrace-archive", daemon=True)
             worker.start()
@@ -164,7 +164,7 @@ class OplogWriter:
     def _position(self) -> ClusterTime:
         """After which cluster time to go on. The archive must be this deployment's; one that does not know yet whose it
         is learns it here."""
-        found = segments(self._folder)  # whole, or it is told
+        found = segments(self._folder)  # whole, or it is reported
         oplog = oplog_of(self._folder)
         identity = set_identity(oplog, self._source.client, self._cluster)
         reach = head(self._folder)

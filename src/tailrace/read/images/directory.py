@@ -40,8 +40,8 @@ def check_kind(folder: Path, *, sharded: bool) -> None:
 
 
 class StateNote:
-    """Says of a state that it has begun, in a file that is not lost with it: beside a shard's folder, and apart from
-    the documents of a replica set. Without it a directory that is not whole would be taken for a new one."""
+    """Notes that a state has begun, in a file that is not lost with it: next to a shard's folder, and apart
+    from the documents of a replica set. Without it a directory that is not whole would be taken for a new one."""
 
     def __init__(self, state: Path, *, of_shard: bool) -> None:
         self._path = state / "begun.json"

@@ -124,7 +124,7 @@ class ImageFolder:
 
 
 def _is_followed(entry: OplogEntry) -> bool:
-    """Whether all is known of what a command or a no-op does to documents."""
+    """Whether all is known about what a command or a no-op does to documents."""
     return entry.operation == "n" or (
         entry.operation == "c" and command_name(entry.command_fields()) in FOLLOWED_COMMANDS
     )

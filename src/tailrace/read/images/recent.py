@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 DocumentsByKey = Mapping[bytes, bytes | None]
-#: About what Python needs for a document beside its bytes.
+#: About what Python needs for a document in addition to its bytes.
 _OVERHEAD = 200
 
 

@@ -26,7 +26,7 @@ from tailrace.read.source.failure import source_error
 from tailrace.read.source.listing import ListedCollection, database_names, list_collections, readable
 from tailrace.read.source.live import LiveSource
 
-#: A batch of the copy holds so many documents at most, and about so many bytes.
+#: How many documents, at most, a batch of the copy holds, and about how many bytes.
 _DOCUMENTS: Final = 5_000
 _BYTES: Final = 4 << 20
 #: Batches of an unfinished copy have numbers below this one. No cluster time is as small.
@@ -34,7 +34,7 @@ SEED_BATCHES: Final = 1 << 32
 _TOO_OLD: Final = 239
 _UNAVAILABLE: Final = 246
 _BY_ID: Final = {"_id": 1}
-#: So often the collections may change while a copy is about to begin.
+#: How often the collections may change while a copy is about to begin.
 _LOOKS: Final = 20
 
 

@@ -85,7 +85,7 @@ class ExactSource(RelayedSource):
         self._identity: DeploymentIdentity | None = None
         self._state: ImageState | None = None
         self._note = StateNote(self._directory, of_shard=of_shard)
-        #: Whose the directory is, beside the state and in it: two states may have changed places.
+        #: Whose the directory is, next to the state and in it: two states may have changed places.
         self._stream: dict[str, object] = {"of": source.name, "scope": str(scope)}
         self._claim()
 

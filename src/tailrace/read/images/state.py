@@ -322,7 +322,7 @@ class ImageState:
         return list(sizes.items())
 
     def _history(self) -> list[tuple[bytes, bytes | None]]:
-        """What the first bucket says of the others, and of the history that the documents were read from."""
+        """What the first bucket says about the others, and of the history that the documents were read from."""
         counts = b"".join(times.to_bytes(8, "big") for times in self._commits)
         witness = None if self.next_witness is None else self.next_witness()
         return [(_COMMITS, counts), *([] if witness is None else [(_WITNESS, witness)])]
@@ -490,7 +490,7 @@ def _by_bucket(documents: DocumentsByKey, count: int) -> list[DocumentsByKey]:
 
 
 def _meta_of(sizes: Mapping[int, int]) -> list[tuple[bytes, bytes | None]]:
-    """What the first bucket says of batches that are on disk: the position, and the bytes that undo each of them."""
+    """What the first bucket says about batches that are on disk: the position, and the bytes that undo each of them."""
     numbers = {number: number.to_bytes(8, "big") for number in sizes}
     meta: list[tuple[bytes, bytes | None]]
     meta = [(_BATCH + key, sizes[number].to_bytes(8, "big")) for number, key in numbers.items()]

@@ -38,7 +38,7 @@ _ANY_VALUE: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
 )
 #: A chunk that comes to more bytes ends there, so that large documents fit into memory. A reply has up to 16 MB more.
 READ_BYTES: Final = 8 << 20
-#: So many values for each bound are looked at when a collection is cut into ranges.
+#: How many values for each bound are drawn when a collection is cut into ranges.
 _SAMPLES: Final = 20
 
 
@@ -68,9 +68,9 @@ class ChunkReader:
         self._connections: dict[int, Connection] = {}
 
     def read(self, placement: Placement, wanted: KeyRange, after: ClusterTime, size: int | None) -> ChunkRead:
-        """The chunk at the beginning of ``wanted``: about ``size`` documents, at most so many of each member, read when
-        everything up to ``after`` was committed; ``None``: all of ``wanted``. Fewer, where these are larger than about
-        ``READ_BYTES``, whatever was thought of their size."""
+        """The chunk at the beginning of ``wanted``: about ``size`` documents, at most that many of each member, read
+        when everything up to ``after`` was committed; ``None``: all of ``wanted``. Fewer, where these are larger than
+        about ``READ_BYTES``, whatever was thought of their size."""
         to = wanted.to if size is None else self.bound(placement, wanted, after, size)
         after = max(after, placement.after)
         bytes_max = READ_BYTES // max(1, len(placement.members))

@@ -1,4 +1,4 @@
-"""Documents that lie one after the other in memory."""
+"""Documents that lie one after another in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace.core import raw_bson
 class RunOfDocuments(Sequence[bytes]):
     """The documents of a buffer; none of them is an object of its own before it is asked for.
 
-    ``buffer``  BSON documents, one after the other. Raises OplogFormatError at first use where it is something else
+    ``buffer``  BSON documents, one after another. Raises OplogFormatError at first use where it is something else
     """
 
     def __init__(self, buffer: bytes) -> None:

@@ -228,7 +228,7 @@ class ClusterPlaces:
         chunks = self._config.retrying(
             lambda: [(raw_bson.bytes_of(one["min"]), str(one["shard"])) for one in raw.find(query)]
         )
-        # Every shard hears of the time at which this was so, and has what a chunk brought along when it answers.
+        # Every shard learns of the time at which this was so, and has what a chunk brought along when it answers.
         after = self.now()
         if self._version(sharded) != version:
             return None

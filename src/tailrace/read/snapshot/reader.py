@@ -37,14 +37,14 @@ from tailrace.read.source.witness import (
     witness_of,
 )
 
-#: A chunk holds so many documents at most, and about so many bytes.
+#: How many documents, at most, a chunk holds, and about how many bytes.
 CHUNK_DOCUMENTS: Final = 2_000
 CHUNK_BYTES: Final = 4 << 20
 #: The size of a collection's first chunk: nothing is known of its documents yet.
 _FIRST_CHUNK: Final = 100
-#: The state learns of a newer entry this often at most: two reads of each oplog beside those of a second's chunks.
+#: How often, at most, the state learns of a newer entry: two reads of each oplog added to those of a second's chunks.
 _MARK_S: Final = 1.0
-#: So often the name of a collection may go to another one while it is copied.
+#: How often the name of a collection may go to another one while it is copied.
 _TRIES: Final = 20
 _PAUSE_S: Final = 0.02
 _PAUSE_MAX_S: Final = 0.2
@@ -98,13 +98,13 @@ class SnapshotReader:
 
     ``client``   of the replica set, or the cluster
     ``state``    goes on where another reader was (``SnapshotState.from_document``)
-    ``ranges``   a collection is cut into so many ranges, each of which can be read apart from the others
-    ``parallel``  so many ranges are read at a time
+    ``ranges``   how many ranges a collection is cut into, each of which can be read apart from the others
+    ``parallel``  how many ranges are read at a time
     ``documents_per_second``  no more than that are read
     ``stopped``  asked between chunks: true ends the iteration
 
     Iterating gives chunks; ``done(chunk)`` says that a chunk has arrived, and only then ``state`` moves on. What is
-    not said to be done is read again by whoever goes on from the state. Raises SourceError and ServerError 166.
+    not reported as done is read again when the copy continues from the state. Raises SourceError and ServerError 166.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ def _chosen(places: Places, scope: Scope, selection: Selection | None) -> list[F
 
 
 class _Worker:
-    """Reads ranges, one after the other, in one thread. ``whole``: a range is small enough to be one chunk."""
+    """Reads ranges, one after another, in one thread. ``whole``: a range is small enough to be one chunk."""
 
     def __init__(
         self,
@@ -401,7 +401,7 @@ class _Worker:
 
 
 class Throttle:
-    """At most so many documents a second, over all threads; ``None``: no limit."""
+    """At most this many documents a second, over all threads; ``None``: no limit."""
 
     def __init__(self, per_second: float | None) -> None:
         self._per_second = per_second

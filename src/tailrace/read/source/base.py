@@ -63,8 +63,8 @@ class OplogSource(Protocol):
 
         ``batch_bytes_max``  no batch is larger, except one that holds a single entry
         ``oplog_filter``     the BSON of a query on entries. Entries that do not pass it may be left out; those that
-                             pass never are. A source that cannot ask its store gives all entries, so whoever passes a
-                             filter has to look at the entries again.
+                             pass never are. A source that cannot ask its store gives all entries, so a caller that
+                             passes a filter has to look at the entries again.
 
         The high water of a batch is the time of its last entry or later, and never goes back. That of the last batch is
         ``until``; the batch may be empty for that. With ``until`` <= ``after`` there is no batch.
@@ -84,7 +84,7 @@ class OplogSource(Protocol):
     ) -> Iterator[OplogBatch]:
         """The majority-committed entries with ts > ``after``, in oplog order, each once, as they come.
 
-        ``await_ms``      when nothing came for so long, an empty batch with the high water known by then, so that the
+        ``await_ms``      when nothing came for this long, an empty batch with the high water known by then, so that the
                           caller gets control back
         ``oplog_filter``  as for ``read``
 

@@ -1,4 +1,4 @@
-"""A file of BSON documents one after the other, plain or gzipped, read in bounded memory and checked as it is read.
+"""A file of BSON documents one after another, plain or gzipped, read in bounded memory and checked as it is read.
 
 Damage is always reported with the byte position (of the unpacked data), after everything before it has been given.
 """
@@ -93,7 +93,7 @@ def unpacked_chunks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
-    """The unpacked data of a gzip file of one or more members; damage is told after the last byte before it."""
+    """The unpacked data of a gzip file of one or more members; damage is reported after the last byte before it."""
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
     packed = b""
     while packed or (packed := file.read(_PACKED_CHUNK)):

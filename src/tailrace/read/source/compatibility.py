@@ -21,7 +21,7 @@ from tailrace.core.plan.profile import with_compatibility
 from tailrace.read.source.connection import Connection
 from tailrace.read.source.failure import is_transient
 
-#: An open stream asks again after so many seconds: that long, at most, it may give events of the setting before.
+#: After how many seconds an open stream asks again: that long, at most, it may give events of the earlier setting.
 ASK_AGAIN_S: Final = 5.0
 _SETTING: Final = SETTING.decode()
 

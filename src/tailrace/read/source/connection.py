@@ -41,8 +41,8 @@ def majority_after(after: ClusterTime | None) -> ReadConcern:
 
 class _MajorityAfter(ReadConcern):
     """Majority, once everything up to a time is committed. A causally consistent session would ask the same of the
-    server, but PyMongo refuses explicit sessions to whoever is connected to a hidden member alone: that one says in its
-    hello that it has sessions, and is not counted among those that can be read."""
+    server, but PyMongo refuses explicit sessions to a client that is connected to a hidden member alone: that member
+    says in its hello that it has sessions, and is not counted among those that can be read."""
 
     def __init__(self, after: ClusterTime) -> None:
         super().__init__("majority")
@@ -100,7 +100,7 @@ class _Client(MongoClient[Any]):
 _Client.__name__ = MongoClient.__name__  # PyMongo's texts name the class
 
 
-#: A client that reads an oplog has at least so many connections to a member, whatever ``maxPoolSize`` says about the
+#: How many connections a client that reads an oplog has at least to a member, whatever ``maxPoolSize`` says about the
 #: program's own commands. The server pushes a shared read's replies over one of them for as long as it lasts, and the
 #: wait for a shard's promise or a stream that reads for itself hold one for seconds: look-ups and new streams need
 #: others.
@@ -132,8 +132,8 @@ def _pool(uri: ConnectionString, options: Mapping[str, Any]) -> dict[str, int]:
 
 
 class Reader(_Client):
-    """The connections that a client's streams read the oplog by. Whoever forgets to close the client is told by that
-    one: this one says nothing of itself."""
+    """The connections that a client's streams read the oplog by. A caller that forgets to close the client is warned
+    by the client, not by this class."""
 
     @classmethod
     def opened(cls, uri: ConnectionString, port: int | None, options: ClientOptions) -> Reader:
@@ -226,8 +226,8 @@ class Connection:
 
     @property
     def hello(self) -> Mapping[str, Any]:
-        """What the deployment says of itself; the first use connects. Raises SourceError where it is not a replica set
-        that we can read."""
+        """What the deployment says about itself; the first use connects. Raises SourceError where it is not a replica
+        set that we can read."""
         if self._hello is None:
             try:
                 self._hello = self._say_hello()

@@ -1,4 +1,4 @@
-"""The trampoline: turns a stream, and whoever can answer what it needs, into an iterator of blocks."""
+"""The trampoline: turns a stream, and an object that answers what it needs, into an iterator of blocks."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _make(ours: type[TailraceError], theirs: type[Exception]) -> type[TailraceEr
 def as_driver_error(error: TailraceError, cause: Exception | type[Exception] | None = None) -> TailraceError:
     """``error`` itself, which is an exception of ``cause``'s class too from now on.
 
-    What the cause knows beside its text (the server's reply) is then known of ``error`` as well. Without a ``cause``
+    What the cause knows besides its text (the server's reply) is then known of ``error`` as well. Without a ``cause``
     the class is the one that PyMongo raises in such a case.
     """
     if isinstance(error, (_Both, pymongo_errors.PyMongoError)):

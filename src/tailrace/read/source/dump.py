@@ -1,7 +1,7 @@
 """Entries from a dump: the ``oplog.bson`` of ``mongodump --oplog``, or ``oplog.rs.bson`` of a dumped database local.
 
 A dump has no current documents (``updateLookup`` gives null), and pre-images only where ``config.system.preimages``
-was dumped beside it.
+was dumped with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tailrace.read.source.batch import is_initiating_set
 from tailrace.read.source.bson_file import FileDocument, documents, unreadable
 from tailrace.read.source.lookup import pre_image
 
-#: Where a dump directory keeps its oplog, in the order they are looked for.
+#: Where a dump directory keeps its oplog, in the order in which they are tried.
 _OPLOGS: Final = ("oplog.bson", "local/oplog.rs.bson", "oplog.rs.bson")
 _PRE_IMAGES: Final = "config/system.preimages.bson"
 _BATCH_BYTES_MAX: Final = 4 << 20
@@ -126,7 +126,7 @@ class DumpSource:
         return [found.get(time) for time in times]
 
     def pre_images(self, keys: Sequence[PreImageKey]) -> list[bytes | None]:
-        """The pre-images of a dumped ``config.system.preimages`` beside the oplog; else ``None`` each."""
+        """The pre-images of a dumped ``config.system.preimages`` next to the oplog; else ``None`` each."""
         index = self._pre_image_positions if keys else {}
         images: dict[PreImageKey, bytes] = {}
         for key in sorted(set(keys) & index.keys(), key=index.__getitem__):

@@ -57,7 +57,7 @@ def is_archive(path: Path) -> bool:
 
 
 def unpack(path: Path, folder: Path, *, name: str | None = None) -> str:
-    """Write the oplog of an archive, and what lies beside it for a replay, into ``folder`` as a dump's directory has
+    """Write the oplog of an archive, and what lies next to it for a replay, into ``folder`` as a dump's directory has
     them. Returns the server version that the archive's header names. ``name``: what messages call the archive.
 
     The archive is read once, to its end, in bounded memory. Raises OplogFormatError with the byte position where it is
@@ -79,7 +79,7 @@ def unpack(path: Path, folder: Path, *, name: str | None = None) -> str:
 
 
 class _Reader:
-    """The documents and ends of blocks of an archive, one after the other."""
+    """The documents and ends of blocks of an archive, one after another."""
 
     def __init__(self, name: str, chunks: Iterator[bytes]) -> None:
         self._name = name
@@ -90,7 +90,7 @@ class _Reader:
         self.position = 0
 
     def take(self, size: int) -> bytes:
-        """So many bytes, or those that there are."""
+        """This many bytes, or all that are left."""
         while len(self._buffer) - self._at < size:
             try:
                 chunk = next(self._chunks, b"")

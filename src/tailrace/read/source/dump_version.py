@@ -1,4 +1,4 @@
-"""Which server's events a dump is replayed as: what the dump says of its server, and what its entries prove.
+"""Which server's events a dump is replayed as: what the dump says about its server, and what its entries prove.
 
 A current ``mongodump`` writes ``prelude.json`` with the server's version into the dump's directory, and an archive says
 it in its header. Entries prove a version too (``tailrace.core.oplog.version_proof``). The feature compatibility
@@ -43,7 +43,7 @@ class SaidVersion(NamedTuple):
 
 def version_of(oplog: Path, folder: Path | None = None, said: SaidVersion | None = None) -> DumpVersion:
     """The server version whose events the entries of ``oplog`` gave. ``folder`` is the dump's directory, if known;
-    ``said``: what an archive says of itself.
+    ``said``: what an archive says about itself.
 
     Reads the file once, unless the dump says the newest version that an entry can prove, or a later one. Raises
     UsageError where the dump says one version and an entry proves a later one, and SourceError for a prelude that
@@ -107,7 +107,7 @@ def _read_prelude(path: Path) -> str:
 
 def _read(oplog: Path) -> tuple[VersionProof | None, str | None]:
     """The entry that proves the latest version, and the feature compatibility version at the end, if an entry sets it.
-    Damage is not told here: whoever reads the entries meets it."""
+    Damage is not reported here: a reader of the entries meets it."""
     found: VersionProof | None = None
     setting: SettingRead | None = None
     with contextlib.suppress(OplogFormatError, SourceError):

@@ -213,7 +213,7 @@ def _condition(server: ServerDescription) -> str:
     return server.server_type_name.removeprefix("RS").lower()
 
 
-#: What the driver says of a reply that is none: PyMongo takes the first bytes for a header.
+#: What the driver says about a reply that is none: PyMongo takes the first bytes for a header.
 _NO_REPLY: Final = ("Got response id", "Message length (", "Got opcode", "Unknown opcode")
 
 

@@ -18,7 +18,8 @@ from pymongo import MongoClient
 
 #: Nanoseconds: the server asks one entry the filter.
 _ASKING_NS: Final = 3000
-#: Receiving an entry that gives no event and passing it over, beside its bytes: in compiled code, and in plain Python.
+#: Receiving an entry that gives no event and passing it over, in addition to its bytes: in compiled code, and in plain
+#: Python.
 _PASSING_OVER_NS: Final = 700
 _PASSING_OVER_PLAIN_NS: Final = 8000
 #: A byte more: over a network of which this stream may have 1 Gbit/s, and between processes of one machine.
@@ -27,12 +28,12 @@ _LOCAL_BYTE_NS: Final = 0.4
 #: A reply that gives no event, and asking for the next one.
 _REPLY_NS: Final = 150_000
 
-#: So many entries speak for a stream, and so many are remembered.
+#: How many entries represent a stream, and how many are remembered.
 _SAMPLE_MIN: Final = 1000
 _SAMPLE_MAX: Final = 100_000
 #: So do the last replies, whatever was read before: at the end of the oplog a stream gets replies of another kind.
 _REPLIES_MIN: Final = 100
-#: After so many events with the filter a stretch is read without it, and after twice as many the next time.
+#: After how many events with the filter a stretch is read without it; after twice as many the next time.
 _EVENTS_TO_LOOK_AGAIN: Final = 50_000
 _DOUBLINGS_MAX: Final = 6
 
@@ -89,7 +90,7 @@ class FilterChoice:
         self._looks = 0
 
     def saw(self, raw: bytes, events: int, event_bytes: int, *, compiled: bool) -> None:
-        """A batch was read, ``asks`` being as it was, and gave so many events of so many bytes."""
+        """A batch was read while ``asks`` was as given, and gave this many events of this many bytes."""
         if self.asks:
             self._events_left -= events
             if self._events_left <= 0:
@@ -99,7 +100,7 @@ class FilterChoice:
         if not raw:
             return
         entries = _entries(raw)
-        # An entry that holds a transaction gives many events, and what an event has beside its entry is small.
+        # An entry that holds a transaction gives many events, and what an event has in addition to its entry is small.
         seen = Sample(entries, len(raw), min(entries, events), min(len(raw), event_bytes), int(events == 0))
         self._sample, self._last = self._sample.plus(seen), self._last.plus(seen)
         self._replies += 1

@@ -34,7 +34,7 @@ _CODEC: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
 )
 _UNAUTHORIZED: Final = 13
 _EVERYWHERE: Final = {"db": "", "collection": ""}
-#: So many names that are left out are told in one line.
+#: How many names that are left out are reported in one line.
 _NAMED_MAX: Final = 10
 
 _T = TypeVar("_T")

@@ -26,7 +26,7 @@ OnFailedCommand: TypeAlias = "Callable[[PyMongoError], None]"
 
 @runtime_checkable
 class LiveSource(OplogSource, Protocol):
-    """The oplog of a replica set or shard that runs, and the deployment beside it."""
+    """The oplog of a replica set or shard that runs, and its deployment."""
 
     @property
     def client(self) -> MongoClient[Any]:

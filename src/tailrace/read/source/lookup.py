@@ -27,11 +27,11 @@ from tailrace.read.source.raw_reply import RawReplyCursor
 if TYPE_CHECKING:
     from tailrace.core.kernel.look_up import Keys
 
-#: So many are asked for at a time, and so many bytes of document keys.
+#: How many documents are asked for at a time, and how many bytes of document keys.
 _CHUNK: Final = 4_000
 _QUERY_BYTES: Final = 4 << 20
 #: What one look-up in bulk may find. The kernel judges by the documents before how many it asks for at a time; where
-#: they have grown since, it is told to ask for fewer. Any single document is found.
+#: they have grown since, it is made to ask for fewer. Any single document is found.
 _FOUND_BYTES_MAX: Final = 64 << 20
 _BSON_LENGTH: Final = struct.Struct("<i")
 #: The names of an array's elements, with their NUL.
@@ -324,8 +324,8 @@ def _keys_in_bulk(keys: DocumentRuns) -> Keys:
 def _find_documents(connection: Connection, target: _Target, lookups: CollectionLookups) -> list[bytes | None]:
     """The documents of one namespace: by ``$in`` on ``_id``, then one by one where equal need not mean equal bytes.
 
-    A key may have fields of the shard key beside ``_id``. No two documents of one server have the same ``_id``, so the
-    document that is found by it is the key's, or the key has none there.
+    A key may have fields of the shard key in addition to ``_id``. No two documents of one server have the same ``_id``,
+    so the document that is found by it is the key's, or the key has none there.
     """
     after = lookups.after
     namespace = (target.database, target.collection)

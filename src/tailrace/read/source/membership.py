@@ -38,7 +38,7 @@ class ShardChange(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A replica set that was the shard ``name`` up to ``until``, and is no more.
+    """A replica set that was the shard ``name`` up to ``until``, and no longer is.
 
     ``host``   ``None`` where nobody remembers
     ``since``  when it was added; ``None``: before the time that was asked about

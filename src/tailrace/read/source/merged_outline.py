@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.read.source.outline import Bucket, Outline, Weights
 
-#: So many oplogs are asked at once.
+#: How many oplogs are asked at once.
 _THREADS: Final = 32
 
 _T = TypeVar("_T")

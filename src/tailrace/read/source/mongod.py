@@ -44,10 +44,10 @@ from tailrace.read.source.window import Window
 AWAIT_MS: Final = 1000
 #: One wait of the server; a longer ``await_ms`` is made of several, so that no socket time-out cuts it.
 _AWAIT_MS_MAX: Final = 10_000
-#: PyMongo's flag for an exhaust cursor; none of its cursor types has this beside awaitData.
+#: PyMongo's flag for an exhaust cursor; none of its cursor types combines this with awaitData.
 _EXHAUST: Final = 64
 _SAME_MEMBER_TRIES: Final = 10
-#: How long one wait is, at most, until an entry is committed; an interrupted read ends after it.
+#: How long, at most, one wait for an entry to be committed takes; an interrupted read ends after it.
 _COMMITTED_S: Final = 0.25
 
 
@@ -65,7 +65,7 @@ class _AnotherPrimary(Exception):  # noqa: N818  no error: the read goes on at a
 
 
 class MongodSource:
-    """One replica set's oplog, and the images and documents beside it.
+    """One replica set's oplog, and its images and documents.
 
     ``deployment``     a connection URI, or a PyMongo client (which stays open when the source is closed)
     ``retry_seconds``  how long a read is tried again without progress; ``tail`` never gives up once it has begun
@@ -99,7 +99,7 @@ class MongodSource:
         #: Whether the next member that is read says it.
         self._takes_first = False
         self.read_version: MemberVersion | None = None
-        #: Whether whoever asks for the next batch can wait.
+        #: Whether the caller that asks for the next batch can wait.
         self._may_wait = True
         #: The bytes of the reply that ``tail`` is giving.
         self._reply_bytes = 0
@@ -419,7 +419,7 @@ class MongodSource:
         **extra: Any,
     ) -> Iterator[tuple[Replies, bytes]]:
         """The replies of a cursor on the entries after ``position``, and the first of them without the entry at
-        ``position`` itself, which is asked for whatever the filter says of it.
+        ``position`` itself, which is asked for whatever the filter says about it.
 
         Raises ChangeStreamHistoryLost where the oplog no longer reaches back, SourceError where it never held the last
         entry given.

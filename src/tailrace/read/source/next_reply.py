@@ -1,4 +1,4 @@
-"""The replies of a cursor, one after the other. While the caller works on a long one, the next is on its way."""
+"""The replies of a cursor, one after another. While the caller works on a long one, the next is on its way."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Planning a micro-batch must not cost what reading it costs. Measured on mongod 6.0.27, 200 thousand entries, CPU of
 server and client for each entry: reading 4.4 µs, sizes by projection 1.5 µs, sums by ``$group`` 0.65 µs, a query with
-one condition beside the cluster time 0.5 µs, skipping 0.2 µs. So the server sums up buckets of at most 1024 cluster
-times, and only the one bucket in which a limit falls is listed entry by entry. Where an estimate is enough, entries are
-skipped (``even_buckets``).
+one condition in addition to the cluster time 0.5 µs, skipping 0.2 µs. So the server sums up buckets of at most 1024
+cluster times, and only the one bucket in which a limit falls is listed entry by entry. Where an estimate is enough,
+entries are skipped (``even_buckets``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PAGE: Final = 200_000
 #: Entries drawn at random from the whole oplog, and how many of them must lie in a range to speak for it.
 _SAMPLE: Final = 1000
 _SAMPLE_HITS_MIN: Final = 20
-#: A range of at most so many entries is counted in less time than a sample takes.
+#: Up to how many entries a range is counted in less time than a sample takes.
 _SHORT: Final = 4096
 #: Even buckets: how many of the least size there are at most in an oplog, the greatest least size, and after how many
 #: of a size the next ones are twice as large.
@@ -131,8 +131,8 @@ class _Even(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """What is known of a range without counting it: which part of a sample matches, and a cluster time somewhere in the
-    middle; 0 and ``None`` where the range is short."""
+    """What is known about a range without counting it: which part of a sample matches, and a cluster time somewhere in
+    the middle; 0 and ``None`` where the range is short."""
 
     after: ClusterTime
     until: ClusterTime
@@ -393,7 +393,7 @@ def _sum(entries: Sequence[Bucket]) -> Bucket:
 def invalidating(scope: Scope | Selection) -> dict[str, Any] | None:
     """A query for the commands that end a stream of ``scope``; ``None`` where nothing does.
 
-    The command applyOps is logged with whatever fields its user sent beside it, ``drop`` among them, and ends nothing.
+    The command applyOps is logged with whatever fields its user sent with it, ``drop`` among them, and ends nothing.
     """
     if isinstance(scope, Selection) or scope.kind == "cluster":
         return None

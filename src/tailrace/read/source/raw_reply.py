@@ -120,7 +120,7 @@ class RawReplyCursor(RawBatchCursor[Any]):
 
     def pushed_socket(self) -> socket.socket | None:
         """A second handle of the connection on which the server pushes replies (an exhaust cursor); ``None`` if it does
-        not, if the connection is encrypted or compressed, or if somebody wants to be told of each command. The caller
+        not, if the connection is encrypted or compressed, or if somebody listens for each command. The caller
         closes it."""
         manager = self._sock_mgr
         if manager is None or manager.conn is None or not manager.more_to_come or self._killed:
@@ -154,7 +154,7 @@ class RawReplyCursor(RawBatchCursor[Any]):
             return False
         raw = seen[_BEFORE_DOCUMENT:length]
         try:
-            # PyMongo's session hears of such a reply's times when one comes that is not like the last.
+            # PyMongo's session learns of such a reply's times when one comes that is not like the last.
             documents = None if self._repeated is None or self._data else self._repeated.documents(raw)
             documents = documents or self._of_new(raw)
         except (OplogFormatError, BSONError):

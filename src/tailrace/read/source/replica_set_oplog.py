@@ -38,7 +38,7 @@ class ReplicaSetOplog:
 
     def has_news(self, after: ClusterTime, newest: ClusterTime) -> bool:
         """Whether an entry that could give an event lies after ``after``. ``newest`` is the oplog's newest time; what
-        was looked at and found of no interest is not looked at again."""
+        was read and found of no interest is not read again."""
         looked_until = max(after, self._looked_until)
         if newest > looked_until and self.outline.any(looked_until, newest):
             return True

@@ -173,7 +173,7 @@ class OwnerLookup:
             primary = None if document is None else str(document["primary"])
             if collection is not None and primary is None:  # the config database itself
                 primary = ""
-            # What changes as chunks split and move is looked at chunk by chunk.
+            # What changes as chunks split and move is compared chunk by chunk.
             kept = None if collection is None else {name: collection.get(name) for name in ("_id", "uuid", "key")}
             return _Placement(primary, bson.encode(document or {}), kept)
 
@@ -222,7 +222,7 @@ class OwnerLookup:
         """The document of an event that is older than the shard key, and whether that is settled: every shard is asked,
         and the document says whose it is."""
         version = chunks.version()
-        # They have to hear of the event's time first, for they refuse to read after one that they do not know.
+        # They have to learn of the event's time first, for they refuse to read after one that they do not know.
         for shard in self._cluster.open_view().shards:
             found = self._read(shard, CollectionLookups.of([lookup]))
             document = None if found is None else found[0]

@@ -14,7 +14,7 @@ ONE_SHARD_HINT: Final = "Give the URI of the cluster's config server or of a mon
 def shard_name(client: MongoClient[Any]) -> str | None:
     """The name of the shard that ``client`` is connected to; ``None`` for a replica set of its own, where the user may
     not see it, and for a config server. From 7.0 on that one has the identity of a shard too (measured on 7.0.28), but
-    whoever is given its URI reads all shards."""
+    a caller with its URI reads all shards."""
     preference = client.read_preference
     try:
         if "configsvr" in client.admin.command("hello", read_preference=preference):

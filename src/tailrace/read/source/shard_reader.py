@@ -93,7 +93,7 @@ class ShardReader:
     def next_batch(self) -> OplogBatch | None:
         """What was read next: all that waits, up to about ``_PIECE_BYTES``; ``None`` where nothing does.
 
-        At the end of the oplog each reply has an entry or two. Where whoever takes them is behind, they come together:
+        At the end of the oplog each reply has an entry or two. Where the consumer is behind, they come together:
         documents are then looked up for all of them at once.
         """
         with self._changed:
@@ -128,7 +128,7 @@ class ShardReader:
     def _run(self) -> None:
         try:
             self._source.wait_until_reachable()
-            # What the stream makes depends on the version of each shard, so it is told where that changes.
+            # What the stream makes depends on the version of each shard, so it learns where that changes.
             self._source.expect_present_version()
             options = {"batch_bytes_max": _PIECE_BYTES, "on_error": self._endure, **self._tail_options}
             with closing(self._source.tail(self._after, **options)) as batches:

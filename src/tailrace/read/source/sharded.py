@@ -71,7 +71,7 @@ class SharedReads(Protocol):
 
 
 class ShardedSource:
-    """Reads the shards that it is told to, ahead of whoever asks for batches.
+    """Reads the shards that it is given, ahead of the caller that asks for batches.
 
     ``shared``   what other streams of the client read of the shards too; ``None``: this stream reads on its own
     ``changed``  notified when a batch, a failure or an answer of a ``Worker`` has come

@@ -94,7 +94,7 @@ def _option_name(option: str) -> str:
 
 
 def _srv_options(uri: str, given: set[str]) -> list[str]:
-    """What a mongodb+srv:// URI means beside what it says: TLS, and the options of its TXT record."""
+    """What a mongodb+srv:// URI means in addition to what it says: TLS, and the options of its TXT record."""
     options = [] if given & {"tls", "ssl"} else ["tls=true"]
     source = parse_uri(uri)["options"].get("authSource")
     if source and "authsource" not in given:

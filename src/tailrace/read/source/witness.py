@@ -99,7 +99,7 @@ def _if_allowed(read: Callable[[], _T]) -> _T | None:
 
 def replica_set_id(connection: Connection) -> str:
     """``settings.replicaSetId`` in hexadecimal; ``""`` where the server does not tell. It tells replica sets of the
-    same name apart, and lies beside the oplog, where the user must be able to read anyhow."""
+    same name apart, and lies next to the oplog, where the user must be able to read anyhow."""
     read = connection.client["local"]["system.replset"].find_one
     config = connection.retrying(lambda: read({}, {"settings.replicaSetId": 1})) or {}
     return str(config.get("settings", {}).get("replicaSetId", ""))
@@ -138,7 +138,7 @@ def check_witness(
     ``asked``   ``map``, or that of an executor, which asks all oplogs at once
 
     An entry that has left its oplog cannot be compared: whether the oplog still reaches back to the position is asked
-    by whoever reads on (error 286).
+    by the reader that continues (error 286).
     """
     difference = witness.identity.difference(identity)
     if difference is not None:

@@ -14,7 +14,7 @@ _KEYS_MAX: Final = 1000
 
 class Chains:
     """The entry that commits a large or a prepared transaction names no collection itself, and ``OplogMatch`` gives it
-    to every stream, which looks through the transaction's earlier entries for operations of its own. Whoever reads all
+    to every stream, which looks through the transaction's earlier entries for operations of its own. A reader of all
     entries knows beforehand whether there are any: a chain links each member to the one before it by its time."""
 
     def __init__(self) -> None:

@@ -101,7 +101,7 @@ def _plain_index(raw: bytes) -> tuple[list[int], list[int], list[bytes]]:
 
 def _namespace(raw: bytes, start: int) -> bytes | None:
     """The namespace of a write, or of a no-op without ``o2``; ``None`` for the others and for a command, and where what
-    is looked at is not as the server writes it."""
+    is read is not as the server writes it."""
     operation = namespace = None
     try:
         for element in raw_bson.elements(raw, start):

@@ -27,7 +27,7 @@ from tailrace.read.tail.entry_index import index_entries
 from tailrace.read.tail.reader import Attendant, TailReader
 from tailrace.read.tail.segment import Segment
 
-#: A process that has not taken so much of what was read is fed no further: its streams read for themselves.
+#: A process that has this much left to take is fed no further: its streams read for themselves.
 BEHIND_BYTES_MAX: Final = 64 << 20
 _LENGTH: Final = struct.Struct("<I")
 #: Pause before the oplog is read again after the read has ended.
@@ -56,7 +56,7 @@ class Fed(NamedTuple):
 
 
 class _FeedReader(TailReader):
-    """Does not index what it reads: whoever is fed does."""
+    """Does not index what it reads: the process that is fed does."""
 
     def __init__(self, client: MongoClient[Any], feed: OplogFeed, attendant: Attendant) -> None:
         super().__init__(client, feed, lambda size: None, attendant)
@@ -67,7 +67,8 @@ class _FeedReader(TailReader):
 
 
 class OplogFeed:
-    """Reads the oplog while somebody is fed, and feeds whoever connects to ``path``. Belongs to an event loop.
+    """Reads the oplog while somebody is fed, and feeds every process that connects to ``path``. Belongs to an event
+    loop.
 
     ``reads``, ``entries`` and ``bytes`` count what was read.
     """
@@ -82,13 +83,13 @@ class OplogFeed:
         self._followers: set[asyncio.StreamWriter] = set()
         self._reader: _FeedReader | None = None
         self._is_closed = False
-        #: How far was read; ``None``: nothing was yet.
+        #: How far was read; ``None``: nothing yet.
         self._position: int | None = None
         self._version: MemberVersion | None = None
         self.reads = self.entries = self.bytes = 0
 
     async def start(self) -> None:
-        """Feed whoever connects from now on."""
+        """Feed every process that connects from now on."""
         self._server = await asyncio.start_unix_server(self._serve, self._path)
 
     @property
@@ -220,7 +221,7 @@ def _frame(fed: Fed) -> bytes:
 
 
 def _entries(raw: bytes) -> int:
-    """How many documents there are, one after the other."""
+    """How many documents there are, one after another."""
     at = count = 0
     while at < len(raw):
         at += max(raw_bson.read_int32(raw, at), 5)

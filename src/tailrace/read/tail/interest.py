@@ -23,7 +23,7 @@ InterestKeys: TypeAlias = "frozenset[bytes] | None"
 
 EVERYONE: Final = None
 NOBODY: Final[frozenset[bytes]] = frozenset()
-#: The key of streams over the whole deployment; no namespace and no database is called so.
+#: The key of streams over the whole deployment; no namespace and no database has that name.
 CLUSTER: Final = b"*."
 _INTERNAL: Final = frozenset((b"admin", b"config", b"local"))
 #: The fields of a command that say a collection's name, and those that say a namespace.
@@ -61,7 +61,7 @@ def keys_of(namespace: bytes) -> frozenset[bytes]:
 
 def keys_of_entry(raw: bytes, chains: Chains) -> InterestKeys:
     """What an entry is about, from all that it says. ``chains`` knows the transactions that are on their way, and
-    learns of this one. An entry that cannot be read is about everyone: whoever reads it says what is wrong."""
+    learns of this one. An entry that cannot be read concerns everyone: its reader says what is wrong."""
     try:
         entry = parse_entry(raw)
         if entry.operation == "n" and entry.o2 is not None and find(entry.o2, END_OF_TRANSACTION) is not None:
@@ -89,7 +89,7 @@ def _of_command(entry: OplogEntry, chains: Chains) -> InterestKeys:
         for mark in (b"prepare", b"partialTxn"):
             element = fields.get(mark)
             if body is not None and element is not None and body[element.value_start : element.end] == b"\x01":
-                return NOBODY  # the transaction goes on; whoever unwinds it asks for this member by its time
+                return NOBODY  # the transaction goes on; the code that unwinds it asks for this member by its time
         return keys
     if b"commitTransaction" in fields:
         return chains.member(entry.cluster_time, entry.prev_op_time, NOBODY)
@@ -101,7 +101,7 @@ def _of_operations(entry: OplogEntry) -> InterestKeys:
     for raw in apply_ops(entry):
         operation = parse_operation(raw, entry.position)
         if operation.operation == "n":
-            return EVERYONE  # an error for whoever unwinds it
+            return EVERYONE  # an error for the code that unwinds it
         if operation.operation == "c":
             definition = _of_definition(operation)
             if definition is EVERYONE:

@@ -15,9 +15,9 @@ import bson
 
 from tailrace.read.tail.interest import CLUSTER
 
-#: The choice is made once for so many replies.
+#: For how many replies the choice is made once.
 _REPLIES_MIN: Final = 200
-#: At least one in so many of these has to be of no use to any stream.
+#: At least one in this many replies has to be of no use to any stream.
 _UNUSED_MIN: Final = 4
 #: The server looks for each entry's namespace among these.
 _KEYS_MAX: Final = 64

@@ -15,7 +15,7 @@ from tailrace.read.source.member_version import MemberVersion
 from tailrace.read.tail.entry_index import EntryIndex
 from tailrace.read.tail.interest import EVERYONE
 
-#: What a segment takes beside its bytes, and each of its entries: measured, rounded up.
+#: What a segment takes in addition to its bytes, and each of its entries: measured, rounded up.
 _SEGMENT_BYTES: Final = 2_000
 _ENTRY_BYTES: Final = 20
 
@@ -24,7 +24,7 @@ class Segment:
     """The entries with ``after`` < ts <= ``high_water``, as they came and indexed.
 
     ``size``       what it takes in memory, about
-    ``uncounted``  how many bytes of answers are kept beside, and are not in ``size`` yet
+    ``uncounted``  how many bytes of answers are kept with it, and are not in ``size`` yet
     ``holders``    the places that were given it, some of which have taken it by now
     """
 
@@ -45,7 +45,7 @@ class Segment:
         return len(self.index.numbers)
 
     def select(self, key: bytes, after: ClusterTime) -> bytes:
-        """The entries with ts > ``after`` that are about ``key``, one after the other. Streams that wait for the same
+        """The entries with ts > ``after`` that are about ``key``, one after another. Streams that wait for the same
         key share the answer."""
         if self.entries == 1 and after <= self.after:
             about = self.index.about

@@ -89,7 +89,7 @@ class SharedTail:
     ``window_bytes``  how much of the oplog's end is kept for streams that have not taken theirs yet
     ``on_read``       notified of each reply's size
 
-    ``streams_min``   the reader is started when so many streams are there: one that is alone reads as cheaply itself
+    ``streams_min``   the reader is started when there are this many streams: a single one reads as cheaply itself
     ``attendant``     an event loop that takes the server's replies in place of the reader's thread (``TailReader``)
     ``filters``       the server may be asked to leave out what no stream waits for (``ReaderFilter``). While
                       nothing comes, the position that was read is then known a second late
@@ -244,7 +244,7 @@ class SharedTail:
     def wait(
         self, place: TailPlace, seconds: float, *, limit_s: float | None = None, hears: bool = False
     ) -> OplogBatch | None:
-        """As ``poll``, but waits for entries, so many seconds at most, and ``limit_s`` whatever happens.
+        """As ``poll``, but waits for entries, at most that many seconds, and ``limit_s`` whatever happens.
 
         ``hears``  the wait also ends when the reader has failed (``failure`` then returns the error). While the reader
                    cannot read, the call waits for its next try, however long that takes. After a failure that is over,
@@ -293,7 +293,7 @@ class SharedTail:
                 place.wake()
 
     def has_come(self, place: TailPlace) -> bool:
-        """Whether there is something to take, or to be told."""
+        """Whether there is something to take or to learn."""
         with self._lock:
             return not place.joined or self._window.owes(place)
 

@@ -59,7 +59,7 @@ class SharedWindow:
         self.keys, self.whole_after = keys, after
 
     def close(self) -> list[TailPlace]:
-        """Nothing more will come. Everyone falls out; who has something waiting, or waits, is told."""
+        """Nothing more will come. Everyone falls out; those that have something waiting, or wait, are woken."""
         self._is_open = False
         joined = [place for places in self._places.values() for place in places]
         for place in joined:
@@ -158,7 +158,7 @@ class SharedWindow:
         return Taken(segments, after, place.position)
 
     def count(self, segments: list[Segment]) -> None:
-        """Count what was kept beside segments since they came. What is too much goes with the next one that comes."""
+        """Count what was kept with segments since they came. What is too much goes with the next one that comes."""
         for segment in segments:
             more, segment.uncounted = segment.uncounted, 0
             segment.size += more

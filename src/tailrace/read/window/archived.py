@@ -25,7 +25,7 @@ from tailrace.read.archive.source import ArchiveSource
 from tailrace.read.source.batch import BATCH_BYTES_MAX
 from tailrace.read.source.mongod import MongodSource
 
-#: For so long an archive that does not grow is waited for: longer than its recorder takes to publish.
+#: How long to wait for an archive that does not grow: longer than its recorder takes to publish.
 PATIENCE_S: Final = 90.0
 _LOOK_S: Final = 0.5
 _log = logging.getLogger("tailrace.archive")

@@ -44,7 +44,7 @@ from tailrace.read.source.topology import Cluster, ShardAddress
 from tailrace.read.source.witness import check_witness, identity_of, replica_set_id
 from tailrace.read.window.read_ahead import ReadAhead
 
-#: A window ends after about so many bytes of entries, over all members.
+#: After about how many bytes of entries, over all members, a window ends.
 WINDOW_BYTES: Final = 32 << 20
 #: Seconds: how often the position moves on when nothing of interest happens, so that the oplog does not overtake it.
 _IDLE_S: Final = 10.0

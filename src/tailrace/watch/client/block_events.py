@@ -19,7 +19,7 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace.core.event.event_block import EventBlock
 
-#: So many events, and about so many bytes of them, are cut out of a block at a time; one event at least.
+#: How many events, and about how many bytes of them, are cut out of a block at a time; one event at least.
 _CHUNK_EVENTS: Final = 256
 _CHUNK_BYTES: Final = 1 << 18
 

@@ -161,7 +161,7 @@ class BlockChangeStream(ChangeStream):
     """A stream whose events are made in this process: they come in blocks, and are given one by one.
 
     An event that is at hand is taken from an iterator of Python's own. Everything else (whose turn it is, the caller's
-    time limit, the end of the stream) is looked at once for a few hundred events.
+    time limit, the end of the stream) is checked once for a few hundred events.
 
     ``client``   its ``timeoutMS`` bounds each call
     ``stream``   what the events come from
@@ -186,9 +186,9 @@ class BlockChangeStream(ChangeStream):
         self._has_given_before = self._is_closed = False
         self._refilling = threading.RLock()
         self._session = StreamSession(request.session)
-        #: Told of the commands that the server's stream would have sent; ``None`` if nobody listens.
+        #: Hears about the commands that the server's stream would have sent; ``None`` if nobody listens.
         self._commands = commands_of(request)
-        #: The events that listeners are told the command under way has given.
+        #: The events that the command under way has given, as reported to PyMongo's listeners.
         self._told: list[bytes] = []
 
     @abstractmethod
@@ -198,7 +198,7 @@ class BlockChangeStream(ChangeStream):
     @abstractmethod
     def _read_more(self, left_s: float) -> bool:
         """Wait until the stream can go on; ``left_s`` of the caller's wait are left. It is called again until they are
-        over, or until it gives False: then the caller is told that there is nothing. Raises TimeLimitError, and the
+        over, or until it gives False: then the caller learns that there is nothing. Raises TimeLimitError, and the
         error that ends the stream."""
 
     @property
@@ -276,7 +276,7 @@ class BlockChangeStream(ChangeStream):
             self._refuse_to_decode(error)
 
     def _left_over(self) -> Any | None:
-        """What a closed stream still holds, one event after the other."""
+        """What a closed stream still holds, one event after another."""
         with self._refilling:
             last = self._last
             if self._events is not None and self._events.left:
@@ -494,7 +494,7 @@ class OplogChangeStream(BlockChangeStream):
         return build_plan(options, profile)
 
     def _begun(self, plan: Plan) -> Plan:
-        oldest = self._source.oldest()  # who may not read the oplog is told here, not at the first event
+        oldest = self._source.oldest()  # a user who may not read the oplog learns it here, not at the first event
         for database, collection in collections_read(plan):
             self._source.confirm_readable(database, collection)
         if plan.read_after is None:

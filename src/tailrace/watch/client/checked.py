@@ -19,8 +19,8 @@ def checked_options(request: WatchRequest, profile: ServerProfile | None = None)
 
 
 def collections_read(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What a stream reads beside the oplog, as far as that is known before its first event: where the images are kept,
-    and the collection whose current documents are looked up."""
+    """What a stream reads in addition to the oplog, as far as that is known before its first event: where the images
+    are kept, and the collection whose current documents are looked up."""
     options = plan.options
     if plan.reads_logged_images or plan.exact_images:
         pass

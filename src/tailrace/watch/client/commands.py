@@ -113,7 +113,7 @@ class StreamCommands:
         try:
             return bson.decode(event, self._request.codec_options)
         except (BSONError, ValueError, OverflowError, TypeError):
-            return RawBSONDocument(event)  # who takes it from the stream is told
+            return RawBSONDocument(event)  # the reader of the stream gets the error
 
     def failed(self, error: Exception) -> None:
         """The command under way has failed; PyMongo would close a cursor that is still there (rule 29)."""
@@ -229,7 +229,7 @@ def starts_said(request: WatchRequest) -> dict[str, Any]:
 
 @contextmanager
 def telling_refusals(request: WatchRequest) -> Iterator[None]:
-    """Inside, a stream is looked at before anything is opened: an error with a code is that of its aggregate,
+    """Inside, a stream is checked before anything is opened: an error with a code is that of its aggregate,
     and so is the end of the caller's time."""
     try:
         yield

@@ -1,6 +1,6 @@
 """The kernel comes to a program that watches once enough was read to be worth it.
 
-Loading it takes well under a second, in the thread that reads: beside a thread that is busy making events the same
+Loading it takes well under a second, in the thread that reads: next to a thread that is busy making events the same
 imports take ten seconds (measured), since each gives up the interpreter's lock many times. The first reply always goes
 through the plain stages, so that a stream's first event does not wait for it. A stream on which little happens never
 loads the kernel.
@@ -102,8 +102,8 @@ _loader = _KernelLoader()
 
 
 def works_on(size: int) -> bool:
-    """Whether the kernel is to make the events of a batch of ``size`` bytes; also notes that so many were read. With 0,
-    before a merge: whether it is loaded."""
+    """Whether the kernel is to make the events of a batch of ``size`` bytes; also notes that this many were read. With
+    0, before a merge: whether it is loaded."""
     return is_ready(size) and not 0 < size < _BATCH_BYTES_MIN
 
 

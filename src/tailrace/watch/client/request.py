@@ -55,7 +55,7 @@ class WatchRequest:
     show_expanded_events: bool | None = None
     #: "snapshot": the existing documents come first.
     start: str | None = None
-    #: How many documents a second are copied at most.
+    #: How many documents a second, at most, are copied.
     snapshot_documents_per_second: float | None = None
     max_await_time_ms: int | None = None
     #: How long each call on the stream may take, in place of the client's ``timeoutMS``; 0: as long as it takes.
@@ -127,7 +127,7 @@ class WatchRequest:
             )
 
     def starts(self) -> list[str]:
-        """What was said of where to begin: the names of the parameters, or of the options that stand for them."""
+        """What was said about where to begin: the names of the parameters, or of the options that stand for them."""
         given = [name for name in _STARTS if getattr(self, name) is not None]
         return given + [STAGE_NAMES[name] for name in _STARTS if STAGE_NAMES[name] in (self.options or {})]
 
@@ -195,7 +195,7 @@ class WatchRequest:
 def watch_codec_options(
     of_target: CodecOptions[Any], chosen: CodecOptions[Any] | None, document_class: type[Any] | None
 ) -> CodecOptions[Any]:
-    """How a stream's events are decoded: as its target says, unless ``watch`` is told otherwise."""
+    """How a stream's events are decoded: as its target says, unless ``watch`` gets other options."""
     options = chosen or of_target
     if not isinstance(options, CodecOptions):
         raise refused(f"codec_options must be CodecOptions, not {type(options).__name__}", TypeError)

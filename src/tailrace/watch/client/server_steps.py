@@ -41,7 +41,7 @@ _STARTS: Final = ("resumeAfter", "startAfter", "startAtOperationTime")
 
 
 class Step(Enum):
-    """One thing to do. Its outcome, or PyMongo's error, is told before the next one."""
+    """One thing to do. Its outcome, or PyMongo's error, is reported before the next one."""
 
     OPEN = "send the aggregate; its cursor is the stream's from now on"
     ASK = "the cursor's next event, or nothing; one getMore at most"

@@ -29,7 +29,7 @@ from tailrace.watch.client.resume import Next, ResumeProcess, SaidStart
 class ShardFailures:
     """Belongs to one stream.
 
-    ``client``    listeners are told that the commands were sent to it
+    ``client``    reported to listeners as the client that the commands were sent to
     ``commands``  notified of the commands that a mongos's stream would have been sent; ``None`` if nobody listens
     """
 
@@ -40,7 +40,7 @@ class ShardFailures:
         self._commands = commands
         #: By shard: how many failures in a row the stream knows of.
         self._heard: dict[str, int] = {}
-        #: Whether a call was told that the stream could not be resumed, and the next one tries again.
+        #: Whether a call failed because the stream could not be resumed; the next one tries again.
         self._reopens = False
         #: The last error that has left the stream open.
         self.kept: BaseException | None = None

@@ -409,7 +409,7 @@ def _begun(cluster: Cluster, plan: Plan, view: OpenView, archive: ArchivedShards
             archive.confirm_members(after)  # which names the shard, and the way to what is archived of it
         raise
     if begun.config_after is not None:
-        MongodSource(cluster.config_client()).oldest()  # who may not read an oplog is told here, not at the first event
+        MongodSource(cluster.config_client()).oldest()  # fails here, not at the first event, without the right
     images = [read for read in collections_read(plan) if read[0] == "config"]
     if archive is not None:
         archive.confirm_history(plan, begun.members)

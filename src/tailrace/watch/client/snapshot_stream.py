@@ -126,7 +126,7 @@ class SnapshotChangeStream(ChangeStream):
                 return event
 
     def _copied_event(self) -> bytes | None:
-        """The copy's next event. What a stage says of one is said as of any other event."""
+        """The copy's next event. What a stage reports about one is reported as for any other event."""
         try:
             return self._copy.next()
         except (ServerError, NonResumableError) as error:

@@ -30,9 +30,9 @@ from tailrace.watch.compare.seen import SeenEvents
 BYTES_MAX: Final = 32 << 20
 #: Resumes are so far apart, on average.
 RESUME_EVERY_S: Final = 20.0
-#: At the end, and where one side has ended: so long the other is waited for. An idle deployment moves every 10 s.
+#: How long the other side is waited for at the end, and where one side has ended. An idle deployment moves every 10 s.
 PATIENCE_S: Final = 30.0
-#: A resume goes back to one of so many last events.
+#: Among how many last events a resume chooses one to go back to.
 _BACK_MAX: Final = 300
 #: Kinds of differences that are kept; of the others only the number.
 _KINDS_MAX: Final = 100
@@ -41,11 +41,11 @@ EVIDENCE_BYTES_MAX: Final = 64 << 20
 #: What each side reads a second at most, so that nobody has to think of it on a production system.
 EVENTS_PER_SECOND: Final = 2000.0
 BYTES_PER_SECOND: Final = 8 << 20
-#: A side whose reader was held back for so much of the time at the end is not one that hangs.
+#: A side whose reader was held back for this much of the time at the end does not hang.
 _HELD_BACK: Final = 0.25
 _PROGRESS_S: Final = 10.0
 _LOOK_S: Final = 0.25
-#: Both sides start again so often without an event between, and so long apart.
+#: How often both sides start again without an event in between, and how long apart.
 _FRUITLESS_MAX: Final = 10
 _FRUITLESS_S: Final = 1.0
 #: Of a look-up, by what the collection is at that moment: its name is a view's (166), it is dropped or renamed while
@@ -136,7 +136,8 @@ class StreamComparison:
 
     ``server``, ``ours``  open the two sides
     ``now``        a cluster time that everything written before the call is at or before
-    ``evidence``   gives a kind of difference, when it is first met, what the oplog has to it, in so many bytes
+    ``evidence``   what the oplog holds about a kind of difference, when it is first met, in at most that many
+        bytes
     ``looks_up``   whether the streams look current documents up
     ``has_stages`` whether stages of the user's make the events
     ``has_one_oplog``  whether all events are of one oplog
@@ -465,7 +466,7 @@ class _Leg:
         )
 
     def _is_behind(self, until: ClusterTime) -> bool:
-        """Whether an event up to ``until`` still waits for what the other side has to it."""
+        """Whether an event up to ``until`` still waits for the other side's."""
         times = [self._pairing.next_time(side) for side in (SERVER, OURS)]
         return any(time is not None and time <= until for time in times)
 
@@ -538,12 +539,12 @@ class _Leg:
 
 
 def _is_outage(error: TailraceError) -> bool:
-    """Whether it says of the deployment that it is not well, which one side may meet and the other just miss."""
+    """Whether it says that the deployment is not well, which one side may meet and the other just miss."""
     return isinstance(error, ConnectionFailure) or error.code in RESUMABLE_CODES
 
 
 def _words(reader: SideReader) -> str:
-    """How a side has ended. The server's words may hold values of documents, so only an error's code is told."""
+    """How a side has ended. The server's words may hold values of documents, so only an error's code is reported."""
     if reader.error is None:
         return "ended" if reader.ended else "went on"
     return f"error {reader.error.code} {reader.error.code_name or type(reader.error).__name__}"

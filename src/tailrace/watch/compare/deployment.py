@@ -25,7 +25,7 @@ from tailrace.watch.compare.mask import Mask
 from tailrace.watch.compare.reading import Opener
 from tailrace.watch.compare.report import report_of, write_report
 
-#: How long a look waits for events: so long the end may take.
+#: How long a read waits for events, and so how long the end may take.
 _AWAIT_MS: Final = 500
 _UNAUTHORIZED: Final = 13
 _BATCH: Final = 1000

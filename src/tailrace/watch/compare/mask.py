@@ -338,14 +338,14 @@ class Mask:
     # -- what is the server's own, with names and values of users in between
 
     def _identifier(self, identifier: bytes) -> bytes:
-        """What a token says of its event: a document's key, or the kind of the operation and what describes it."""
+        """What a token says about its event: a document's key, or the kind of the operation and what describes it."""
         first = next(iter(rb.elements(identifier)), None)
         if first is None or first.name != b"operationType" or first.type != rb.STRING:
             return self._user_document(identifier)
         return self._event(identifier, has_stages=False)
 
     def _structure(self, document: bytes) -> bytes:
-        """A command's document, or what an event says of one."""
+        """A command's document, or what an event says about one."""
         parts = []
         for element in rb.elements(document):
             value = self._structure_value(element.name, element.type, rb.value(document, element))

@@ -76,7 +76,7 @@ class Values:
     def _remembered(self, type_: int, value: bytes, draw: Callable[[int, bytes], bytes]) -> bytes:
         known = self._known.get((type_, value))
         if known is None:
-            for _ in range(_TRIES):  # different values become different ones where there are so many
+            for _ in range(_TRIES):  # different values become different ones where there are that many
                 known = draw(type_, value)
                 if known != value and (type_, known) not in self._used:
                     break

@@ -35,7 +35,7 @@ KINDS: Final[dict[DifferenceKind, str]] = {
 #: Tokens that are remembered, to know an event again that comes twice or late.
 _REMEMBERED: Final = 10_000
 _FOREVER: Final = ClusterTime((1 << 64) - 1)
-#: Parts of an event whose fields are the users': where a difference lies is told no deeper.
+#: Parts of an event whose fields are the users': where a difference lies is reported no deeper.
 _OF_USERS: Final = frozenset((b"fullDocument", b"fullDocumentBeforeChange", b"documentKey"))
 _UPDATE: Final = frozenset((b"updateDescription", b"rawUpdateDescription", b"operationDescription"))
 
@@ -170,7 +170,7 @@ class Pairing:
         return events[0].time if events else None
 
     def has_room(self, side: int) -> bool:
-        """False where so much waits that the side must not read on until the other has come closer."""
+        """False where too much waits: the side must not read on until the other has come closer."""
         return self._sides[side].size < self._bytes_max
 
     def results(self) -> Iterator[Pair | EventDifference]:

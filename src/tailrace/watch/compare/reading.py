@@ -16,7 +16,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import TailraceError
 from tailrace.watch.client.patience import try_next_patiently
 
-#: A side passes on what it has read after so many events or bytes, or when there is nothing more at hand.
+#: After how many events or bytes a side passes on what it has read, or when there is nothing more at hand.
 _CHUNK_EVENTS: Final = 500
 _CHUNK_BYTES: Final = 1 << 20
 #: Where the token's type stands in the digits of tokens of version 1 and 2.
@@ -46,7 +46,7 @@ Opener = Callable[[Mapping[str, Any]], EventStream]
 
 
 class ReadingPace:
-    """At most so many events and so many bytes a second, on average since it began; ``None``: as many as come."""
+    """At most this many events and this many bytes a second, on average since it began; ``None``: as many as come."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class SideReader:
                 self._changed.wait(max(_ROOM_S / 10, min(left, _ROOM_S)))
 
     def _promised(self, token: Mapping[str, Any]) -> ClusterTime:
-        """What a look that has found nothing promises. Of one oplog, all that an entry gives comes at once: whoever has
+        """What a read that has found nothing promises. Of one oplog, all that an entry gives comes at once: whoever has
         looked twice after an event for nothing has all events of its time. Not after the event that it is resumed
         from, though: there a server may not have begun to read yet."""
         time = time_of(token)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tailrace.core import raw_bson
 from tailrace.watch.compare.mask_words import KEPT_TEXTS
 
-#: So many events of each kind are looked through to their ends; of the others one in so many.
+#: How many events of each kind are examined to their ends; of the others, one in how many.
 _WHOLE: Final = 1000
 _ONE_IN: Final = 16
 #: In place of what may be a user's.

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-#: For so long the loop keeps a connection; then its thread reads one reply. A server that is well pushes one each
+#: How long the loop keeps a connection; then its thread reads one reply. A server that is well pushes one each
 #: second at least. One that hangs pushes nothing: PyMongo gives up such a member in time, but only if it is asked.
 _KEEP_S: Final = 5.0
 
@@ -24,7 +24,7 @@ class LoopAttendant:
     """A ``tailrace.read.tail.reader.Attendant`` for the loop in which it is made.
 
     ``when``    asked each time: whether the loop is to take replies now
-    ``keep_s``  after so many seconds the connection goes back to its thread, for one reply at least
+    ``keep_s``  after how many seconds the connection goes back to its thread, for one reply at least
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, when: Callable[[], bool], *, keep_s: float = _KEEP_S) -> None:

@@ -17,7 +17,7 @@ class ClientReader(asyncio.StreamReader):
     take: Callable[[bytes], bool] | None = None
 
     def holds(self, size: int) -> bool:
-        """Whether so many bytes can be read without waiting. (asyncio has no public way to ask.)"""
+        """Whether this many bytes can be read without waiting. (asyncio has no public way to ask.)"""
         return len(getattr(self, "_buffer", b"")) >= size
 
     def feed_eof(self) -> None:

@@ -48,7 +48,7 @@ _FLAGS: Final = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class MessageOutline:
-    """What is known of a message from its first bytes.
+    """What is known about a message from its first bytes.
 
     ``name``      the command's, empty if there is none or it is too far from the beginning
     ``answered``  the server sends a reply
@@ -66,7 +66,7 @@ class MessageOutline:
 def outline(op_code: int, head: bytes) -> MessageOutline:
     """What a message that is not compressed is; ``head`` is its first bytes, header included.
 
-    No more than ``HEAD_BYTES`` of it are looked at, which also bounds how deep a name can be nested.
+    No more than ``HEAD_BYTES`` of it are read, which also bounds how deep a name can be nested.
     """
     head = head[:HEAD_BYTES]
     if op_code == OP_MSG and len(head) >= HEADER_SIZE + 5:
@@ -91,7 +91,7 @@ def _first_name(head: bytes, document: int) -> bytes:
         return b""
     name = head[start:end]
     if name in (b"$query", b"query") and head[start - 1] == OBJECT:
-        return _first_name(head, end + 1)  # the form that carries a read preference beside it
+        return _first_name(head, end + 1)  # the form that carries a read preference next to it
     return name
 
 

@@ -170,7 +170,7 @@ class Commands:
         try:
             scope = await aside(len(command.document), _scope_of, command)
         except UsageError:
-            # Nothing will be opened: the error is told to the same clients as the server would tell it.
+            # Nothing will be opened: the error goes to the same clients as the server's would.
             may = bool(identity.users) or identity.may_all
         else:
             may = identity.may_watch(scope)

@@ -64,7 +64,7 @@ def compressor_of(message: bytes) -> str:
     return _NAMES[number]
 
 
-#: So much of a message of that kind says how large it is without compression.
+#: How many bytes of a message of that kind say how large it is without compression.
 COMPRESSED_HEAD_BYTES: Final = HEADER_SIZE + _FIELDS.size
 
 

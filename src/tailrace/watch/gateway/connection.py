@@ -64,7 +64,7 @@ from tailrace.watch.gateway.repeated import LastGetMore
 from tailrace.watch.gateway.surroundings import QuickWork, Surroundings
 from tailrace.watch.gateway.upstream import Address, Channel, keep_alive
 
-#: How much is read, and written, at a time.
+#: How many bytes are read, and written, at a time.
 _CHUNK: Final = 1 << 16
 #: The longest command that may be for the gateway: a document of 16 MB and what surrounds it.
 _COMMAND_SIZE_MAX: Final = DOCUMENT_SIZE_MAX + 1024
@@ -108,8 +108,8 @@ def _looked_at(frame: bytes, message: bytes, awaited: _Awaited, told: Callable[[
 class ClientConnection:
     """Serves one client until it disconnects.
 
-    ``address``  the address that the client is told
-    ``holds``    whether at least so many bytes of the client wait to be read
+    ``address``  the address that is given to the client
+    ``holds``    whether at least this many bytes of the client wait to be read
     """
 
     #: Another process of the gateway has the connection (``RelayedConnection``).
@@ -134,7 +134,7 @@ class ClientConnection:
         self._awaited: deque[_Awaited] = deque()
         self._answered = asyncio.Event()
         self._answered.set()
-        #: The client's first message, if it is a hello and nothing else has passed: the server can be told it again.
+        #: The client's first message, if it is a hello and nothing else has passed: it can be sent to the server again.
         self._handshake: bytes | None = None
         self._passed = 0
         self._rests = 0
@@ -433,7 +433,7 @@ class ClientConnection:
             writer.write(head)
 
     async def _reply(self, awaited: _Awaited, frame: bytes) -> bool:
-        """Handle a reply that is looked at. Whether it is the last one to its message."""
+        """Handle a reply that has to be read. Returns whether it is the last one to its message."""
         message, _ = unpacked(frame)
         if awaited.answer is not None:
             if not awaited.answer.done():
@@ -480,7 +480,7 @@ class ClientConnection:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is under way, and what comes next is looked at."""
+        """Whether nothing is under way, and what comes next is read."""
         return self._at_rest and not (self._awaited or self._leaving or self._server_left)
 
     def quick_is_done(self) -> None:

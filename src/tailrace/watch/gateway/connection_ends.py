@@ -14,7 +14,7 @@ _log = logging.getLogger("tailrace.gateway")
 
 
 def tell_of_end(number: int, outcome: BaseException) -> None:
-    """Log why the connection with this number was closed. Nothing is said of a client or server that has left."""
+    """Log why the connection with this number was closed. Nothing is said about a client or server that has left."""
     match outcome:
         case asyncio.CancelledError() | ClosedConnection() | OSError() | EOFError() | TimeoutError():
             return

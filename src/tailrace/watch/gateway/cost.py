@@ -121,7 +121,7 @@ def _has_index(path: bytes) -> bool:
 
 
 def _tests(element: Element, value: bytes, depth: int) -> int:
-    """How often a field is looked at by what stands beside its name."""
+    """How often a field is read by what stands next to its name."""
     operators = list(raw_bson.elements(value)) if element.type == OBJECT else []
     if not operators or operators[0].name[:1] != b"$":
         return 1

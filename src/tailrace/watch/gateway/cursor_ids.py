@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _BITS: Final = 63
-#: So many bits of an id show whether a gateway of several processes made it.
+#: How many bits of an id show whether a gateway of several processes made it.
 _MARK_BITS: Final = 16
 
 

@@ -21,12 +21,12 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        #: Who waits for so many milliseconds, and until when, on the cursors' clock.
+        #: Who waits, by the number of milliseconds, and until when, on the cursors' clock.
         self._waiting: dict[int, dict[Waiting, int]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def add(self, waiting: Waiting, await_ms: int) -> None:
-        """Tell ``waiting`` once that its time is up, in so many milliseconds."""
+        """Tell ``waiting`` once, after this many milliseconds, that its time is up."""
         queue = self._waiting.get(await_ms)
         if queue is None:
             queue = self._waiting[await_ms] = {}
@@ -37,7 +37,7 @@ class Deadlines:
         """It waits no longer."""
         queue = self._waiting.get(await_ms)
         if queue is not None and queue.pop(waiting, None) is not None and not queue:
-            # Else whoever names another time with each command would leave a timer for each.
+            # Otherwise a client that names another time with each command would leave a timer for each.
             del self._waiting[await_ms]
             self._timers.pop(await_ms).cancel()
 

@@ -228,7 +228,7 @@ class Engine:
         """As ``aggregate``, once there is room for the stream."""
         owner, reply = opening.owner, None
         try:
-            with suppress(TailraceError):  # whoever opens a stream on what cannot be read is told so
+            with suppress(TailraceError):  # opening a stream on what cannot be read gets the error
                 await self._follow_upgrade()
             acting = self._aggregating(database, command, cost, opening)
             reply = await opening.run(self.carried_out(acting, opening, len(command)))
@@ -404,8 +404,8 @@ class Engine:
         return self.clock
 
     def rights_heard(self) -> RightsHeard:
-        """Which changes of users and roles are known. A cluster's are kept by its config servers, and a mongos hears of
-        them by and by: there only the age of an answer counts."""
+        """Which changes of users and roles are known. A cluster's are kept by its config servers, and a mongos learns
+        of them by and by: there only the age of an answer counts."""
         return UNHEARD if self._cluster is not None else self._rights_watch.heard()
 
     def tail_statistics(self) -> TailStatistics:

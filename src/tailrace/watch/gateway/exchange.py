@@ -1,5 +1,5 @@
-"""``exchange`` beside ``$changeStream`` ends a server's process (6.0.27, 5.0.4, 4.4.2). It is found here in whatever
-form a command comes. No I/O.
+"""``exchange`` together with ``$changeStream`` ends a server's process (6.0.27, 5.0.4, 4.4.2). It is found here in
+whatever form a command comes. No I/O.
 
 The server checks the number of consumers last. So its answer to the same command without consumers is its answer to the
 command itself, unless the answer is that there are no consumers.

@@ -22,7 +22,7 @@ _UNAUTHORIZED: Final = 13
 _READ: Final = {"find": "system.version", "filter": {"_id": 0}, "limit": 1, "singleBatch": True, "$db": "admin"}
 #: It creates nobody: a user has a name. Rights are checked before that.
 _CREATE: Final = {"createUser": "", "pwd": "x", "roles": [], "$db": "admin"}
-#: What a server says to whoever has to log in first, in any version and spelling.
+#: What a server says to a client that has to log in first, in any version and spelling.
 _LOG_IN: Final = "requires authentication"
 
 _log = logging.getLogger("tailrace.gateway")

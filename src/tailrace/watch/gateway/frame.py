@@ -82,7 +82,7 @@ class OpMsg:
     """A message of the kind that drivers send and servers answer with.
 
     ``document``   the command or the reply: the section of kind 0
-    ``sequences``  the sections of kind 1: a field's name, and its documents one after the other
+    ``sequences``  the sections of kind 1: a field's name, and its documents one after another
     ``checksum``   CRC-32C of all that stands before it; not compared here, see ``check_checksum``
     """
 

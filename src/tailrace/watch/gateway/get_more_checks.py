@@ -1,4 +1,4 @@
-"""What a getMore has to fulfil before its cursor is looked at: whose it is, and how it is used."""
+"""What a getMore has to fulfil before its cursor is used: whose it is, and how it is used."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def rewritten(reply: bytes, address: str, compressors: Collection[str], *, as_mo
     """The reply with ``address``, ``host:port``, as the only member. A mongos names no members, and is given none.
 
     ``compressors``  those that the gateway can read; others are not offered
-    ``as_mongos``    a member of a replica set is told as a mongos
+    ``as_mongos``    a member of a replica set is presented as a mongos
 
     Everything else stays as it came.
     """

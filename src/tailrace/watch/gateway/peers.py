@@ -229,5 +229,5 @@ def gone() -> LineClosedError:
 
 
 def lost_stream() -> ServerError:
-    """What the client of a stream is told whose process has ended: its driver resumes."""
+    """The reply to the client of a stream whose process has ended: its driver resumes."""
     return ServerError("the process of the gateway that served this stream has ended", code=_RESUME)

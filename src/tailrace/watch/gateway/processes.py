@@ -44,9 +44,9 @@ _REPORT_S: Final = 0.5
 #: Pauses before a process is started again: at first, and at most. Each further time doubles it.
 _AGAIN_S: Final = 0.1
 _AGAIN_S_MAX: Final = 10.0
-#: A process that has lived so long is started again at once.
+#: A process that has lived this long is started again at once.
 _WELL_S: Final = 60.0
-#: Clients that are accepted in one go.
+#: Clients that are accepted at once.
 _AT_ONCE: Final = 64
 #: Beyond what a process takes to stop on its own.
 _STOP_S: Final = 5.0
@@ -352,7 +352,7 @@ class _Process:
 
     def _take(self, report: Report) -> None:
         self.report = report
-        # Each of them is fed every entry: the one that has looked at most has counted best.
+        # Each of them is fed every entry: the one that has read most has counted best.
         PASSED_OVER.update(
             {kind: count - PASSED_OVER[kind] for kind, count in report.passed_over.items() if count > PASSED_OVER[kind]}
         )

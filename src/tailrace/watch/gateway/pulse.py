@@ -11,7 +11,7 @@ from typing import Final
 from tailrace.base.health import Health
 from tailrace.read.tail.shared_tail import TailStatistics
 
-#: A loop that has not turned for so long answers nobody. What computes for longer runs in other processes.
+#: A loop that has not turned for this long answers nobody. What computes for longer runs in other processes.
 DEAD_AFTER_S: Final = 60.0
 _BEAT_S: Final = 1.0
 

@@ -42,7 +42,7 @@ from tailrace.watch.gateway.shared_steps import SharedStep
 
 #: A longer reply is sent by a task, as fast as the client takes it.
 _FRAME_BYTES_MAX: Final = 1 << 16
-#: A cursor that does not know of a getMore is closed if it was not used for ten minutes: before that it is told.
+#: A cursor that does not know of a getMore is closed if it was not used for ten minutes: before that it is reported.
 _UNTOLD_MS_MAX: Final = IDLE_MS_MAX - 30_000
 #: What surrounds the document of a reply: header, flags, and the kind of its section.
 _FRAME: Final = struct.Struct("<iiiiIB")
@@ -87,8 +87,8 @@ class QuickGetMores:
     def stream_of(
         self, connection: ClientConnection, command: ClientCommand, facts: GetMoreFacts, time: ClusterTime
     ) -> ServedStream | None:
-        """The stream of a getMore that is to be carried out without a task. ``None``: it is not, be it that it is to be
-        refused."""
+        """The stream of a getMore that is to be carried out without a task. ``None``: it is not, which includes a
+        getMore that is to be refused."""
         engine, wanted = self.engine, facts.wanted
         stream = None if wanted is None else engine.streams.get(wanted.cursor_id)
         if stream is None or wanted is None or not facts.is_plain or facts.error is not None:
@@ -123,7 +123,7 @@ class _CursorWork:
         self.reply: bytes | None = None
         #: What it has asked for.
         self._action: Action | None = None
-        #: How often it was given entries, or told that there are none; and what last.
+        #: How often it was given entries, or learned that there are none; and what came last.
         self._reads = 0
         self._last: OplogRead | None = None
         #: What a task has to go on with: an action to carry out, or what the last one is answered.
@@ -135,7 +135,7 @@ class _CursorWork:
         return self.reply is None and (self._action is None or isinstance(self._action, ReadOplog))
 
     def begin(self) -> None:
-        """Have the cursor know of the getMore."""
+        """Let the cursor know about the getMore."""
         if self.acting is not None:
             return
         settle(self._stream, self._engine.cursors, self._engine.steps)
@@ -185,7 +185,7 @@ class _CursorWork:
         """Whether the stream stands between two replies, and what others may share of this one."""
         stream, engine, sharing, last = self._stream, self._engine, self._stream.sharing, self._last
         size, was_settled = self._wanted.batch_size, sharing.is_settled
-        # Nothing was looked up: so no event is longer than its entry, and none was left for being too long.
+        # Nothing was looked up, so no event is longer than its entry, and none was left for being too long.
         is_whole = facts.code is None and last is not None and last.at_end and (size is None or facts.events < size)
         sharing.is_settled = is_whole and stream.cursor_id in engine.cursors
         if sharing.is_settled and last is not None and facts.events:
@@ -195,7 +195,7 @@ class _CursorWork:
 
 
 class QuickGetMore:
-    """The getMores without a task of one connection, one after the other.
+    """The getMores without a task of one connection, one after another.
 
     ``is_busy``  one is under way
     """
@@ -300,7 +300,7 @@ class QuickGetMore:
             self._path.engine.turns.charge(stream.tenant, time.perf_counter() - begun)
 
     def begin(self) -> None:
-        """Have the cursor know of the getMore, because another command is about it."""
+        """Let the cursor know about the getMore, because another command is about it."""
         if self._waits:
             self._work.begin()
             if self._work.reply is not None:

@@ -43,7 +43,7 @@ from tailrace.read.tail.tailed_source import TailedSource
 from tailrace.watch.client import kernel_loader
 from tailrace.watch.gateway.loop_turns import LoopTurns
 
-#: Work on up to so many bytes is done in the event loop; more goes to a thread, so that no other stream waits for it.
+#: Up to how many bytes of work are done in the event loop; more goes to a thread, so that no other stream waits for it.
 INLINE_BYTES: Final = 1 << 15
 #: One wait of a stream's own read: how long a thread is taken at most before the stream is joined.
 OWN_AWAIT_MS: Final = 100
@@ -84,7 +84,7 @@ async def in_thread(pool: Executor | None, work: Callable[..., _T], *args: Any) 
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([future], timeout=_GIVEN_UP_S)
         if future.done() and not future.cancelled():
-            future.exception()  # looked at, so that asyncio does not report it
+            future.exception()  # retrieved, so that asyncio does not report it
         raise
 
 
@@ -111,7 +111,7 @@ async def aside_for(work: Callable[[], object], seconds: float) -> None:
 
 
 class Waker:
-    """Carries calls from the readers' threads into the event loop, many in one go, and wakes streams in the order of
+    """Carries calls from the readers' threads into the event loop, many at once, and wakes streams in the order of
     their tenants' ``turns``. Made in the loop's own thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, turns: LoopTurns) -> None:

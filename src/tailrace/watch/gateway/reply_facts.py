@@ -13,12 +13,12 @@ _NEXT_BATCH: Final = b"\x04nextBatch\x00"
 _ARRAY_AT: Final = 27
 _TOKEN: Final = b"\x03postBatchResumeToken\x00"
 _DATA_AT: Final = 15
-#: What is looked at of it: its time and its version.
+#: What is read of it: its time and its version.
 _DATA_BYTES: Final = 22
 
 
 class CursorFacts(NamedTuple):
-    """What a reply says of its cursor; ``code`` if it is an error instead."""
+    """What a reply says about its cursor; ``code`` if it is an error instead."""
 
     cursor_id: int
     namespace: str

@@ -17,7 +17,7 @@ _WATCHED: Final = (Scope.of_collection("admin", "system.users"), Scope.of_collec
 
 
 class RightsHeard(NamedTuple):
-    """``generation``  changes with each change that is known of, of whosever rights
+    """``generation``  changes with each known change, whosever rights it is about
     ``until``       all of them up to this time are known of; 0: none is
     """
 
@@ -30,7 +30,7 @@ UNHEARD: Final = RightsHeard(0, ClusterTime(-1 & (1 << 64) - 1))
 
 
 class RightsWatch:
-    """Reads from the window of ``shared``, without a thread: whoever wants to know looks."""
+    """Reads from the window of ``shared``, without a thread: it reads when it is asked."""
 
     def __init__(self, shared: SharedTail) -> None:
         self._shared = shared

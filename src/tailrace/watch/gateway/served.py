@@ -98,7 +98,7 @@ class ServedStream:
 
 
 def weighed(action: Action, answer: Any, size: int, stream: ServedStream | None) -> int:
-    """How many bytes the next step looks at: of a new batch its own; images come beside what asked for them."""
+    """How many bytes the next step reads: of a new batch its own; images come in addition to what asked for them."""
     found = size_of(answer)
     if not isinstance(action, ReadOplog):
         return max(size, found)

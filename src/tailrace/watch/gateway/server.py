@@ -31,12 +31,12 @@ from tailrace.watch.gateway.surroundings import Surroundings
 from tailrace.watch.gateway.upstream import Address, Channel, Upstream
 
 _BUFFER: Final = 1 << 16
-#: How much is received of a client in one go.
+#: How many bytes are received from a client at once.
 _RECEIVED_BYTES: Final = 1 << 18
 #: How many clients may wait to be accepted. The system lowers this to its own limit (``net.core.somaxconn``, 4,096) and
 #: drops some clients beyond it: such a client believes that it is connected, and is cut off when it sends something.
 BACKLOG: Final = 65_535
-#: All clients that have not logged in share this part of the memory: whoever logs in sends small messages for it.
+#: All clients that have not logged in share this part of the memory: logging in takes small messages.
 _STRANGERS_SHARE: Final = 16
 #: How long the parts of a gateway may take to close.
 _CLOSE_S: Final = 2.0
@@ -107,7 +107,7 @@ class Gateway:
             lambda: self._used_files() < self._files,
             rights_heard=self.engine.rights_heard,
         )
-        #: What clients send is received into it, one after the other.
+        #: What clients send is received into it, one after another.
         self._received_into = bytearray(_RECEIVED_BYTES)
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -200,7 +200,7 @@ class Gateway:
         protocol.connection_made(encrypted)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # With TLS it was looked at before its handshake.
+        # With TLS it was checked before its handshake.
         if self._stopping or (self.options.tls is None and self._is_refused()):
             writer.close()
             return
@@ -277,7 +277,7 @@ class Gateway:
             connection.leave()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=self.options.answer_seconds)
-        # Streams that still wait for the server are told now that they end. Commands passed on may take longer.
+        # Streams that still wait for the server learn now that they end. Commands passed on may take longer.
         self.engine.give_up()
         for connection in list(self._connections):
             connection.client_left()
@@ -298,7 +298,7 @@ class Gateway:
 
 
 class _Arrival(asyncio.Protocol):
-    """A client before its TLS handshake. asyncio, left to itself, tells of a client only after it."""
+    """A client before its TLS handshake. asyncio by itself reports a client only after it."""
 
     def __init__(self, on_arrival: Callable[[asyncio.Transport], None]) -> None:
         self._on_arrival = on_arrival

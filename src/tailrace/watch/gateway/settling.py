@@ -14,7 +14,7 @@ from tailrace.watch.gateway.local_acting import advance
 from tailrace.watch.gateway.served import ServedStream
 from tailrace.watch.gateway.shared_steps import SharedSteps
 
-#: After so long; and so many streams in one go.
+#: After how long, and how many streams at once.
 _SETTLE_MS: Final = IDLE_MS_MAX // 2
 _SETTLED_AT_ONCE: Final = 500
 

@@ -44,7 +44,7 @@ class SharedStep:
     """``batch``    the entries
     ``head``, ``tail``  the reply before and after the cursor's id
     ``holders``  how many streams were given it and have to do it themselves
-    ``stamped``  for whoever sends it: the same with the server's times, of which clock document
+    ``stamped``  for its sender: the same with the server's times, of which clock document
     """
 
     batch: OplogBatch

@@ -128,7 +128,7 @@ class _Kernel:
 
 class StageProcess:
     """The commands under way and the cursors of one process. ``requests``: where they come from; ``control``: a pipe
-    with the numbers of steps that are to end, whose reader is told by SIGUSR1."""
+    with the numbers of steps that are to end; SIGUSR1 wakes their reader."""
 
     def __init__(self, requests: socket.socket, control: int) -> None:
         self._requests = requests
@@ -260,7 +260,7 @@ def _cpu() -> float:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """From now on: raise after so many seconds, and have the system end this process some seconds later."""
+    """From now on: raise after this many seconds, and have the system end this process some seconds later."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     last = int(_cpu() + seconds + GRACE_S) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (last if hard == resource.RLIM_INFINITY else min(last, hard), hard))

@@ -30,11 +30,11 @@ from tailrace.watch.gateway.log import note
 from tailrace.watch.gateway.stage_process import LENGTH, NUMBER, Begin, GoOn, Response, WorkerRequest
 from tailrace.watch.gateway.turns import CpuUse, Turns
 
-#: Each of so many bytes of entries may take another second.
+#: For each piece of entries of this many bytes, one more second is allowed.
 _BYTES_A_SECOND: Final = 1 << 18
 #: A process that is asked to end a computation, and does not, ends itself.
 _HARD_S: Final = 1.0
-#: For so long one tenant may compute in a process that another one waits for.
+#: How long one tenant may compute in a process that another one waits for.
 SHARED_S: Final = 1.0
 _IDLE_S: Final = 30.0
 #: How long a tenant that had to make way opens its streams in the process for those.
@@ -87,7 +87,7 @@ class _Current:
 
 
 class StageWorker:
-    """One process. Used in the event loop; its requests are carried out one after the other.
+    """One process. Used in the event loop; its requests are carried out one after another.
 
     ``cursors``  that are open there
     ``cpu``      seconds that its computations have taken
@@ -206,7 +206,7 @@ class StageWorker:
         if self._turns.others_wait:
             asyncio.get_running_loop().call_later(SHARED_S, self._make_way)
         if not exchange.cancelled():
-            exchange.exception()  # looked at: whoever asked may have been cancelled
+            exchange.exception()  # retrieved: the task that asked may have been cancelled
 
     async def _exchange(self, current: _Current, step: Begin | GoOn, cursor: int, seconds: float) -> Response:
         try:
@@ -444,14 +444,14 @@ _REFUSED_S_MAX: Final = 600.0
 
 
 class Offenders:
-    """Streams that have exceeded their limits: whoever opens one again is refused for a while, so that drivers that
-    resume at once do not keep a core busy."""
+    """Streams that have exceeded their limits: a client that opens one again is refused for a while, so that drivers
+    that resume at once do not keep a core busy."""
 
     def __init__(self) -> None:
         self._until: dict[Hashable, tuple[float, float]] = {}
 
     def refusal(self, stream: Hashable, version: tuple[int, int]) -> bytes | None:
-        """The reply to whoever opens such a stream again."""
+        """The reply to a client that opens such a stream again."""
         until, _ = self._until.get(stream, (0.0, 0.0))
         left = until - time.monotonic()
         if left <= 0:

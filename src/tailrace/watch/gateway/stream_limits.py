@@ -71,7 +71,7 @@ class StreamLimits:
             return f"{self._in_all} change streams open, which is its limit"
         limit = self._per_user
         if limit is None:
-            # Whoever opens streams without end leaves room for others; an address may be that of many.
+            # A client that opens streams without end leaves room for others; an address may be that of many.
             limit = max(1, self._in_all * 4 // 5) if owner.users else self._in_all
         if opened < limit or self._opened_of(tenant, turn) + of_tenant < limit:
             return None

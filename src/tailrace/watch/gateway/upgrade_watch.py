@@ -28,7 +28,7 @@ class UpgradeWatch:
         self._asked_s = 0.0
 
     async def version(self, clients: Sequence[MongoClient[Any]]) -> str | None:
-        """The version; ``None``: it need not be asked, or cannot be told from what ``clients`` know."""
+        """The version; ``None``: it need not be asked, or cannot be derived from what ``clients`` know."""
         present = frozenset(map(present_member, clients))
         if None in present or self._client.read_preference != ReadPreference.PRIMARY:
             return None

@@ -198,7 +198,7 @@ def _parsed(uri: ConnectionString) -> dict[str, Any]:
 
 
 def _tls_of(uri: ConnectionString) -> ssl.SSLContext | None:
-    """What the URI says of TLS, for connections that are not PyMongo's."""
+    """What the URI says about TLS, for connections that are not PyMongo's."""
     options = _parsed(uri)["options"]
     is_srv = uri.reveal().startswith("mongodb+srv://")
     if not options.get("tls", is_srv):

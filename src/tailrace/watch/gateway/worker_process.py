@@ -36,7 +36,7 @@ from tailrace.watch.gateway.stream_limits import OpeningTurn
 from tailrace.watch.gateway.tls import server_context
 from tailrace.watch.gateway.upstream import Address
 
-#: Clients that are taken over in one go.
+#: Clients that are taken over at once.
 _AT_ONCE: Final = 64
 
 

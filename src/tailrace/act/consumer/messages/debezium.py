@@ -25,7 +25,7 @@ from tailrace.core import raw_bson
 from tailrace.errors import UsageError
 from tailrace.read.source.mask_file import Masks
 
-#: Whose layout it is: what ``source.version`` says unless it is told otherwise.
+#: Whose layout it is: the default of ``source.version``.
 LAYOUT: Final = "3.6.3.Final"
 _OPERATIONS: Final = {b"snapshot": "r", b"insert": "c", b"update": "u", b"replace": "u", b"delete": "d"}
 _NOT_IN_TOPICS: Final = re.compile(r"[^A-Za-z0-9._-]")
@@ -103,7 +103,7 @@ class DebeziumMessages:
         key_converter: writes the keys, if they need another converter
         tombstones: as ``tombstones.on.delete``: whether a delete's record is followed by one with its key and no value
         cloud_events: ``"structured"``: as Debezium's CloudEventsConverter writes values; ``"binary"``: the same
-            attributes in headers beside the record as it is without; ``None``: no CloudEvents
+            attributes in headers next to the unchanged record; ``None``: no CloudEvents
         topic: a function of database and collection that names the topic, or ``None`` for no record; by default
             ``<topic_prefix>.<database>.<collection>``. What Kafka forbids in a name becomes ``_``, as Debezium has it
         others: what becomes of a change that Debezium has no record for (drop, rename, invalidate, ...): ``"skip"``,

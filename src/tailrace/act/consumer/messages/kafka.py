@@ -14,7 +14,7 @@ from tailrace.act.consumer.messages.publisher import ID_HEADER, MessageRefused, 
 from tailrace.act.consumer.messages.publisher import Message as ToPublish
 from tailrace.errors import SinkError, UsageError
 
-#: The producer itself tries for so long to deliver a message, then gives it back.
+#: How long the producer itself tries to deliver a message before it gives it back.
 _DELIVERY_TIMEOUT_MS: Final = 15_000
 _POLL_S: Final = 0.5
 _CLOSE_S: Final = 10.0
@@ -28,7 +28,7 @@ _ABOUT_THE_MESSAGE: Final = frozenset(
     }
 )
 
-#: librdkafka's own remarks: several for each outage, which our one line tells too.
+#: librdkafka's own remarks: several for each outage, which our one line reports too.
 _client_log = logging.getLogger("tailrace.kafka")
 _client_log.addHandler(logging.NullHandler())
 _client_log.propagate = False

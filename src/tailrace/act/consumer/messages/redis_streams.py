@@ -18,7 +18,7 @@ from tailrace.read.source.uri import redact_uri
 if TYPE_CHECKING:
     from redis.client import Pipeline
 
-#: What the server says of the message; anything else is about the server: memory, rights, its role, loading.
+#: What the server says about the message; anything else is about the server: memory, rights, its role, loading.
 _ABOUT_THE_MESSAGE: Final = ("WRONGTYPE", "string exceeds maximum")
 
 

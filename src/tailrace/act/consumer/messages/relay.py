@@ -23,7 +23,7 @@ from tailrace.read.source.failure import Backoff
 RETRY_SECONDS: Final = 600.0
 #: While a server is away, the log says so again this often.
 _REMIND_S: Final = 60.0
-#: How many messages go into one call of a publisher at most.
+#: How many messages, at most, go into one call of a publisher.
 SIZE_MAX: Final = 500
 
 _log = logging.getLogger("tailrace.consumer")

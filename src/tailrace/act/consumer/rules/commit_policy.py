@@ -1,4 +1,4 @@
-"""When a listener commits: after so many changes, after so long, and when the stream is quiet."""
+"""When a listener commits: after a number of changes, after a time, and when the stream is quiet."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ IDLE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class CommitPolicy:
-    """``every``     commit after so many changes: up to ``every - 1`` handled ones are handled again after a crash
-    ``interval``     commit after so many seconds too; ``None``: only by number
+    """``every``     commit after this many changes: up to ``every - 1`` handled ones are handled again after a crash
+    ``interval``     commit after this many seconds too; ``None``: only by number
     ``idle_seconds`` on a quiet stream, write the position forward this often, so that it does not fall off the oplog
     """
 

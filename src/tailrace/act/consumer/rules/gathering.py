@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
-#: A commit waits for at most this part of the time that a request usually takes, and for at most so many seconds; half
-#: of that from another request's answer on.
+#: A commit waits for at most this part of the time that a request usually takes, and for at most this many seconds;
+#: half of that from another request's answer on.
 _PATIENCE: Final = 0.6
 _PATIENCE_MAX_S: Final = 0.02
 #: How much a single observation counts.

@@ -8,13 +8,13 @@ from typing import Final
 
 from tailrace.base.health import HUNG_AFTER_S, Health
 
-#: So long may deployment and lease store leave questions unanswered.
+#: How long deployment and lease store may leave questions unanswered.
 SILENT_AFTER_S: Final = 30.0
 _TIMES_MAX: Final = 1_000
 
 
 class NewestTimes:
-    """The cluster times, in seconds, that were the newest of a deployment whenever it was looked at.
+    """The cluster times, in seconds, that were the newest of a deployment whenever it was checked.
 
     The clock of an idle deployment stands still and leaps ten seconds at a time, so the distance between a position
     and the newest time says little: what counts is the first time after the position that is known to have been there.

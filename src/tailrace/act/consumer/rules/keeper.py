@@ -10,7 +10,7 @@ from tailrace.act.consumer.rules.lease import Lease
 from tailrace.act.consumer.rules.need import ListenerNeed, Outcome, Pause, RefreshLease, ReleaseLease
 from tailrace.act.consumer.rules.ownership import Ownership
 
-#: A lease is refreshed so many times before it would run out.
+#: How many times a lease is refreshed before it would run out.
 _REFRESHES: Final = 3
 
 

@@ -40,13 +40,13 @@ from tailrace.act.consumer.rules.lease import Lease, names_of
 from tailrace.act.consumer.rules.need import Outcome, Pause
 from tailrace.act.consumer.rules.position import StreamPosition
 
-#: A process looks at the leases so many times while one of them runs.
+#: How many times a process checks the leases while one of them runs.
 _LOOKS: Final = 6
 _LOOK_MAX_S: Final = 2.0
 #: The same while something is about to change.
 _SOON_S: Final = 0.1
 
-#: So often a lease is taken under a process's own id before it says that another has that id too; forgotten after so
+#: How often a lease is taken under a process's own id before it says that another has that id too; forgotten after this
 #: many rounds in which nothing was to be done.
 _STOLEN_MAX: Final = 3
 _CALM_ROUNDS: Final = 10
@@ -91,7 +91,7 @@ class LaneGroupLogic:
         self._lost: int | None = None
 
     def steps(self) -> GroupSteps:
-        """Needs, until the process is told to stop. Raises what ends it."""
+        """Needs, until the process is asked to stop. Raises what ends it."""
         while not self.stopping:
             try:
                 if self.plan is None:

@@ -1,4 +1,4 @@
-"""What a process that shares lanes with others asks of the world, beside the needs of each lane's listener."""
+"""What a process that shares lanes with others asks of the world, in addition to the needs of each lane's listener."""
 
 from __future__ import annotations
 

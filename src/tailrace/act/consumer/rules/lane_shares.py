@@ -37,7 +37,7 @@ def moves(
 ) -> Moves:
     """What ``me`` should do. ``owners`` are the lanes under a lease that has not expired, and whose.
 
-    ``handed``  lanes that an operator leaves to ``me`` alone for a time: they are taken beside its share
+    ``handed``  lanes that an operator leaves to ``me`` alone for a time: they are taken in addition to its share
     ``closed``  lanes that are paused, or left to another process
 
     Neither are divided with the others.

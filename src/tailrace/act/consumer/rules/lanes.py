@@ -252,7 +252,7 @@ def lane_position(position: Mapping[str, Any] | None, resource: str) -> StreamPo
 
 
 def check_lanes(lanes: object) -> None:
-    """Raise UsageError unless there can be so many lanes."""
+    """Raise UsageError unless there can be this many lanes."""
     if isinstance(lanes, bool) or not isinstance(lanes, int) or not 1 <= lanes <= LANES_MAX:
         raise UsageError(f"partitions must be a whole number from 1 to {LANES_MAX}, not {lanes!r}")
 

@@ -86,7 +86,7 @@ def check_arguments(resource: str, owner: str, seconds: float) -> None:
 def after_acquire(record: Lease | None, resource: str, owner: str, seconds: float, now: datetime) -> Lease | None:
     """The record after ``owner`` asked for the lease; ``None`` where somebody else holds it.
 
-    Whoever asks under the id that holds the lease gets it, with a new version: a process that was restarted under its
+    A request under the id that holds the lease gets it, with a new version: a process that was restarted under its
     old id need not wait, and if two share an id, the one before finds its version gone. Of a lease that is paused, it
     must give it back itself.
     """

@@ -131,6 +131,6 @@ class LeaseLogic:
 
 
 def backoff(failures: int) -> float:
-    """How many seconds to wait after so many failures in a row."""
+    """How many seconds to wait after this many failures in a row."""
     shortest, longest = BACKOFF_S
     return min(longest, shortest * 2.0 ** min(failures - 1, 20))

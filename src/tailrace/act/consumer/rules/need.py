@@ -1,4 +1,4 @@
-"""What a listener's logic asks of the world, as data; whoever drives it answers with an ``Outcome``."""
+"""What a listener's logic asks of the world, as data; its driver answers with an ``Outcome``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AcquireLease:
 
 @dataclass(frozen=True, slots=True)
 class KeepLease:
-    """Begin to keep the lease alive beside everything else (``rules.keeper``); answered at once with anything."""
+    """Begin to keep the lease alive during everything else (``rules.keeper``); answered at once with anything."""
 
     ownership: Ownership
 
@@ -119,7 +119,7 @@ class Pulled:
     ``alive``       false where the stream has ended without an event
     ``position``    of a snapshot: where it stands after this event, or without one when all is copied
     ``size``        bytes of the event
-    ``error``       the stream cannot give the event, and says why; ``event`` is what is known of it
+    ``error``       the stream cannot give the event, and says why; ``event`` is what is known about it
     ``alone``       the event is handled on its own, even by a handler that takes several
     """
 
@@ -192,7 +192,7 @@ class SkipChange:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait about so long: a driver adds jitter. ``reason`` is for a log. Cut short when the listener is stopped,
+    """Wait about this long: a driver adds jitter. ``reason`` is for a log. Cut short when the listener is stopped,
     unless ``always``."""
 
     seconds: float

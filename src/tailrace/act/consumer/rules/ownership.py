@@ -20,7 +20,7 @@ class Ownership:
     ``ended``           the listener has given it up; the keeper ends
     ``busy_since``      since when the handler has been at work, on the same clock; ``None`` while it is not
     ``on_lost``         called, by whichever thread notices, when the lease is found to be lost
-    ``renewing``        a newer fencing token is asked for: what the store says of the one before counts for nothing
+    ``renewing``        a newer fencing token is asked for: what the store says about the one before counts for nothing
     ``asked_back``      an operator holds the lease still: the change in hand is finished and committed, and it is given
                         back
     ``skip``            the next change is not handled but goes to the dead letters (``Lease.skip``)

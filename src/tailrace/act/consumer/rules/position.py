@@ -15,7 +15,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import EntryMark, marks_from_json, marks_to_json
 from tailrace.errors import InvalidResumeToken
 
-#: So many gaps are kept in the position; of more, those that are nearest to each other become one.
+#: How many gaps are kept in the position; of more, those that are nearest to each other become one.
 GAPS_MAX: Final = 20
 _FIELDS: Final = {"token", "startAfter", "at", "gaps", "snapshot", "deployment", "entries", "began"}
 

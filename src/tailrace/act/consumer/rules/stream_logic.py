@@ -27,7 +27,7 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.witness import EntryMark
 from tailrace.errors import ChangeStreamHistoryLost, InternalError, OtherHistoryError, SourceError
 
-#: A source that cannot be read is tried again for so long; then the listener ends with its error.
+#: How long a source that cannot be read is tried again; then the listener ends with its error.
 _SOURCE_RETRY_S: Final = 300.0
 
 

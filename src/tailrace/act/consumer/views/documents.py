@@ -32,7 +32,7 @@ from tailrace.read.source.connection import clock_session
 from tailrace.read.source.failure import Backoff, is_transient, source_error
 from tailrace.watch.client.client import Client, operation_time, readers_of
 
-#: So many targets of one source are updated at a time.
+#: How many targets of one source are updated at a time.
 BATCH: Final = 1_000
 _RETRY_S: Final = 120.0
 #: A mongos has an old routing table, and has tried in vain: chunks are moving (StaleShardVersion, StaleEpoch,
@@ -47,11 +47,11 @@ _T = TypeVar("_T")
 
 
 class ViewDocuments:
-    """The documents of a view, for whoever keeps it.
+    """The documents of a view, for the code that keeps it.
 
     Args:
         client: of ``tailrace.connect()``: one deployment holds target and source, a cluster is written by a mongos
-        batch: so many sources are read by one command
+        batch: how many sources are read by one command
     """
 
     def __init__(self, client: Client[Any], view: View, *, batch: int = BATCH) -> None:
@@ -128,7 +128,7 @@ class ViewDocuments:
     def _with_sources(
         self, targets: Sequence[bytes], version: Timestamp
     ) -> Iterator[tuple[bytes, RawValue | None, bytes | None]]:
-        """Targets beside what they name and their sources, read at ``version`` or later."""
+        """Targets with what they name and their sources, read at ``version`` or later."""
         named = [self.view.key_of(target) for target in targets]
         keys = {key.identity: key for key in named if key is not None}
         found: dict[RawValue | int, bytes | None] = {}

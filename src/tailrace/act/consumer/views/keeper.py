@@ -141,7 +141,7 @@ class ViewKeeper:
         self._begin(self._source)
         try:
             if self._source_has_begun() and is_first and isinstance(self.upkeep, TotalsUpkeep):
-                # Before the targets' listener writes its first position: whoever is killed here does it again.
+                # Before the targets' listener writes its first position: a keeper that is killed here does it again.
                 with suppress(_StoppedError):
                     self.upkeep.fill(check=self._check_stopped)
         except BaseException:

@@ -87,7 +87,7 @@ class Ledger:
         self._write(writes, session)
 
     def entries(self, keys: Iterable[RawValue], session: ClientSession) -> list[LedgerEntry]:
-        """What is known of these source documents. Raises SinkError where the ledger is gone."""
+        """What is known about these source documents. Raises SinkError where the ledger is gone."""
         query = {"_id": one_of([*keys, self._witness])}
         found: list[bytes] = self._retried(
             lambda: [raw_bson.bytes_of(one) for one in self._committed.find(query, session=session)]
@@ -111,7 +111,7 @@ class Ledger:
         return entries
 
     def settle(self, entries: Iterable[LedgerEntry]) -> None:
-        """The totals of everything that these know of were written."""
+        """The totals of everything that these records know were written."""
         writes: list[Any] = []
         for entry in entries:
             same = {"$and": [_only(entry.key), {"at": entry.at}]}

@@ -16,7 +16,7 @@ from bson.raw_bson import RawBSONDocument
 from tailrace.core import raw_bson
 
 MISSING: Final = object()
-#: For what is looked at or shown, and never written: bytes that are no UTF-8 are shown as ``\\xff``.
+#: For what is read or shown, and never written: bytes that are not UTF-8 are shown as ``\\xff``.
 SHOWN: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     tz_aware=True,
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
@@ -52,7 +52,7 @@ class RawValue(NamedTuple):
 
     @property
     def shown(self) -> Any:
-        """The value in Python, to be looked at."""
+        """The value in Python, to be read and never written."""
         return bson.decode(self.under("v"), SHOWN)["v"]
 
     def under(self, name: str) -> bytes:

@@ -58,12 +58,12 @@ class Totals:
                 "totals on _id would count one document at most", hint="To carry fields of that document, use a View"
             )
         if not isinstance(self.sums, Mapping) or (self.count is None and not self.sums):
-            raise UsageError("totals are a count or a sum, or several", hint='count="orders.count"')
+            raise UsageError("totals need a count or at least one sum", hint='count="orders.count"')
         object.__setattr__(self, "sums", dict(self.sums))
         object.__setattr__(self, "name", self.name or self.source.partition(".")[2].replace(".", "_"))
         ledger = namespace_of(self.ledger or f"{self.target}.{self.name}.ledger", "a ledger")
         if ledger in (self.target, self.source):
-            raise UsageError(f"the ledger of a view is a collection of its own, not {ledger}")
+            raise UsageError(f"the ledger of a view has to be a collection of its own, not {ledger}")
         object.__setattr__(self, "ledger", ledger)
         self.view  # noqa: B018  refuses fields that cannot be
 

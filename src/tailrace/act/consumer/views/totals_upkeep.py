@@ -33,8 +33,9 @@ _log = logging.getLogger("tailrace.consumer")
 
 
 class TotalsUpkeep(ViewUpkeep):
-    """Writes totals. As a ``ViewUpkeep``, every method may run beside every other, in as many processes as there are,
-    but changes of one source document come to ``sources_changed`` in their order. It may be handed earlier ones again.
+    """Writes totals. As a ``ViewUpkeep``, every method may run at the same time as any other, in any number of
+    processes, but changes of one source document come to ``sources_changed`` in their order. It may be handed earlier
+    ones again.
     """
 
     def __init__(self, client: Client[Any], totals: Totals, *, batch: int = BATCH) -> None:

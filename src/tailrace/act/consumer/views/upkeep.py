@@ -42,7 +42,8 @@ class ViewDifference:
 
 
 class ViewUpkeep(ViewDocuments):
-    """Writes a view. Every method may run beside every other, in as many processes as there are: the versions decide.
+    """Writes a view. Every method may run at the same time as any other, in any number of processes: the versions
+    decide.
 
     Args:
         client: from ``tailrace.connect()``: one deployment holds target and source; a cluster is written to through a
@@ -250,7 +251,8 @@ class ViewUpkeep(ViewDocuments):
 
     def rebuild(self, *, check: Callable[[], None] = lambda: None, every: bool = False) -> int:
         """Write the fields of its source to every target. Returns how many targets had other fields, or a version ahead
-        of the deployment's time. May run beside keepers. Raises SinkError at the end if the server refused some.
+        of the deployment's time. May run at the same time as keepers. Raises SinkError at the end if the server refused
+        some.
 
         Args:
             every: targets with the right fields get the version too, and are counted: from then on, nothing that a

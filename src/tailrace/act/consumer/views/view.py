@@ -1,6 +1,6 @@
 """A denormalised view as it is declared, and what follows from the declaration alone.
 
-The rule that keeps it right, whoever writes and however late: beside the fields there is a *version*, a cluster time,
+The rule that keeps it right, whoever writes and however late: next to the fields there is a *version*, a cluster time,
 and the fields are those of the source document as it was at that time or later. A writer reads the source after the
 time of the change that it handles, and writes only where the version is older than that time. So a version never goes
 back, and after the last change of a source every target that has that change's version, or a later one, has its last
@@ -69,9 +69,9 @@ class View:
         for number, path in enumerate(targets):
             for other in targets[number + 1 :]:
                 if overlaps(path, other):
-                    raise UsageError(f"a view cannot write {other!r} beside {path!r} of its target")
+                    raise UsageError(f"a view cannot write {other!r}, which overlaps {path!r} in its target")
         if self.target == self.source:
-            raise UsageError("the target and the source of a view are two collections")
+            raise UsageError("the target and the source of a view have to be two different collections")
 
     @property
     def version_path(self) -> str:

@@ -428,7 +428,7 @@ def variadic(
 ) -> None:
     """Register an operator of ``low`` to ``high`` arguments.
 
-    ``function`` gets them one after the other and may stop early, as the server does at the first null. The server
+    ``function`` gets them one after another and may stop early, as the server does at the first null. The server
     merges an ``associative`` operator with the same operator inside it and evaluates its constants beforehand,
     neighbours alone unless it is ``commutative``; that order shows in rounding and in errors. ``two`` does the same
     more quickly for two numbers that are no decimals. From ``left_since`` on the server keeps the order: it merges

@@ -243,7 +243,7 @@ class LaterPatternReader(PatternReader):
 
     def _character(self, letter: str) -> str:
         """An escape as it is written, up to its end; a number as the character that it means, since the library here
-        is told to read ``\\x`` and ``\\u`` as JavaScript does."""
+        reads ``\\x`` and ``\\u`` as JavaScript does."""
         if letter in "xoLlUu":
             return super()._character(letter)
         if letter == "N" and self.text.startswith("{", self.pos) and not self._find(_QUANTIFIER):

@@ -477,7 +477,7 @@ class PatternReader:
         return code_point(int(match[1] or match[2] or "0", 16))
 
     def _number(self, letter: str) -> None:
-        """A back reference if there are so many groups or it is one digit, else octal, else the digit itself."""
+        """A back reference if there are that many groups or it is one digit, else octal, else the digit itself."""
         match = re.match(r"\d+", self.text[self.pos - 1 :], re.ASCII)
         assert match is not None
         number = int(match[0][:10])

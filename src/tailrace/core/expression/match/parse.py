@@ -109,7 +109,7 @@ def _parse_query(query: bytes, state: State) -> tree.Node:
         if name.count(b".") >= MAX_PATH_NAMES and state.bindings.knows("6.0"):
             raise parse_failure(5729100, f"FieldPath is too long, at most {MAX_PATH_NAMES} names")
         if name in DBREF_NAMES:
-            children.append(_comparison(name, "$eq", value))  # whatever the value: no operators are looked for
+            children.append(_comparison(name, "$eq", value))  # whatever the value: it is not searched for operators
         elif name[:1] == b"$":
             children.append(_top_level(_shown(name), value, state))
         elif _is_operators(value, incomplete_reference=False):
@@ -280,7 +280,7 @@ def _pattern(path: bytes, pattern: bytes, options: bytes, state: State) -> tree.
 
 
 def _regex(path: bytes, value: Value, fields: list[tuple[bytes, int, bytes]], state: State) -> tree.Node:
-    """``$regex`` with the ``$options`` beside it."""
+    """``$regex`` with the ``$options`` next to it."""
     options: bytes | None = None
     for name, kind, data in fields:
         if name == b"$options":

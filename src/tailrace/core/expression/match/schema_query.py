@@ -161,7 +161,7 @@ def _says_something(test: tree.SchemaTest) -> bool:
 
 
 def _concerns(stated: SchemaTypes | None, types: frozenset[int]) -> bool:
-    """Whether a keyword for values of ``types`` says something beside the type that the schema states."""
+    """Whether a keyword for values of ``types`` says more than the type that the schema states."""
     return stated is None or not stated.is_one or stated.types <= types
 
 

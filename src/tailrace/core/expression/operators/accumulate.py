@@ -17,7 +17,7 @@ from tailrace.core.expression.values.compare import Order
 from tailrace.core.expression.values.value import Maybe, Value
 
 _ACCUMULATOR: Final = "accumulator"
-#: So many ints have a sum that a double holds exactly, and all sums on the way.
+#: The sum of this many ints, and every sum on the way to it, is exact in a double.
 _INTS_MAX: Final = 1 << 21
 _INT32: Final = struct.Struct("<i").unpack
 

@@ -108,7 +108,7 @@ def index_bound(name: str, value: Maybe, which: str) -> int:
 
 
 def _index_of(operand: Value, bindings: Bindings) -> Expression:
-    """The array, the bounds, then what is looked for: that is the order in which errors show."""
+    """The array, the bounds, then what is searched for: errors are raised in that order."""
     args = parse_arguments(operand, bindings)
     check_arity("$indexOfArray", len(args), 2, 4)
     read, wanted, *bounds = [argument.evaluate for argument in args]

@@ -16,7 +16,7 @@ from tailrace.core.expression.operators.calendar import civil_of, days_of
 from tailrace.core.expression.operators.zone_names import read_zone
 
 _FAILED: Final = 241
-#: How many digits each part takes at most.
+#: How many digits, at most, each part takes.
 _WIDTHS: Final = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "L": 3, "G": 4, "V": 2, "u": 1}
 #: A sign and digits; without digits the library counts a number after blanks, and stays where it is.
 _MINUTES: Final = re.compile(r"([+-])([0-9]*)(?:[ \t\n\v\f\r]*([+-]?[0-9]+))?")

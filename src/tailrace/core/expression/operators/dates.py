@@ -66,7 +66,7 @@ ArgumentReader = tuple[str, Callable[[Value], object], bool]
 def read_beforehand(
     given: dict[str, Expression], readers: Iterable[ArgumentReader], bindings: Bindings
 ) -> Expression | None:
-    """From 7.0 on a server reads constant arguments one after the other when it optimizes, whatever the date will be.
+    """From 7.0 on a server reads constant arguments one after another when it optimizes, whatever the date will be.
     Notes the first that cannot be read; null where one is null that makes the whole so."""
     if not bindings.folding or not bindings.knows("7.0") or all(each.constant for each in given.values()):
         return None
@@ -254,7 +254,7 @@ def _from_parts(operand: Value, bindings: Bindings) -> Expression:
 def _numbers(
     given: dict[str, Expression], names: tuple[str, ...], defaults: tuple[int, ...], frame: Frame
 ) -> list[int] | None:
-    """Parts one after the other, in the server's order; ``None`` at the first null."""
+    """Parts one after another, in the server's order; ``None`` at the first null."""
     result: list[int] = []
     for name, default in zip(names, defaults, strict=True):
         number = _date_part(given, name, default, frame)

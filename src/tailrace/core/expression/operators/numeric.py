@@ -86,7 +86,7 @@ def _log(a: Maybe, b: Maybe) -> Maybe:
         if value is None or value[0] not in v.NUMERIC:
             raise failure(code, f"$log's {what} must be numeric, not {v.type_name(value)}")
     argument, base = v.number_of(a), v.number_of(b)  # type: ignore[arg-type]
-    # What is wrong is said of doubles: a decimal below the least of them is 0 there, and the argument comes first.
+    # Errors are about doubles: a decimal below the least of them is 0 there, and the argument comes first.
     wrong_base = not v.is_nan(base) and (base <= 0 or base == 1)
     if not v.is_nan(argument) and (argument <= 0 or (wrong_base and float(argument) == 0)):
         raise failure(28758, f"$log's argument must be a positive number, but is {argument}")

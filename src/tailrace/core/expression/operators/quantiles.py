@@ -14,7 +14,7 @@ from tailrace.core.expression.values import value as v
 from tailrace.core.expression.values.value import Maybe, Value
 
 _ACCUMULATOR: Final = "accumulator"
-#: So many numbers are sorted by insertion on every machine, so that zeros of both signs keep their order.
+#: Up to this many numbers are sorted by insertion on every machine, so that zeros of both signs keep their order.
 _STABLE_MAX: Final = 16
 
 

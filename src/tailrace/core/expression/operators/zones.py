@@ -34,7 +34,7 @@ class Zone:
         self.rules = rules
 
     def is_utc(self, version: Version) -> bool:
-        """Whether it is UTC to a server of ``version``, so that a text may name its own zone beside it: an offset of
+        """Whether it is UTC to a server of ``version``, so that a text may name its own zone too: an offset of
         0, and from 7.0 on the name "UTC"; neither "GMT" nor "Etc/UTC"."""
         return self.fixed == 0 and (self.name[0] in "+-" or (self.name == "UTC" and knows(version, "7.0")))
 

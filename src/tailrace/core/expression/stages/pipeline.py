@@ -41,7 +41,7 @@ SPLIT_STAGE: Final = "$changeStreamSplitLargeEvent"
 INHIBIT_STAGE: Final = "$_internalInhibitOptimization"
 #: How deep BSON may nest on the server. A stage stands one level deep in its command.
 MAX_DEPTH: Final = 200
-#: Python frames that a pipeline of this depth and its values need, whoever calls. Python's own limit is 1000.
+#: Python frames that a pipeline of this depth and its values need, whoever the caller is. Python's own limit is 1000.
 _FRAMES: Final = 4000
 _NESTING: Final = (b"\x03", b"\x04")
 

@@ -18,7 +18,7 @@ KEEP: Final = v.string("keep")
 
 
 class Redact:
-    """A compiled ``$redact``. CURRENT is the level that is looked at; ROOT stays the whole document."""
+    """A compiled ``$redact``. CURRENT is the level in hand; ROOT stays the whole document."""
 
     def __init__(self, specification: Value, bindings: Bindings) -> None:
         constants = {**bindings.constants, "DESCEND": DESCEND, "PRUNE": PRUNE, "KEEP": KEEP}

@@ -59,7 +59,7 @@ INT32_MAX: Final = (1 << 31) - 1
 INT64_MIN: Final = -(1 << 63)
 INT64_MAX: Final = (1 << 63) - 1
 
-#: The server makes no string of so many bytes (16 MB), and no buffer of matches larger than that (64 MB).
+#: The server makes no string of this size (16 MB), and no buffer of matches of more than this size (64 MB).
 STRING_LIMIT: Final = 16 * 1024 * 1024
 BUFFER_LIMIT: Final = 64 * 1024 * 1024
 #: The most bytes of a document or an array while it is computed. The server sets no such limit and runs out of memory;

@@ -193,7 +193,7 @@ def _text(name: bytes, text: str) -> bytes:
 
 
 def _answer_of(node: tree.Node, order: Order) -> _EntryAnswer:
-    """The node's truth for what is known of an event, or ``None`` where that does not tell."""
+    """The node's truth for what is known about an event, or ``None`` where that does not tell."""
     if isinstance(node, tree.And):
         return _junction([_answer_of(child, order) for child in node.children], decides=False)
     if isinstance(node, tree.Or):

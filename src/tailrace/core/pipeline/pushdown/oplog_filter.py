@@ -212,8 +212,8 @@ class _OplogFilter:
         return Terms(v.EMPTY_OBJECT[1], frozenset(), rules).rewrite(self._node)
 
     def _announcements(self) -> Filter:
-        """No-ops that say something, be it known or not. Those that copy an entry say nothing: sessions of retryable
-        writes move to another shard with them, beside their chunks."""
+        """No-ops that say something, known or not. Those that copy an entry say nothing: sessions of retryable
+        writes move to another shard with them, in addition to their chunks."""
         says = every(exists(b"o2"), exists(b"o2.op", False), exists(b"o2.sessionMigrateCloneStart", False))
         announced = every(query.one_of(b"ns", self._namespaces), _OP[b"n"], says)
         if not ends_of_transactions_shown(self._options, self._plan.profile):

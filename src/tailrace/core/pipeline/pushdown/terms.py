@@ -88,7 +88,7 @@ def moved_to(place: bytes) -> Rule:
 
 
 def inserted_key(node: tree.Node, rest: bytes) -> Said | None:
-    """The key of an insert: ``o2``, or on servers before 5.3, which wrote none, what only ``o._id`` tells of it."""
+    """The key of an insert: ``o2``, or on servers before 5.3, which wrote none, what ``o._id`` alone says about it."""
     stated = query.text_of(node, b"o2" + rest)
     if stated is None:
         return None

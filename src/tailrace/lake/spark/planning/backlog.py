@@ -36,7 +36,7 @@ class Backlog:
         return self.seconds_left is not None and self.seconds > self.seconds_left
 
     def warning(self) -> str:
-        """What to say of a query in danger."""
+        """What to say about a query in danger."""
         left = max(0, self.seconds_left or 0)
         return (
             f"the query is {self.seconds:,} s behind, and the oplog reaches back only {left:,} s further than that. If "

@@ -1,7 +1,7 @@
 """A sharded cluster as the driver's side sees it: one common cluster time for all shards, and who takes part.
 
 A micro-batch takes every shard up to one time T: the newest that any of them has reached. For the others that is a time
-before which nothing more may come from them, so each shard whose oplog ends before T is told about T and asked for a
+before which nothing more may come from them, so each shard whose oplog ends before T learns about T and is asked for a
 no-op (``tailrace.read.source.promise``); when that is majority-committed, everything at or before T can be read. So is
 the config server, since a shard that nobody has heard of may have been added before T. Nobody is asked for anything
 while nothing happens that could give an event.
@@ -48,7 +48,7 @@ _SETTLE_INTERVAL_S: Final = 0.1
 _COMMIT_LOOK_S: Final = 0.002
 #: How often ``config.shards`` is read while nothing happens.
 _LIST_INTERVAL_S: Final = 0.5
-#: All shards are asked at once, up to so many; for news, which the first ones usually have, fewer.
+#: How many shards are asked at once; for news, which the first ones usually have, fewer.
 _THREADS: Final = 32
 _AT_ONCE: Final = 8
 

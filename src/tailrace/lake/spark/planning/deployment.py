@@ -1,6 +1,6 @@
 """The deployment as the driver's side sees it: where its oplogs begin and end, and what a stream starts with.
 
-``replica_set`` and ``cluster`` beside this module are the two kinds there are; ``opening`` finds out which one it is.
+The modules ``replica_set`` and ``cluster`` are the two kinds there are; ``opening`` finds out which one it is.
 """
 
 from __future__ import annotations
@@ -281,8 +281,8 @@ class Deployment(ABC):
 
     def _follow_upgrade(self) -> None:
         """The events of a micro-batch are those of the version that the servers have when it is planned, which is after
-        its last entry was written: its end says which. They are asked again where PyMongo hears of another process, and
-        as often as a stream asks for the feature compatibility version."""
+        its last entry was written: its end says which. They are asked again where PyMongo learns of another process,
+        and as often as a stream asks for the feature compatibility version."""
         present = frozenset(map(present_member, self.clients))
         now = time.monotonic()
         if present == self._asked_of and now - self._asked_at_s < ASK_AGAIN_S:

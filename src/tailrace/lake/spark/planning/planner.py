@@ -14,8 +14,8 @@ from tailrace.read.source.outline import Bucket
 
 #: A slice below this size of oplog costs more to start than it saves.
 SLICE_BYTES_MIN: Final = 2 << 20
-#: A bound of so many bytes or more is about the work of a micro-batch, not about memory, which is bounded elsewhere: an
-#: estimate by the oplog's average will do.
+#: A bound of this many bytes or more is about the work of a micro-batch, not about memory, which is bounded elsewhere:
+#: an estimate by the oplog's average will do.
 _ROUGH_BYTES_MIN: Final = 128 << 20
 
 

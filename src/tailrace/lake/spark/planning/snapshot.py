@@ -168,7 +168,7 @@ class SnapshotPlanner:
 
 
 def snapshot_slices(position: SnapshotPosition, parts: int) -> Sequence[SnapshotSlice]:
-    """The chunks of a micro-batch, with so many neighbours in a slice that there are at most ``parts`` slices."""
+    """The chunks of a micro-batch, neighbours joined so that there are at most ``parts`` slices."""
     chunks = position.chunks
     parts = max(1, min(parts, len(chunks)))
     edges = [len(chunks) * part // parts for part in range(parts + 1)]

@@ -148,7 +148,7 @@ class ReadOptions:
     max_events: int | None
     max_bytes: int
     partitions: int
-    #: Whether the user named ``partitions``: then a full micro-batch has so many slices, however small they are.
+    #: Whether the user named ``partitions``: then a full micro-batch has that many slices, however small they are.
     partitions_named: bool = False
     filters: bool = False
     fails_on_invalidate: bool = False

@@ -28,7 +28,7 @@ _MAGIC: Final = (0xF00BABA8).to_bytes(4, "little")
 #: How long a JVM may take to write one at the end of its program.
 _WRITING_S: Final = 300
 _UNUSED_S: Final = 30 * 86400
-#: That an archive was used is noted at most once in so long.
+#: How long, at least, passes between two notes that an archive was used.
 _NOTED_S: Final = 86400
 #: Java says of each class why it is not archived, on standard output.
 _QUIET: Final = "-Xlog:cds*=off"
@@ -44,7 +44,7 @@ _OF_JVM: Final = re.compile(r"-X[^\s\"']+")
 
 def class_data_options(java: Java, given: str = "") -> str:
     """Options for a JVM that is to run Spark: to use the archive, or to write it where there is none. Empty where
-    neither can be. ``given`` are the user's own options, which stand beside them."""
+    neither can be. ``given`` are the user's own options, which are kept."""
     if _LEFT_ALONE.search(given):
         return ""
     jars = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent) / "jars"
@@ -95,7 +95,7 @@ def _archive(directory: Path, key: str) -> Path | None:
 
 
 def _taken(directory: Path, key: str) -> Path | None:
-    """What an earlier session wrote, as the archive from now on. What others wrote beside it is dropped."""
+    """What an earlier session wrote, as the archive from now on. What others wrote next to it is dropped."""
     taken: Path | None = None
     for written in directory.glob(f"{key}.*.new"):
         with suppress(OSError):

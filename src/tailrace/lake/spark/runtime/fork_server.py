@@ -1,9 +1,9 @@
 """A Python that has loaded PySpark, Arrow, the stages and the kernel once, and is forked for each that Spark starts.
 
-A query needs six Python processes beside its workers (for the data source, its planning, its offsets, its sink), and
-each loads the same packages: 0.3 to 0.6 s of CPU, one after the other, 3 s of the first query of a session and 0.5 s of
-every other (PySpark 4.3, two cores). ``local_session`` starts this server beside the JVM; Spark starts
-``launcher.py`` in place of Python, which asks here for a process. Where anything is missing, Python starts as ever.
+A query needs six Python processes in addition to its workers (for the data source, its planning, its offsets, its
+sink), and each loads the same packages: 0.3 to 0.6 s of CPU, one after another, 3 s of the first query of a session
+and 0.5 s of every other (PySpark 4.3, two cores). ``local_session`` starts this server next to the JVM; Spark starts
+``launcher.py`` in place of Python, which asks here for a process. Where anything is missing, Python starts as usual.
 
 The server ends with the process that started it. Nothing that it loads starts a thread, opens a connection or reads a
 clock, so a fork is safe.

@@ -1,4 +1,4 @@
-"""Starting the fork server (``fork_server.py``) beside a Spark session, and ending it with this process."""
+"""Starting the fork server (``fork_server.py``) of a Spark session, and ending it with this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _server: subprocess.Popen[bytes] | None = None
 def start_fork_server() -> bool:
     """Have Spark's Python processes forked from one that has loaded everything; call it before the JVM is started.
 
-    Gives whether it is so. It is not where the system cannot do it, and then they are started as ever.
+    Returns whether that was done. Where the system cannot do it, they are started as usual.
     """
     global _server  # noqa: PLW0603  one for this process, whose JVM is one too
     if sys.platform != "linux":  # elsewhere a fork of what is loaded here is not safe

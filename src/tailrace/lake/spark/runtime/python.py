@@ -4,7 +4,7 @@ Spark puts its sources as a zip file before everything else on its processes' ``
 it loads from a zip again each time: 0.7 s of CPU for each process that a query starts, where the same files from
 ``site-packages`` take 0.15 s (measured, PySpark 4.3, two cores). Where PySpark is an installed package the zip holds
 nothing but that package, so the workers are started through a script that leaves it out. Where a fork server runs
-beside the session (``fork_server.py``), the script asks it for a process.
+next to the session (``fork_server.py``), the script asks it for a process.
 """
 
 from __future__ import annotations

@@ -94,5 +94,5 @@ def _restore(root: str, module: str, name: str, options: dict[str, str]) -> Any:
     return getattr(importlib.import_module(module), name)(options)
 
 
-# A function of the main module is pickled by value; one of this module would be looked for where it is not yet found.
+# A function of the main module is pickled by value; one of this module would be imported where it cannot be found yet.
 _restore.__module__ = "__main__"

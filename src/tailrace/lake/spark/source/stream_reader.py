@@ -1,6 +1,6 @@
 """The streaming reader: offsets on the driver's side, slices to the workers.
 
-Spark calls the methods below in one long-lived process beside the driver, all but ``read``, which runs in the workers
+Spark calls the methods below in one long-lived process next to the driver, all but ``read``, which runs in the workers
 on an unpickled copy. What ``latestOffset`` learns is therefore passed on in offsets and slices only.
 """
 

@@ -86,7 +86,7 @@ def change_lake(
     ``dry_run`` finds out what would be done, as far as no event has to be read, and changes nothing.
 
     The next stream begins with a fresh checkpoint, and goes on where the old one stood. The older one, at
-    ``checkpoint`` or beside the lake, is moved aside.
+    ``checkpoint`` or next to the lake, is moved aside.
 
     Raises UsageError where the lake belongs to another deployment, is masked otherwise, or the change cannot be made
     exactly; ChangeStreamHistoryLost (286) where neither oplog nor archive reaches back; SourceError; SinkError;

@@ -52,8 +52,8 @@ def query_error(error: BaseException) -> TailraceError:
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """What Spark says, and then what it says of the causes: where a sink's ``abort`` fails as its ``commit`` did, the
-    error itself is only that a job has failed."""
+    """What Spark says, and then what it says about the causes: where a sink's ``abort`` fails as its ``commit`` did,
+    the error itself is only that a job has failed."""
     current: BaseException | None = error
     while current is not None:
         yield str(current)
@@ -85,9 +85,9 @@ def _java_is_gone(error: BaseException) -> TailraceError | None:
 
 def hush_loss_of_java() -> None:
     """PySpark's thread for accumulators no longer prints a traceback when Java dies, and Py4J no longer logs that it
-    could not speak to Java: ``query_error`` tells of it.
+    could not speak to Java: ``query_error`` reports that.
 
-    Both may notice at any moment, also after the command has said its sentence. Their other errors are told.
+    Both may notice at any moment, also after the command has printed its sentence. Their other errors are reported.
     """
     logging.getLogger().addFilter(_is_not_of_java)  # the logger that Py4J uses for this
     for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):

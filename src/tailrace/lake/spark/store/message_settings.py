@@ -88,7 +88,7 @@ class MessageSettings:
         watch: options of ``watch()``
         converter: what writes keys and values in Debezium's layout
         registry: settings of the schema registry
-        store: the collection that holds lease and position, beside the dead letters
+        store: the collection that holds lease and position, next to the dead letters
         store_uri: its deployment; ``None``: the one that is watched
         resource: the lease's name
         broker_s: seconds for which a broker that is away is tried again

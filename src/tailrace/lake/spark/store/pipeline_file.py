@@ -59,7 +59,7 @@ _DURATION = re.compile(r"([0-9]{1,6}) *(minute|hour|day)s?")
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSettings:
-    """An archive to keep beside the lake: where, and for how long (``None``: all of it)."""
+    """An archive to keep in addition to the lake: where, and for how long (``None``: all of it)."""
 
     path: Path
     keep_seconds: float | None

@@ -1,6 +1,6 @@
 """The JSON Schema of the pipeline file: what editors complete and check, and what ``tailrace run --schema`` prints.
 
-It says what one key may hold. Combinations of keys (``trigger.every`` beside ``trigger.availableNow``), and what only
+It says what one key may hold. Combinations of keys (``trigger.every`` with ``trigger.availableNow``), and what only
 the deployment knows, are checked by ``pipeline_file.load`` and by the run itself. ``${NAME}`` may stand wherever the
 file has a text.
 """

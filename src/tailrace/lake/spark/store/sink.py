@@ -43,7 +43,7 @@ class LakeMessage(WriterCommitMessage):
 
 
 class LakeStreamWriter(DataSourceStreamArrowWriter):
-    """``write`` runs in Spark's tasks, ``commit`` and ``abort`` in a Python process beside the driver. All of them see
+    """``write`` runs in Spark's tasks, ``commit`` and ``abort`` in a Python process next to the driver. All of them see
     the lake's directory under the same path."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 TOKEN: Final = "token"
 _OPERATION: Final = "operation_type"
-#: Under this name the events that were put aside are counted beside the operations.
+#: The name under which events that were put aside are counted among the operations.
 QUARANTINED: Final = "quarantined"
-#: Options of the lake beside those of the stream: its directory, the token after which it goes on, the size up to which
-#: a file grows, how far the copy has come that the stream continues, the lake's partition columns, what is done with an
-#: event that cannot be written, and the marks of oplog entries that the lake was read up to.
+#: Options of the lake in addition to those of the stream: its directory, the token after which it goes on, the size up
+#: to which a file grows, how far the copy has come that the stream continues, the lake's partition columns, what is
+#: done with an event that cannot be written, and the marks of oplog entries that the lake was read up to.
 LAKE, AFTER, FILE_BYTES, COPIED, PARTITION = "lake", "lakeAfter", "lakeFileBytes", "lakeCopied", "lakePartitionBy"
 ON_ERROR: Final = "lakeOnError"
 ENTRIES: Final = "lakeEntries"

@@ -72,9 +72,9 @@ def write_stream(
 
     ``source`` holds the options of ``format("tailrace")`` (``uri``, ``database``, ``fullDocument``, ...); the column
     ``token`` must be among its ``columns``, and ``documents`` is ``json`` unless it says otherwise. ``checkpoint`` is
-    Spark's checkpoint directory, by default ``<lake>.checkpoint``, beside the lake; both lie on a local or shared POSIX
-    file system. With ``available_now`` the query ends when it has reached the end of the oplog; otherwise it runs until
-    stopped, a micro-batch every ``processing_time`` ("1 second"; default: as soon as there is something).
+    Spark's checkpoint directory, by default ``<lake>.checkpoint``, next to the lake; both lie on a local or shared
+    POSIX file system. With ``available_now`` the query ends when it has reached the end of the oplog; otherwise it runs
+    until stopped, a micro-batch every ``processing_time`` ("1 second"; default: as soon as there is something).
 
     A lake belongs to one stream and is written by one checkpoint at a time. A new checkpoint on an existing lake
     continues right after the lake's last event, whatever start ``source`` names, and shuts the older checkpoint out.
@@ -94,7 +94,7 @@ def write_stream(
     its newest snapshot. If it does not answer for a minute, the query ends; the next one brings it up.
 
     In ``query.lastProgress`` Spark's ``numInputRows`` counts files. Events are in
-    ``observedMetrics["tailrace"].events``, and beside it by operation (``insert``, ``update``, ...) where the column
+    ``observedMetrics["tailrace"].events``, and next to it by operation (``insert``, ``update``, ...) where the column
     ``operation_type`` is kept; ``quarantined`` counts those that were put aside.
 
     Raises UsageError if the options are wrong or lake and checkpoint do not belong together, SourceError if MongoDB

@@ -21,7 +21,7 @@ from tailrace.watch.client.change_stream import ChangeStream
 
 _T = TypeVar("_T")
 
-#: The one that works, and one for a second task that comes while it works: that one is told so at once.
+#: The one that works, and one for a second task that comes while it works: that one gets the error at once.
 _THREADS: Final = 2
 
 
@@ -141,7 +141,7 @@ class ThreadedChangeStream(AsyncChangeStream):
             if not self.alive:
                 return None
             self._looking = _run(self._executor, self._stream.try_next)
-        elif self._is_awaited:  # by another task: both are told, as two threads are
+        elif self._is_awaited:  # by another task: both get the error, as two threads do
             return await _run(self._executor, self._stream.try_next)
         looking, self._is_awaited = self._looking, True
         closing = asyncio.ensure_future(self._ended.wait())
