@@ -1,9 +1,8 @@
 """MongoDB change events as a Spark data source: ``spark.readStream.format("tailrace")``.
 
-``tables_writer`` keeps current-state tables from a query's events; ``foreach_batch``, ``AppliedBatches`` and
-``kafka_records`` are for sinks of one's own, ``MetricsListener``,
-``backlog_of`` and ``counted`` for operating a query. Heavy imports happen when a name is used: Spark imports this
-module in each of its Python processes.
+``tables_writer`` keeps current-state tables from a query's events. ``foreach_batch``, ``AppliedBatches`` and
+``kafka_records`` are for sinks of one's own, ``MetricsListener``, ``backlog_of`` and ``counted`` for operating a query.
+Heavy imports happen when a name is used: Spark imports this module in each of its Python processes.
 """
 
 from __future__ import annotations

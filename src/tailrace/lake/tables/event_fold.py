@@ -1,8 +1,9 @@
 """Change events of a stream, folded by document: what each collection holds after them.
 
-As ``fold.py`` for oplog entries, and with the same parts: an update is the oplog's own delta (``rawUpdateDescription``),
-which is applied to the document that the state has, and collections are known by their UUID. What a stream does not
-show is noticed: each change has to fit what the state has, and each collection has to come by its name in view.
+As ``fold.py`` for oplog entries, and with the same parts: an update is the oplog's own delta
+(``rawUpdateDescription``), which is applied to the document that the state has, and collections are known by their
+UUID. What a stream does not show is noticed: each change has to fit what the state has, and each collection has to get
+and lose its name in view.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _INSERT_NEW: Final = ord("I")
 _REPLACE: Final = ord("R")
 #: Where the server makes a collection that gets its name when it is whole.
 _TEMPORARY: Final = re.compile(r"[^.]+\.(tmp\.(agg_out|mr)\.|tmp[0-9A-Za-z]{5}\.(convertToCapped|renameCollection))")
+#: A collection that is made capped is filled without an event.
+_SILENT: Final = ".convertToCapped."
 _WITHOUT_DOCUMENTS: Final = frozenset(
     (
         "createIndexes",
@@ -214,7 +217,7 @@ class EventFold:
         collection = self.collections.get(uuid)
         if collection is not None and collection.namespace == namespace:
             return  # as another shard has said
-        if collection is None and self._selection.has(namespace):
+        if (collection is None or _SILENT in row.namespace) and self._selection.has(namespace):
             raise SinkError(
                 f"{row.namespace} was renamed to {namespace} at {row.time}, and the stream has not shown its documents",
                 hint=f"{_WHOLE}. Then {_COPY_AGAIN[0].lower()}{_COPY_AGAIN[1:]}",

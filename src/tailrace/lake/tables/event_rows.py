@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from tailrace.core import raw_bson
@@ -59,7 +60,7 @@ class EventRow(NamedTuple):
 def read_rows(events: Iterable[bytes | None]) -> list[EventRow]:
     """The events in the order of the stream. Raises SinkError for what is not an event, or is there twice."""
     rows = sorted((_row(raw) for raw in events), key=lambda row: row.token)
-    for before, row in zip(rows, rows[1:], strict=False):
+    for before, row in pairwise(rows):
         if before.token == row.token:
             raise SinkError(
                 f"an event is there twice in one micro-batch: {row.shown}",

@@ -100,7 +100,8 @@ class EventTables:
         changes nothing. Raises SinkError where it does not follow what the tables have, and UsageError for a stream
         that cannot keep tables."""
         mark = FedMark.of(self._state)
-        rows = new_rows(mark, batch)
+        position = self._state.position()
+        rows = new_rows(mark, batch, ZERO if position is None else position.time)
         if rows is None:
             self._publish()
             return False

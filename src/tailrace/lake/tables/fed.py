@@ -74,9 +74,9 @@ class FedMark:
         return cls(batch.query, batch.number, max(last, token), len(rows), first, last, batch.source or source)
 
 
-def new_rows(mark: FedMark | None, batch: FedBatch) -> Sequence[EventRow] | None:
-    """The rows of the batch that the tables do not have; ``None`` if they have all. Raises SinkError where it does not
-    follow what they have."""
+def new_rows(mark: FedMark | None, batch: FedBatch, time: ClusterTime) -> Sequence[EventRow] | None:
+    """The rows of the batch that the tables, which have reached ``time``, do not have; ``None`` if they have all.
+    Raises SinkError where it does not follow what they have."""
     if mark is None:
         if batch.number:
             raise SinkError(
@@ -104,7 +104,7 @@ def new_rows(mark: FedMark | None, batch: FedBatch) -> Sequence[EventRow] | None
             f"{older}",
             hint=f"Restore the one that is older, or {ANEW}",
         )
-    _check_later(mark, batch.rows)
+    _check_later(mark, batch.rows, time)
     return batch.rows
 
 
@@ -138,23 +138,24 @@ def _taken_over(mark: FedMark, batch: FedBatch, stream: Sequence[EventRow]) -> S
     return [row for row in stream if row.token > mark.token]
 
 
-def _check_later(mark: FedMark, rows: Sequence[EventRow]) -> None:
-    if not mark.token or not rows:
+def _check_later(mark: FedMark, rows: Sequence[EventRow], time: ClusterTime) -> None:
+    """Raises SinkError unless all rows come after what the tables have."""
+    early = next((row for row in rows if mark.token or not row.is_copy), None)
+    if early is None:
         return
-    early = rows[0]
     if early.is_copy:
         raise SinkError(
             "the stream has a document of a copy after events that the tables have",
             hint=f"A copy comes before the stream. Otherwise {ANEW}",
         )
-    if early.token <= mark.token:
+    if early.token <= mark.token or early.time < time:
         raise SinkError(
-            f"the stream has an event that is earlier than the last one that the tables have: {early.shown}",
+            f"the stream has an event that is earlier than what the tables have: {early.shown}, and they are at {time}",
             hint="Give the rows of the stream in its order, each of them once: micro-batch after micro-batch",
         )
-    if int(early.time) == int(mark.token[2:18], 16):
+    if mark.token and early.time == time:
         raise SinkError(
-            f"a transaction is divided between two micro-batches at {early.time}",
+            f"what happened at {time} is divided between two micro-batches: the tables would show half a transaction",
             hint="Let micro-batches end between two cluster times, as those of format('tailrace') do",
         )
 
