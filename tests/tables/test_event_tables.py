@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def settings(root: Path, databases: tuple[str, ...]) -> TableSettings:
     return TableSettings(root, tuple(TableRule(f"{name}.*") for name in databases), every_s=0.0, compact_every=3)
 
 
-@pytest.mark.parametrize("seed", [9301, pytest.param(9302, marks=pytest.mark.slow)])
+@pytest.mark.slow  # each rule by itself, with events made by hand: tests/unit/test_fed_tables.py
+@pytest.mark.parametrize("seed", [9301, 9302])
 def test_tables_of_events_equal_their_collections_and_our_own_tables(
     replica_set: ReplicaSet, tmp_path: Path, seed: int
 ) -> None:
@@ -91,8 +93,6 @@ def _is_shown(operation: Operation) -> bool:
 
 
 def _opened(root: Path, databases: tuple[str, ...]) -> Any:
-    from contextlib import closing  # noqa: PLC0415
-
     return closing(EventTables(settings(root, databases), begins_empty=True))
 
 

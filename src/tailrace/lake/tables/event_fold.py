@@ -16,7 +16,7 @@ from typing import Final
 from tailrace.core import raw_bson
 from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.core.oplog.selection import Selection
-from tailrace.errors import SinkError
+from tailrace.errors import SinkError, TailraceError
 from tailrace.lake.tables.copying import key_of
 from tailrace.lake.tables.event_rows import EventRow, lacks_options, namespace_of
 from tailrace.lake.tables.fold import WORK_BYTES, WORKS_MAX, Documents, Folded, write_back
@@ -77,6 +77,9 @@ class EventWork(DocumentWork[TabledCollection]):
             raise self._missing("replaced" if op == _REPLACE else "deleted", "is not there", time)
         # A replacement is an update whose body is the document, which need not have its _id in front.
         super().apply(({_INSERT_NEW: INSERT, _REPLACE: UPDATE}.get(op, op), body, time))
+
+    def _mismatch(self, error: TailraceError, time: int) -> StateMismatchError:
+        return StateMismatchError(super()._mismatch(error, time).message, hint=_WHOLE)
 
     def _missing(self, what: str, but: str, time: int) -> StateMismatchError:
         return StateMismatchError(
