@@ -79,12 +79,16 @@ class TablesSink:
         """Apply a micro-batch."""
         _check_columns(frame)
         query = query_of(frame) if self._query is None else self._query
-        reached, source = _offset_of(frame, query, number)
+        reached, source = _offset_of(frame, number)
         events = frame.select(_EVENT).toArrow().column(0).to_pylist()
         with _turn:
             batch = FedBatch(query, number, read_rows(events), reached, source)
             del events
-            self._opened().apply(batch)
+            try:
+                self._opened().apply(batch)
+            except BaseException:
+                self.close()  # the query ends, and its process may go on
+                raise
 
     def _opened(self) -> EventTables:
         if self._tables is None:
@@ -133,12 +137,12 @@ def _check_columns(frame: DataFrame) -> None:
         )
 
 
-def _offset_of(frame: DataFrame, query: str, number: int) -> tuple[ClusterTime | None, str]:
+def _offset_of(frame: DataFrame, number: int) -> tuple[ClusterTime | None, str]:
     """What the query's checkpoint says of a micro-batch that ``format("tailrace")`` alone gives: the cluster time up to
     which all events were given, and the deployment. ``(None, "")`` where it cannot be read, or has other sources."""
     try:
         context: Any = frame.sparkSession
-        found = context._jsparkSession.streams().get(query).streamingQuery().resolvedCheckpointRoot()
+        found = context._jsparkSession.streams().get(query_of(frame)).streamingQuery().resolvedCheckpointRoot()
         root = Path(unquote(urlsplit(str(found)).path))
         lines = (root / "offsets" / str(number)).read_text().splitlines()
         [offset] = [json.loads(line) for line in lines[2:]]
