@@ -76,7 +76,7 @@ def test_tables_of_a_stream_with_its_copy_equal_the_collections(
         client.drop_database(database)
         client[database].orders.insert_many([{"_id": n, "n": n} for n in range(50)])
         client[database].rest.insert_one({"_id": "x"})
-        for _ in range(3):
+        for _ in range(2):
             write = tables_writer(root, collections=f"{database}.*", uri=uri)
             run(spark, options, tmp_path / "checkpoint", write, select=lambda one: one.repartition(3, f.rand()))
             change(client, database, chosen)
@@ -93,6 +93,7 @@ def test_tables_of_a_stream_with_its_copy_equal_the_collections(
     assert duckdb.sql("SELECT count(*) FROM orders").fetchall() == [(count,)]
 
 
+@pytest.mark.slow  # each refusal, without Spark: tests/unit/test_fed_tables.py
 def test_a_stream_without_what_tables_need_fails_with_what_to_set(
     spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
@@ -118,3 +119,23 @@ def test_a_stream_without_what_tables_need_fails_with_what_to_set(
         client.drop_database(database)
     with pytest.raises(UsageError, match="cannot be written with"):
         tables_writer(TableSettings(tmp_path / "t", [TableRule("a.b")], take_over=True))
+
+
+@pytest.mark.slow  # what is asked of rows, without Spark: tests/unit/test_fed_tables.py
+def test_rows_of_parquet_files(spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path) -> None:
+    """The events were written by one query, and another feeds tables with the files."""
+    database, uri = "fedbyfiles", replica_set.uri
+    start = newest(uri)
+    with MongoClient[Any](uri) as client:
+        change(client, database, random.Random(3))
+        newest(uri)
+        options = {"uri": uri, "database": database, "startAtOperationTime": f"{start.seconds},{start.increment}"}
+        events = spark.read.format("tailrace").options(**options, **WHOLE).load().select("event")
+        events.repartition(3, f.rand()).write.parquet(str(tmp_path / "files"))
+        rows = spark.readStream.schema("event binary").parquet(str(tmp_path / "files"))
+        write = tables_writer(tmp_path / "tables", collections=[f"{database}.*"], begins_empty=True)
+        writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert writer.trigger(availableNow=True).start().awaitTermination(PATIENCE_S)
+        for name in ("orders", "copied", "after"):
+            assert in_table(tmp_path / "tables", f"{database}.{name}") == in_collection(client[database][name]), name
+        client.drop_database(database)

@@ -17,6 +17,7 @@ import pytest
 from bson.binary import Binary
 
 from tailrace.base import durable
+from tailrace.cli.main import main
 from tailrace.core.event.resume_token import encode_event_token
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import OtherHistoryError, SinkError, TailraceError, UsageError
@@ -300,3 +301,15 @@ def test_a_table_that_was_set_back_is_written_from_the_state(begun: Path, tmp_pa
     max(log.glob("*.json")).unlink()
     query.give(reached=9)
     assert query.held() == {1: {"_id": 1, "n": 1}, 2: {"_id": 2}}
+
+
+def test_the_commands_for_tables_that_rest(begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(begun, tmp_path / "copy")
+    query = Query(tmp_path / "copy")
+    query.number = 3
+    for command in ("status", "compact", "expire"):
+        assert main(["tables", command, str(query.root)]) == 0, command
+    assert "shop.orders" in capsys.readouterr().out
+    assert main(["tables", "rebuild", str(query.root), "shop.orders"]) == 0
+    query.give(insert(3, 9))
+    assert query.held() == {1: {"_id": 1, "n": 1}, 2: {"_id": 2}, 3: {"_id": 3}}
