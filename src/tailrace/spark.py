@@ -1,8 +1,8 @@
 """MongoDB change events as a Spark data source: ``spark.readStream.format("tailrace")``.
 
-``foreach_batch``, ``AppliedBatches`` and ``kafka_records`` are for sinks of one's own, ``MetricsListener``,
-``backlog_of`` and ``counted`` for operating a query. Heavy imports happen when a name is used: Spark imports this
-module in each of its Python processes.
+``tables_writer`` keeps current-state tables from a query's events. ``foreach_batch``, ``AppliedBatches`` and
+``kafka_records`` are for sinks of one's own, ``MetricsListener``, ``backlog_of`` and ``counted`` for operating a query.
+Heavy imports happen when a name is used: Spark imports this module in each of its Python processes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tailrace.lake.spark.monitoring import MetricsListener, backlog_of, counted
     from tailrace.lake.spark.records import kafka_records
     from tailrace.lake.spark.runtime.session import local_session, register
+    from tailrace.lake.spark.tables_writer import tables_writer
 
 __all__ = [
     "AppliedBatches",
@@ -29,6 +30,7 @@ __all__ = [
     "kafka_records",
     "local_session",
     "register",
+    "tables_writer",
 ]
 
 __getattr__ = lazily(
@@ -44,5 +46,6 @@ __getattr__ = lazily(
         "kafka_records": "tailrace.lake.spark.records",
         "local_session": "tailrace.lake.spark.runtime.session",
         "register": "tailrace.lake.spark.runtime.session",
+        "tables_writer": "tailrace.lake.spark.tables_writer",
     },
 )

@@ -43,18 +43,19 @@ def foreach_batch(handler: MicroBatchHandler, *, query: str | None = None) -> Ca
         )
 
     def apply(frame: DataFrame, number: int) -> None:
-        handler(MicroBatch(_query_of(frame) if query is None else query, number, frame))
+        handler(MicroBatch(query_of(frame) if query is None else query, number, frame))
 
     return apply
 
 
-def _query_of(frame: DataFrame) -> str:
+def query_of(frame: DataFrame) -> str:
+    """The id of the query whose micro-batch ``frame`` is. Raises UsageError where Spark does not say it."""
     context = getattr(frame.sparkSession, "_sc", None)
     found = context.getLocalProperty(_QUERY) if context is not None else None
     if not found:
         raise UsageError(
             "Spark does not say which query this batch belongs to",
-            hint="Name it: foreach_batch(handler, query='a name that stays with the checkpoint')",
+            hint="Name it with query='a name that stays with the checkpoint'",
         )
     return str(found)
 

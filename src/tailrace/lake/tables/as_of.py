@@ -150,6 +150,12 @@ class _Known(NamedTuple):
 def _known(root: TablePlace, namespace: str) -> _Known:
     state = TableState(state_folder(root) / "state", readonly=True)
     try:
+        if state.fed() is not None:
+            raise UsageError(
+                f"the tables in {root} are written from the rows of a query, which may have left some out: what a "
+                "collection held between two versions is not known",
+                hint="Read a version: DeltaTable(path, version=...), whose history() shows tailrace.clusterTime",
+            )
         position, mark, masks = state.position(), state.marks().get(namespace), state.masks()
     finally:
         state.close()

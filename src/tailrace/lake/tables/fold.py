@@ -12,7 +12,7 @@ that created it first, until another shard creates it too: then it is sharded, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
@@ -43,8 +43,8 @@ from tailrace.read.window.sortable_key import sortable_key
 __all__ = ["Documents", "Fold", "FoldOfOne", "Folded", "StateMismatchError", "uuid_of"]
 
 #: How many documents, or bytes of them, are in memory while their changes are applied.
-_WORKS_MAX: Final = 16_384
-_WORK_BYTES: Final = 64 << 20
+WORKS_MAX: Final = 16_384
+WORK_BYTES: Final = 64 << 20
 _CRUD: Final = {"i": INSERT, "u": UPDATE, "d": DELETE}
 _HINT: Final = (
     "Or leave the collection out of the tables, or remove the directory: then the next run copies the collections "
@@ -383,10 +383,10 @@ class Fold:
             held = state.get(collection.number, key)
             works.append(DocumentWork(collection, key, held, masked_in(collection.namespace, self._masks, changes)))
             size += len(held or b"")
-            if len(works) >= _WORKS_MAX or size >= _WORK_BYTES:
-                _take_over(works, state, touched)
+            if len(works) >= WORKS_MAX or size >= WORK_BYTES:
+                write_back(works, state, touched)
                 works, size = [], 0
-        _take_over(works, state, touched)
+        write_back(works, state, touched)
         for gone in self.dropped:
             state.forget(gone)
         return Folded(self._count, touched)
@@ -459,7 +459,9 @@ def _key(identifier: bytes) -> bytes:
     return sortable_key(identifier[0], identifier[ID_HEAD:])
 
 
-def _take_over(works: list[DocumentWork[TabledCollection]], state: Documents, touched: dict[int, list[bytes]]) -> None:
+def write_back(
+    works: Sequence[DocumentWork[TabledCollection]], state: Documents, touched: dict[int, list[bytes]]
+) -> None:
     """Apply the changes of some documents, and write what became of them."""
     apply_all(works)
     for work in works:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Protocol
 
 from tailrace.core.oplog.cluster_time import ZERO
 from tailrace.errors import OtherHistoryError, UsageError
@@ -14,19 +15,26 @@ from tailrace.lake.tables.names import BEGIN_ANEW, place_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.standing import Seen, TableFault, check_owner, fault_of, seen
 from tailrace.lake.tables.state import TableMark, TablesPosition, TableState, unknown
-from tailrace.read.window.oplogs import OTHER_HISTORY, Oplogs
+from tailrace.read.window.oplogs import OTHER_HISTORY
 
 _log = logging.getLogger("tailrace.tables")
+
+
+class TablesSource(Protocol):
+    """Where the changes come from. ``deployment_id``: ``""`` where nobody says it."""
+
+    @property
+    def deployment_id(self) -> str: ...
 
 
 class OpenTables:
     """The tables of ``settings``, which rows of ``state`` come to."""
 
-    def __init__(self, settings: TableSettings, state: TableState, oplogs: Oplogs) -> None:
+    def __init__(self, settings: TableSettings, state: TableState, source: TablesSource) -> None:
         self._settings = settings
         self._selection = settings.selection
         self._state = state
-        self._oplogs = oplogs
+        self._source = source
         self.opened: dict[str, CollectionTable] = {}
         #: How many were found that had to be rewritten.
         self.written_anew = 0
@@ -49,7 +57,7 @@ class OpenTables:
                 bounds=rule.z_order,
                 declared=rule.schema.declaration,
                 policy=rule.schema.policy,
-                deployment=self._oplogs.deployment_id,
+                deployment=self._source.deployment_id,
                 feed=self._settings.feed_h > 0,
                 merges=self._settings.merge_on_read,
             )
@@ -68,7 +76,7 @@ class OpenTables:
 
     def check_deployment(self, table: CollectionTable) -> None:
         """Raises OtherHistoryError if the table says that it is of another deployment."""
-        ours = self._oplogs.deployment_id
+        ours = self._source.deployment_id
         if table.deployment and ours and table.deployment != ours:
             raise OtherHistoryError(
                 f"the table {table.root} is of another deployment: its id was {table.deployment} and is {ours}",

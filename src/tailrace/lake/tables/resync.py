@@ -23,6 +23,7 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.copying import TablesCopy, key_of
+from tailrace.lake.tables.fed import refuse_fed
 from tailrace.lake.tables.fold import FoldOfOne
 from tailrace.lake.tables.holding import state_folder
 from tailrace.lake.tables.names import BEGIN_ANEW, folder_of
@@ -42,6 +43,7 @@ def request_resync(root: TablePlace, namespace: str) -> None:
     """Let the writer that runs, or the next one, copy a collection again. Raises UsageError if it has no table."""
     state = TableState(state_folder(root) / "state", readonly=True)
     try:
+        refuse_fed(root, state)
         known = namespace in state.marks()
     finally:
         state.close()

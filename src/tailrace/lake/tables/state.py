@@ -48,6 +48,7 @@ _NEXT: Final = b"next"
 _SESSIONS: Final = b"sessions"
 _MASKS: Final = b"masks"
 _RESYNC: Final = b"resync/"
+_FED: Final = b"fed"
 #: The number of no collection: a table has rows of one that the state does not know.
 UNKNOWN: Final = 0
 
@@ -186,6 +187,12 @@ class TableState:
                 raise SinkError(f"{self._path} was written by another version of Tailrace (format {written})")
             times = [ClusterTime(value[name]) for name in ("time", "hold", "stated")]
             return TablesPosition(value["batch"], times[0], value["members"], times[1], times[2], _witness(value))
+
+    def fed(self) -> dict[str, Any] | None:
+        """Which rows of a query were applied last, of tables that are fed by one (``fed.py``); ``None`` for others."""
+        with self._reading():
+            found = self._read(_FED)
+            return None if found is None else dict(found)
 
     @property
     def name(self) -> str:
@@ -461,6 +468,10 @@ class StateTransaction:
         times = {name: int(getattr(position, name)) for name in ("time", "hold", "stated")}
         known = {"format": _FORMAT, "batch": position.batch, "members": dict(position.members)}
         self._put(_POSITION, {**known, **times, **_witnessed(position.witness)})
+
+    def set_fed(self, fed: Mapping[str, Any]) -> None:
+        """Set which rows of a query were applied last."""
+        self._put(_FED, dict(fed))
 
     def set_masks(self, witness: Mapping[str, str]) -> None:
         """Set what tells by which masks the tables are begun."""

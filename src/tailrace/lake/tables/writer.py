@@ -28,7 +28,7 @@ from tailrace.core.oplog.selection import Selection
 from tailrace.core.oplog.witness import EntryMark
 from tailrace.lake.tables.collector import without_collecting
 from tailrace.lake.tables.copying import TablesCopy, key_of
-from tailrace.lake.tables.delta_commit import Batch
+from tailrace.lake.tables.fed import refuse_fed
 from tailrace.lake.tables.fold import Fold, Folded
 from tailrace.lake.tables.holding import lock, state_folder
 from tailrace.lake.tables.iceberg_mirror import mirror_of
@@ -36,26 +36,19 @@ from tailrace.lake.tables.masking import begin_masked
 from tailrace.lake.tables.names import BEGIN_ANEW
 from tailrace.lake.tables.open_tables import OpenTables, position_of
 from tailrace.lake.tables.ownership import TablesOwnership
-from tailrace.lake.tables.pace import Pace
 from tailrace.lake.tables.progress import TablesProgress
-from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE_FOLDER
-from tailrace.lake.tables.quarantine import Quarantine
+from tailrace.lake.tables.publishing import Publication
 from tailrace.lake.tables.resync import Resyncs
 from tailrace.lake.tables.schema import DocumentMisfitError
 from tailrace.lake.tables.selected import SelectedCollections
 from tailrace.lake.tables.settings import TableSettings
-from tailrace.lake.tables.standing import note, note_disturbed
+from tailrace.lake.tables.standing import note_disturbed
 from tailrace.lake.tables.state import (
-    UNKNOWN,
     StateTransaction,
     TabledCollection,
-    TableMark,
     TablesPosition,
     TableState,
-    taken_over,
 )
-from tailrace.lake.tables.take_over import TakeOver
-from tailrace.lake.tables.upkeep import Upkeep, replaced_bytes
 from tailrace.read.source.connection import open_client
 from tailrace.read.source.listing import UnreadableNameError, shown_name
 from tailrace.read.source.topology import Cluster
@@ -88,6 +81,7 @@ class TablesWriter:
             opened.callback(os.close, self._lock)
             self._state = TableState(state_folder(settings.root) / "state")
             opened.callback(self._state.close)
+            refuse_fed(settings.root, self._state)
             begin_masked(settings.root, self._state, settings.masks)
             position = self._state.position()
             begun = position or self._state.copy_begun()
@@ -108,15 +102,10 @@ class TablesWriter:
         self._resyncs = Resyncs(self._client, self._cluster, self._oplogs, self._state, settings)
         self._tables = OpenTables(settings, self._state, self._oplogs)
         self._selected = SelectedCollections(settings, self._state, self._oplogs, self._copy, self._tables)
-        self._take_over = TakeOver(self._tables, self._state, Quarantine(settings.root / QUARANTINE_FOLDER))
+        self._publication = Publication(settings, self._state, self._tables, self._iceberg, check=self._ownership.check)
         self._batches = self._changes = 0
         #: Whether there is more to read at once.
         self._behind = False
-        #: Whether rows wait for the tables, when these took over some last, and how soon they may do so again.
-        self._waiting = False
-        self._published = time.monotonic()
-        self._pace = Pace()
-        self._upkeep = Upkeep(settings, 0 if position is None else position.batch, release=self._iceberg.release)
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
@@ -165,7 +154,7 @@ class TablesWriter:
             pause = self._settings.every_s - (time.monotonic() - begun) if did else _POLL_S
             if not self._behind:
                 self._stopped.wait(max(0.0, pause))
-        if self._waiting:
+        if self._publication.waiting:
             self._publish()
 
     def run_to_present(self, until: ClusterTime | None = None) -> ClusterTime:
@@ -209,10 +198,10 @@ class TablesWriter:
         window = self._oplogs.window(position.time, at_once=at_once, at_least=max(at_least, hold))
         if window is None:
             self._behind = self._behind and self._stopped.is_set()
-            if self._waiting and self._may_publish(position, at_once=at_once):
+            if self._publication.waiting and self._may_publish(position, at_once=at_once):
                 self._publish()
             else:
-                self._upkeep.expire(self._tables.opened)
+                self._publication.expire()
             return False
         with without_collecting():
             folded, changed, is_last = self._fold(position, window)
@@ -220,7 +209,7 @@ class TablesWriter:
         durable.step("tables.state")
         self._batches += 1
         self._changes += folded.changes
-        self._behind, self._waiting = not is_last, True
+        self._behind, self._publication.waiting = not is_last, True
         if self._may_publish(position, at_once=at_once):
             self._publish(position.time)
         return changed
@@ -229,9 +218,9 @@ class TablesWriter:
         """Whether the tables take over their rows now: ``at_once`` does not mind what that costs."""
         if not position.stated or self._stopped.is_set():
             return True
-        if self._behind and time.monotonic() - self._published < _BEHIND_S:
+        if self._behind and time.monotonic() - self._publication.at < _BEHIND_S:
             return False
-        return at_once or self._pace.wait() <= 0
+        return at_once or self._publication.wait() <= 0
 
     def _fold(self, position: TablesPosition, window: OplogWindow) -> tuple[Folded, bool, bool]:
         """Bring the state to the end of ``window``, and of those after it that can be read at once, up to the size of
@@ -326,45 +315,5 @@ class TablesWriter:
     # -- tables -----------------------------------------------------------------------------------------------------
 
     def _publish(self, after: ClusterTime | None = None) -> None:
-        """Let each table take over its pending rows. Does nothing while a copy has not caught up."""
-        position = position_of(self._state)
-        if position.time < position.hold:
-            return
-        self._ownership.check()
-        position = self._tables.compare_seen()
-        if position.time < position.hold:
-            return
-        marks = self._state.marks()
-        current = {one.namespace: one for one in self._state.collections() if not one.pending}
-        done: list[TableMark] = []
-        for namespace in sorted({*marks, *current} - self._resyncs.running.keys()):
-            mark = marks.get(namespace, TableMark(namespace, None, -1, whole=True))
-            collection = current.get(namespace)
-            since = position.stated if after is None else min(after, position.stated) if position.stated else after
-            if mark.collection == UNKNOWN or namespace not in marks:
-                # Nobody has followed the table since its last version, which says nothing of the time after its own.
-                since = self._tables.table(namespace).stated or since
-            uuid = None if collection is None else collection.uuid
-            batch = Batch(position.batch, since or ZERO, position.time, uuid, self._state.name, position.witness)
-            if self._take_over.bring_up(mark, collection, batch):
-                number = None if collection is None else collection.number
-                table = self._tables.table(namespace)
-                if mark.collection == UNKNOWN:
-                    table.make_checkpoint()  # the log before it may be damaged
-                taken = taken_over(TableMark(namespace, number, mark.batch, mark.whole), position.batch)
-                done.append(note(taken, table))
-        with self._state.writing() as state:
-            for mark in done:
-                state.set_mark(mark)
-            state.forget_waiting()
-            state.set_position(position.now_stated())
-        durable.step("tables.done")
-        for mark in done:
-            self._tables.saw(mark)
-        self._published, self._waiting = time.monotonic(), False
-        self._upkeep.compact(self._tables.opened, position.batch)
-        self._waiting = self._tables.note_damaged()
-        self._iceberg.follow(self._tables.opened.values())
-        self._upkeep.expire(self._tables.opened)
-        replaced, live = replaced_bytes(self._tables.opened)
-        self._pace.spent(replaced, live)
+        """Let each table take over its pending rows, but those of collections that are copied again."""
+        self._publication.publish(after, without=self._resyncs.running.keys())

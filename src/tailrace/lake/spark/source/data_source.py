@@ -80,7 +80,8 @@ def _refuse_table(options: Mapping[str, str]) -> None:
 def _only_a_source() -> UsageError:
     return UsageError(
         "'tailrace' gives events, and nothing can be written to it",
-        hint="Insert into a table of another format, or write a stream with tailrace.spark.foreach_batch",
+        hint="Insert into a table of another format, or write a stream: to current-state tables with "
+        "foreachBatch(tailrace.spark.tables_writer(...)), elsewhere with tailrace.spark.foreach_batch",
     )
 
 
