@@ -247,25 +247,23 @@ def test_another_writer_takes_over(  # noqa: PLR0917
             brought_up(replica_set.uri, other, collection, take_over=True, **MERGED)
 
     for turn in range(3):
-        change(collection, 2 * turn)
         with TablesWriter(replica_set.uri, settings_of(one, collection, take_over=True, **MERGED)) as writer:
             writer.run_to_present()
             taken.clear()
             durable.observe_steps(take)
             try:
-                for number in range(2):
-                    change(collection, 100 * turn + 50 + number)
+                for number in range(9):  # not each of them merges files
+                    change(collection, 9 * turn + number)
                     writer.run_to_present()
             except SinkError as error:
                 told.append(error.message)
             finally:
                 durable.observe_steps(None)
-        assert len(told) == turn + len(taken), "it did not see the other one"
+        assert len(told) == turn + 1, "it did not see the other one"
         brought_up(replica_set.uri, other, collection, take_over=True, **MERGED)
         assert_equal(other, collection)
         [report] = verify(other, replica_set.uri, [collection.full_name])
         assert report.good
-    assert told
 
 
 @pytest.mark.parametrize(
