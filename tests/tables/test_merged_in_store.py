@@ -33,12 +33,19 @@ from tailrace.lake.tables.deletion_vector import vector_of
 from tailrace.lake.tables.holding import mark_for_rebuilding
 from tailrace.lake.tables.live_files import files_at
 from tailrace.lake.tables.names import place_of
+from tailrace.lake.tables.schema import TableSchema
+from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.verification import verify
 from tailrace.lake.tables.writer import TablesWriter
+from tailrace.masks import Masks
 from tests import commands
+from tests.masks.random_updates import SECRET as MASK_KEY
+from tests.masks.workload import MarkedWrites, found_in, rules
 from tests.patience import PATIENCE_S
+from tests.server_in_use import SERVER_VERSION
 from tests.tables.equality import in_collection
-from tests.tables.object_server import ObjectServer
+from tests.tables.object_server import ObjectServer, held_in
+from tests.tables.test_equality import equal_after
 from tests.tables.test_object_store import assert_equal, brought_up, collection, settings_of
 from tests.tables.unkind_proxy import Fault, UnkindProxy
 
@@ -307,3 +314,71 @@ def test_a_deletion_vector_of_another_program(  # noqa: PLR0917
     assert_equal(root, collection)
     [report] = verify(root, replica_set.uri, [collection.full_name])
     assert report.good
+
+
+@pytest.mark.slow  # documents of another size, through the same code
+@pytest.mark.parametrize("fault", ["lost", "cut"])
+def test_a_document_of_16_mb(  # noqa: PLR0917
+    replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path, fault: Fault
+) -> None:
+    """Its files are sent in parts; each request fails the first time, so each part and each end of an upload does."""
+    tried: set[str] = set()
+
+    def chosen(number: int, method: str, path: str) -> Fault | None:
+        is_first = method in ("PUT", "POST") and path not in tried
+        tried.update([path])
+        return fault if is_first else None
+
+    rng, text = random.Random(1), 16_700_000
+    with UnkindProxy(object_store.address, chosen) as proxy:
+        root = object_store.place(prefix, tmp_path / "state", address=proxy.address)
+        for turn in range(4):
+            value = rng.randbytes(text // 2).hex()  # that compresses to half
+            collection.replace_one({"_id": turn % 2}, {"_id": turn % 2, "v": value}, upsert=True)
+            collection.insert_many([{"_id": 10 + 10 * turn + number} for number in range(10)])
+            brought_up(replica_set.uri, root, collection, **MERGED)
+        assert any("partNumber" in one or "comp=block" in one for one in tried), "it was sent in one part"
+    straight = object_store.place(prefix, tmp_path / "state")
+    assert_equal(straight, collection)
+    [report] = verify(straight, replica_set.uri, [collection.full_name])
+    assert report.good
+
+
+@pytest.mark.slow  # on a disk, tests/masks/test_tables_masked.py
+def test_no_object_has_a_byte_of_a_masked_value(
+    replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
+) -> None:
+    """Nor do the local folder's files, nor any object that was there for a time. With bounds of columns in the log, a
+    change feed and a quarantine."""
+    database, client = collection.database.name, collection.database.client
+    (tmp_path / "mask.key").write_bytes(MASK_KEY + b"\n")
+    (tmp_path / "masks.json").write_text(json.dumps({"key": {"file": "mask.key"}, "rules": rules(database)}))
+    masks, root = Masks.load(tmp_path / "masks.json"), object_store.place(prefix, tmp_path / "state")
+    writes = MarkedWrites(client, database, seed=7)
+    writes.open()
+    client[database]["people"].insert_one({"_id": "misfit", "n": "text", "email": writes._text()})
+    seen = tmp_path / "seen"
+    schema = TableSchema.declared({"n": "int", "email": "string", "phones": "json"}, "quarantine")
+    rule = TableRule(f"{database}.*", schema, z_order=("email", "n"))
+    settings = TableSettings(root, (rule,), every_s=0.0, merge_on_read=True, grace_h=0.0, feed_h=1.0, masks=masks)
+    for _ in range(6):
+        writes.write(40)
+        with TablesWriter(replica_set.uri, settings) as writer:
+            writer.run_to_present()
+        for name, content in held_in(root).items():
+            path = seen / name.replace("!", "~")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    assert list((seen / "_quarantine").glob("*.parquet"))
+    marked = [one for one in seen.rglob("*.json") if b"deletionVector" in one.read_bytes()]
+    assert marked
+    assert found_in([seen, tmp_path / "state"]) == []
+    for report in verify(root, replica_set.uri, masks=masks):
+        assert report.good
+
+
+@pytest.mark.slow  # with files that are rewritten, test_object_store.py
+@pytest.mark.parametrize("seed", [9104, 9105])
+def test_random_steps(replica_set: ReplicaSet, object_store: ObjectServer, tmp_path: Path, seed: int) -> None:
+    root = object_store.place(f"random-{seed}", tmp_path / "state")
+    assert equal_after(replica_set.uri, root, seed, 150, SERVER_VERSION, merges=True) == 5
