@@ -80,42 +80,47 @@ def versions(root: ObjectPlace, collection: Any) -> list[int]:
     return delta.commits_in(place_of(root, collection.full_name))
 
 
+_COMMIT, _FILE = r"PUT \d{20}\.json", r"PUT [0-9a-f]{32}-.*\.parquet"
+_POINTS = [
+    *((one, number) for one in (_COMMIT, _FILE) for number in (1, 2)),  # the second ones are those of a merge
+    (r"PUT \d{20}\.checkpoint\.parquet", 1),
+    ("PUT _last_checkpoint", 1),
+    *(("(POST|DELETE) .*", number) for number in (2, 3, 5)),  # the first one ends what a start tries
+]
+
+
 class Killing:
     """What a proxy does to a process: that is killed at one of its requests, before or after the store gets it."""
 
     def __init__(self) -> None:
-        self._at = self._count = 0
-        self._after = False
+        self._wanted, self._left, self._after = "", 0, False
         self._begun = threading.Event()
         self._pid = 0
-        self.at = ""
 
-    def run(self, number: int, *arguments: str, after: bool) -> bool:
-        """Run the writer and kill it at its request ``number``. Returns whether it had so many."""
-        self._at, self._after, self._count, self.at = number, after, 0, ""
+    def run(self, wanted: str, number: int, *arguments: str, after: bool) -> bool:
+        """Run the writer, and kill it at the ``number``th request that is ``wanted``. Returns whether it had one."""
+        self._wanted, self._left, self._after = wanted, number, after
         self._begun.clear()
         command = commands.Command(*arguments, code=_CHILD, stderr=2)
         self._pid = command.pid
         self._begun.set()
         ended = command.wait(PATIENCE_S)
-        self._at = 0
-        assert ended == (-signal.SIGKILL if self.at else 0)
-        return bool(self.at)
+        self._wanted = ""
+        assert ended == (0 if self._left else -signal.SIGKILL)
+        return not self._left
 
     def __call__(self, number: int, method: str, path: str) -> Fault | None:
-        self._count += method in ("PUT", "POST", "DELETE") or self._count == self._at
-        if not self._at or self._count < self._at:
+        if not self._wanted or not self._left:
+            return "cut" if self._wanted else None
+        self._left -= bool(re.fullmatch(self._wanted, f"{method} {path.partition('?')[0].rpartition('/')[2]}"))
+        if self._left:
             return None
-        if self._count == self._at:
-            assert self._begun.wait(PATIENCE_S)
-            os.kill(self._pid, signal.SIGKILL)
-            self.at = f"{method} {path.partition('?')[0].rpartition('/')[2]}"
-            if self._after:
-                return None
-        return "cut"
+        assert self._begun.wait(PATIENCE_S)
+        os.kill(self._pid, signal.SIGKILL)
+        return None if self._after else "cut"
 
 
-@pytest.mark.parametrize("numbers", [(8,), pytest.param(range(1, 26), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("points", [_POINTS[:1], pytest.param(_POINTS[1:], marks=pytest.mark.slow)], ids=["one", "all"])
 def test_a_writer_that_is_killed_at_a_request(  # noqa: PLR0917
     replica_set: ReplicaSet,
     object_store: ObjectServer,
@@ -123,31 +128,29 @@ def test_a_writer_that_is_killed_at_a_request(  # noqa: PLR0917
     prefix: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    numbers: Sequence[int],
+    points: Sequence[tuple[str, int]],
 ) -> None:
-    """A step of a store is a request: killed before and after each that writes, of commits, merges, checkpoints and
-    removals. The other tests of kills had no merge that replaces no row, nor a request between two steps."""
+    """A step of a store is a request: killed before and after those of commits, merges, checkpoints and removals. The
+    other tests of kills had no merge of rows that are gone, nor a request between two steps."""
     straight = object_store.place(prefix, tmp_path / "state")
-    killing, met, turn = Killing(), list[str](), 0
+    killing, turns = Killing(), iter(range(10_000))
     with UnkindProxy(object_store.address, killing) as proxy:
         options = json.dumps(object_store.options(proxy.address))
-        where = (object_store.uri(prefix), str(tmp_path / "state"), collection.database.name, options)
-        for number in numbers:
+        where = (replica_set.uri, object_store.uri(prefix), str(tmp_path / "state"), collection.database.name, options)
+        for wanted, number in points:
             for after in (False, True):
-                change(collection, turn)
-                if killing.run(number, replica_set.uri, *where, after=after):
-                    met.append(killing.at)
-                turn += 1
-                if turn % 5 == 0:
+                for _ in range(24):  # not each run has a checkpoint, or a merge
+                    change(collection, next(turns))
+                    if killing.run(wanted, number, *where, after=after):
+                        break
+                else:
+                    raise AssertionError(f"no run had {wanted}, {number} times")
+                if len(points) > 1:
                     brought_up(replica_set.uri, straight, collection, **MERGED)
                     assert_equal(straight, collection)
     brought_up(replica_set.uri, straight, collection, **MERGED)
     assert_equal(straight, collection)
     assert "is rewritten" not in caplog.text
-    print(met)
-    if len(numbers) > 1:
-        for wanted in (r"PUT \d{20}\.json", r"PUT [0-9a-f]{32}-.*\.parquet", "DELETE .*", r"PUT .*checkpoint.*"):
-            assert any(re.fullmatch(wanted, one) for one in met), wanted
 
 
 @pytest.mark.slow  # with files that are rewritten, test_object_store.py
