@@ -2,15 +2,18 @@
 
 The hand knows files. So the store's objects have a mirror in the product's folder, beside the state: it is made after
 each run, and where the hand has changed it, the store is made like it before the next one. A run that was killed leaves
-the mirror as it was, and the next one finds the store as the killed one has left it.
+the mirror as it was, and the next one finds the store as the killed one has left it. The seed says in which kind of
+store the tables are.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -20,11 +23,15 @@ import obstore
 from tailrace.base.object_place import ObjectPlace
 from tailrace.cli.run_tables import tabling
 from tailrace.lake.tables.settings import TableSettings
+from tests.gateway.programs import Unavailable
 from tests.products.product import Job, Product
 from tests.products.tables import TablesProduct, maintained
+from tests.tables.azure_server import AzureServer, azure_server
 from tests.tables.object_server import ObjectServer, object_server, weed
 
-_ADDRESS: Final = "TAILRACE_TESTS_OBJECT_STORE"
+#: The addresses of the stores that run, by their kinds, as JSON.
+_ADDRESSES: Final = "TAILRACE_TESTS_OBJECT_STORES"
+_KINDS: Final = {"s3": ObjectServer, "azure": AzureServer}
 _STATE: Final = "_tailrace"
 _OWNER: Final = "owner.json"
 
@@ -52,12 +59,17 @@ class StoredTablesProduct(TablesProduct):
 
 
 @contextmanager
-def store_for(products: Sequence[Product], folder: Path) -> Iterator[None]:
-    """An object store, if one of the products needs one, for this process and its children."""
+def store_for(products: Sequence[Product], folder: Path, *, azure: bool = False) -> Iterator[None]:
+    """An object store, if one of the products needs one, for this process and its children. ``azure``: one of Azure's
+    kind too, where that can be had."""
     wanted = any(isinstance(one, StoredTablesProduct) for one in products)
-    with object_server(folder / "objects") if wanted else nullcontext() as running:
-        if running is not None:
-            os.environ[_ADDRESS] = running.address
+    with ExitStack() as stack:
+        if wanted:
+            running = {"s3": stack.enter_context(object_server(folder / "objects")).address}
+            if azure:
+                with suppress(Unavailable):
+                    running["azure"] = stack.enter_context(azure_server(folder / "azure")).address
+            os.environ[_ADDRESSES] = json.dumps(running)
         yield
 
 
@@ -67,7 +79,9 @@ def without_store(names: Sequence[str]) -> list[str]:
 
 
 def _place(job: Job) -> ObjectPlace:
-    running = ObjectServer(os.environ[_ADDRESS], 0, Path())
+    addresses = json.loads(os.environ[_ADDRESSES])
+    kind = random.Random(f"tailrace store {job.options['played']}").choice(sorted(addresses))
+    running = _KINDS[kind](addresses[kind], 0, Path())
     return running.place(f"p{sha256(job.folder.encode()).hexdigest()[:20]}", job.root / _STATE)
 
 

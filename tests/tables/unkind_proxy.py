@@ -38,8 +38,8 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _do(self) -> None:
-        fault = self.server.asked(self.command, self.path)
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        fault = self.server.asked(self.command, self.path)  # who asks may be killed now: what it wants is here
         if fault == "cut":
             self._end()
         elif fault == "slow down":

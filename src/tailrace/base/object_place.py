@@ -133,8 +133,10 @@ SCHEMES: Final = (S3, AZURE, AZURE_WITH_ACCOUNT)
 BEGINNINGS: Final = tuple(f"{name}://" for scheme in SCHEMES for name in scheme.names)
 #: What holds objects or files, and is refused.
 _REFUSED: Final = {
-    **dict.fromkeys(("gs", "gcs"), "nobody has tried Google Cloud Storage"),
-    **dict.fromkeys(("hdfs", "webhdfs", "viewfs"), "nobody has tried HDFS, which has no conditional writes"),
+    **dict.fromkeys(
+        ("gs", "gcs"), "nobody has tried Google Cloud Storage, since its emulators do not keep its conditions of writes"
+    ),
+    **dict.fromkeys(("hdfs", "webhdfs", "viewfs"), "HDFS cannot replace a file on the condition that it is unchanged"),
     **dict.fromkeys(("wasb", "wasbs", "adl", "azure"), "a place in Azure begins with az:// or abfss://"),
 }
 

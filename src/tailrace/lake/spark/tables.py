@@ -22,9 +22,15 @@ def read(spark: SparkSession, path: Path | str, *, version: int | None = None) -
     version (default: the newest).
 
     The files are those that the log names now. They stay for ``tables.grace`` after they have been replaced, and a
-    query that takes longer needs a longer ``grace``. Raises UsageError if ``path`` is not a table, and SinkError if its
-    log cannot be read.
+    query that takes longer needs a longer ``grace``. Raises UsageError if ``path`` is not a table or lies in an object
+    store, and SinkError if its log cannot be read.
     """
+    if "://" in str(path):
+        raise UsageError(
+            "tailrace.tables.read reads tables in directories, and this one is in an object store",
+            hint='Read it with spark.read.format("delta"), which needs Delta\'s JARs and those of the store, or give a '
+            "copy of its directory",
+        )
     import pyarrow as pa  # noqa: PLC0415  with the extra only
     from deltalake import DeltaTable  # noqa: PLC0415
     from deltalake.exceptions import DeltaError, TableNotFoundError  # noqa: PLC0415

@@ -382,9 +382,19 @@ def statement(actions: Sequence[Mapping[str, Any]], number: int) -> Stated | Non
 
 
 def changes_data(actions: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a commit changes rows, and does not only move them to other files."""
+    """Whether a commit changes rows, and does not only move them to other files. One that gives a file another deletion
+    vector does, whatever it says of itself."""
     moved = [one.get("add") or one.get("remove") for one in actions]
-    return any(one.get("dataChange", True) for one in moved if one) or any("metaData" in one for one in actions)
+    if any(one.get("dataChange", True) for one in moved if one) or any("metaData" in one for one in actions):
+        return True
+    before = {one["remove"]["path"]: _vector_in(one["remove"]) for one in actions if "remove" in one}
+    return any(_vector_in(one["add"]) != before.get(one["add"]["path"]) for one in actions if "add" in one)
+
+
+def _vector_in(action: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What tells the deletion vectors of two actions apart; ``None`` if there is none."""
+    vector = action.get("deletionVector")
+    return None if vector is None else tuple(vector.get(one) for one in ("storageType", "pathOrInlineDv", "offset"))
 
 
 def _commit_info(batch: Batch, kind: str, at: int) -> dict[str, Any]:

@@ -219,15 +219,19 @@ class _Verification:
             oplogs.close()
         return TableReport(self._namespace, stated, found.documents, found.quarantined, differences, faults)
 
-    def _shown(self, mark: TableMark) -> int | None:
+    def _shown(self, mark: TableMark, faults: list[str]) -> int | None:
         """The version that readers read, if it has the rows of the one that the state describes: files may have been
-        merged since. ``None``: the newest. Raises DamagedCommitError."""
+        merged since. ``None``: the newest. That another program has changed rows goes to ``faults``. Raises
+        DamagedCommitError."""
         if mark.version < 0:
             return None
         version = mark.version
         for number in (one for one in delta.commits_in(self._folder) if one > mark.version):
             actions = delta_commit.actions_of(self._folder, number)
-            if delta_commit.statement(actions, number) is not None or delta_commit.changes_data(actions):
+            if delta_commit.statement(actions, number) is not None:
+                break  # a writer goes on
+            if delta_commit.changes_data(actions):
+                faults.append(f"another program has changed it: version {number} is not one of Tailrace's")
                 break
             version = number
         return version
@@ -235,7 +239,7 @@ class _Verification:
     def _table(self, mark: TableMark, faults: list[str]) -> DeltaTable | None:
         """The version that is compared, and what of it cannot be read."""
         try:
-            table = places.delta_table(self._folder, self._shown(mark))
+            table = places.delta_table(self._folder, self._shown(mark, faults))
             with places.asking(self._folder):
                 names = [unquote(one) for one in pa.table(table.get_add_actions()).column("path").to_pylist()]
             there = places.sizes(self._folder, names)
