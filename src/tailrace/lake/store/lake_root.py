@@ -23,6 +23,10 @@ LakeRoot: TypeAlias = Path | ObjectPlace
 
 #: Readers of a lake in a store need no local directory. Nothing can be made below this one.
 NOWHERE: Final = Path(os.devnull)
+#: What lakes in a store do not have yet, and what to do.
+NOT_CHANGED: Final = ("the stream and the columns cannot be changed of", "Begin another lake, beside this one")
+NOT_MIRRORED: Final = ("no Iceberg catalogue can have", "Leave it out, or keep the lake in a directory")
+NOT_PUT_ASIDE: Final = ("there is no quarantine in", "Leave onError out, or keep the lake in a directory")
 #: So often is an object read and exchanged again that others exchange meanwhile.
 _TRIES: Final = 8
 
@@ -55,6 +59,16 @@ def writable_root(
     return object_place(text, beside=local_path(state, "the state", base))
 
 
+def given_root(where: str, state: Path | None) -> LakeRoot:
+    """The place of a lake that a command is given: a path as it is, or a URI; ``state`` is not needed to read it."""
+    check_tried(where)
+    if is_object_uri(where):
+        return object_place(where, beside=NOWHERE if state is None else state.absolute())
+    if state is not None:
+        raise UsageError(f"a state directory belongs to a lake in an object store ({URIS})")
+    return local_path(where, "the lake") if "://" in where else Path(where)
+
+
 def require_state(root: LakeRoot) -> None:
     """Raise UsageError for a lake in a store without a state directory, by whoever is about to change it."""
     if isinstance(root, ObjectPlace) and root.bucket.beside == NOWHERE:
@@ -64,10 +78,22 @@ def require_state(root: LakeRoot) -> None:
         )
 
 
+def state_of(root: LakeRoot) -> Path | None:
+    """The local directory of a lake in an object store."""
+    return root.bucket.beside if isinstance(root, ObjectPlace) else None
+
+
 def refuse_in_store(root: LakeRoot | str, what: str, instead: str) -> None:
     """Raise UsageError for what lakes in an object store do not have yet."""
     if isinstance(root, ObjectPlace) or (isinstance(root, str) and is_object_uri(root)):
         raise UsageError(f"{what} a lake in an object store", hint=instead)
+
+
+def local_root(root: LakeRoot, what: str, instead: str) -> Path:
+    """The lake's directory, for what lakes in an object store do not have yet. Raises UsageError for such a one."""
+    refuse_in_store(root, what, instead)
+    assert isinstance(root, Path)
+    return root
 
 
 def publish(place: LakeRoot, content: bytes, beside: LakeRoot) -> None:

@@ -17,7 +17,7 @@ from tailrace.lake.store import quarantine
 from tailrace.lake.store.checkpoint_file import read_held, require_seen
 from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.identity import read_identity
-from tailrace.lake.store.lake_root import LakeRoot, rooted, sha256_of, size_of
+from tailrace.lake.store.lake_root import NOWHERE, LakeRoot, rooted, sha256_of, size_of
 from tailrace.lake.store.layout import is_in_period, is_lake_file
 from tailrace.lake.store.manifest import Erasure, FileEntry, Gap, LakeChange
 from tailrace.lake.store.part_writer import TOKEN, count_equal, footer_equal_tokens, footer_range, parquet_file
@@ -78,7 +78,9 @@ def verify(path: LakeRoot | str, *, full: bool = False, checkpoint: Path | None 
     with log.reading() as head:
         for problem in (*log.problems(), *log_checkpoint.problems(log.layout)):
             report.add(problem)
-        _compare_with_checkpoint(log, head, checkpoint or log.layout.default_checkpoint, str(known["id"]), report)
+        where = checkpoint or (None if log.layout.local == NOWHERE else log.layout.default_checkpoint)
+        if where is not None:
+            _compare_with_checkpoint(log, head, where, str(known["id"]), report)
         # On another machine than the writer's, no lock of a lake in a store keeps that one out.
         state = log.state(head.number if isinstance(root, ObjectPlace) and head.number >= 0 else None)
         present = set(log.layout.files_present())
