@@ -44,7 +44,7 @@ def preview(path: LakeRoot | str, match: Mapping[str, Any]) -> ErasurePreview:
     searched = 0
     with erasable(path) as (log, _):
         for file in log.state().in_order:
-            chosen = [event for event in _events(log.layout.root / file.name) if matches(event)]
+            chosen = [event for event in _events(log.layout.root / file.name, file.size) if matches(event)]
             searched += file.rows
             collections.update(namespace_of(event) or "(no namespace)" for event in chosen)
             if chosen:
@@ -55,7 +55,7 @@ def preview(path: LakeRoot | str, match: Mapping[str, Any]) -> ErasurePreview:
     return ErasurePreview(sum(file.rows for file in files), searched, tuple(files), dict(collections), aside)
 
 
-def _events(path: LakeRoot) -> Iterator[bytes]:
-    with parquet_file(path) as parquet:
+def _events(path: LakeRoot, size: int) -> Iterator[bytes]:
+    with parquet_file(path, size) as parquet:
         for batch in parquet.iter_batches(batch_size=READ_ROWS, columns=[EVENT]):
             yield from batch.column(0).to_pylist()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +47,8 @@ SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
 #: collection of few rows has one file, however many others there are.
 _OPEN_MAX: Final = 64
 _HELD_MAX: Final = 4
+#: Objects up to this size are read in one request.
+_WHOLE_MAX: Final = 16 << 20
 #: Columns of few distinct values: the only ones where trying a dictionary is worth its time.
 _DICTIONARY: Final = ("operation_type", "database", "collection")
 #: What stands in a required field of a struct that is NULL as a whole.
@@ -292,21 +295,31 @@ def opened_checked(root: LakeRoot, entry: StagedFile) -> Iterator[pq.ParquetFile
     no checksum of a page covers. Raises SinkError where they are not."""
     path = root / entry.name
     try:
-        if size_of(path) != entry.size or sha256_of(path) != entry.sha256:
+        content = path.read_bytes() if isinstance(path, ObjectPlace) and entry.size <= _WHOLE_MAX else None
+        found = (size_of(path), sha256_of(path)) if content is None else (len(content), sha256(content).hexdigest())
+        if found != (entry.size, entry.sha256):
             raise SinkError(
                 f"{path} is damaged: its bytes are not those that were written", hint="Restore it from a copy"
             )
-        with parquet_file(path) as file:
+        with (
+            parquet_file(path)
+            if content is None
+            else pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file
+        ):
             yield file
     except (OSError, pa.ArrowException) as error:
         raise SinkError(f"{path} cannot be read: {error}", hint="Restore it from a copy") from error
 
 
 @contextmanager
-def parquet_file(place: LakeRoot) -> Iterator[pq.ParquetFile]:
-    """A Parquet file to read; the checksums of its pages are compared. Raises FileNotFoundError."""
+def parquet_file(place: LakeRoot, size: int | None = None) -> Iterator[pq.ParquetFile]:
+    """A Parquet file to read; the checksums of its pages are compared. An object that is known to be small is read in
+    one request. Raises FileNotFoundError."""
     with ExitStack() as stack:
-        source = stack.enter_context(place.open()) if isinstance(place, ObjectPlace) else place
+        source: Any = place
+        if isinstance(place, ObjectPlace):
+            is_small = size is not None and size <= _WHOLE_MAX
+            source = pa.BufferReader(place.read_bytes()) if is_small else stack.enter_context(place.open())
         yield stack.enter_context(pq.ParquetFile(source, page_checksum_verification=True))
 
 
@@ -323,7 +336,7 @@ def equal_tokens_in(root: LakeRoot, entry: StagedFile) -> int:
     log here: read the rows by ``opened_checked``. Raises SinkError where there is no footer."""
     path = root / entry.name
     try:
-        with parquet_file(path) as file:
+        with parquet_file(path, entry.size) as file:
             return footer_equal_tokens(file.metadata.metadata)
     except (OSError, pa.ArrowException) as error:
         raise SinkError(f"{path} cannot be read: {error}", hint="Restore it from a copy") from error

@@ -158,7 +158,7 @@ def _check_file(
             report.add(f"{entry.name} has {size} bytes, and the log says {entry.size}")
         elif report.full and sha256_of(path) != entry.sha256:
             report.add(f"{entry.name} is not what was written: its SHA-256 differs from the log's")
-        with parquet_file(path) as file:
+        with parquet_file(path, entry.size) as file:
             if footer_range(file.metadata.metadata) != (entry.first_token, entry.last_token):
                 report.add(f"{entry.name}: its footer and the log name different tokens")
             rows = equal = 0
