@@ -37,12 +37,12 @@ def begin_session(layout: LakeLayout) -> str:
 
 def require_session(layout: LakeLayout) -> None:
     """Raise SinkError where a stream with another state directory has opened the lake last, UsageError where there is
-    no such directory. In a directory of its own a lake's locks decide."""
+    no such directory. In a directory of its own a lake's locks decide. (Where there is no lake, the caller says so.)"""
     if not isinstance(layout.root, ObjectPlace):
         return
     require_state(layout.root)
-    found = read_sealed(layout.identity) or {}
-    if found.get(SESSION) not in _known(layout.local):
+    found = read_sealed(layout.identity)
+    if found is not None and found.get(SESSION) not in _known(layout.local):
         raise SinkError(
             f"the lake {layout.root} is written by a stream with another state directory, or with a newer copy of this "
             f"one ({layout.local})",

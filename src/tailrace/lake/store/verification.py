@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tailrace.base.object_place import ObjectPlace
+from tailrace.base.object_place import ObjectPlace, reason
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import checkpoint as log_checkpoint
 from tailrace.lake.store import quarantine
@@ -141,7 +141,8 @@ def _compare_with_delta(root: LakeRoot, version: int, names: set[str], report: L
         uris = delta_table(root, version).file_uris()
         found = {uri.removeprefix("file://").removeprefix(f"{root.absolute()}/") for uri in uris}
     except (OSError, DeltaError) as error:
-        report.add(f"deltalake cannot read version {version}: {error}")
+        why = reason(error) if isinstance(root, ObjectPlace) else error
+        report.add(f"deltalake cannot read version {version}: {why}")
         return
     if found != names:
         report.add(f"deltalake finds {len(found)} files in version {version}, and the log names {len(names)}")
