@@ -94,6 +94,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--older-than", metavar="90d", help="with expire: remove the days that ended longer ago than this (s, m, h, d)"
     )
+    _add_erasing_and_changing(parser)
+    parser.add_argument(
+        "--iceberg",
+        metavar="CATALOG",
+        help="with verify, compact, expire, erase: the lake is an Iceberg table too, in the catalogue with this URI "
+        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_erasing_and_changing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--match",
         metavar="JSON",
@@ -131,14 +143,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         const=True,
         help="with change: backfill nothing; the wider stream begins where the lake's stream stands",
     )
-    parser.add_argument(
-        "--iceberg",
-        metavar="CATALOG",
-        help="with verify, compact, expire, erase: the lake is an Iceberg table too, in the catalogue with this URI "
-        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
-    )
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

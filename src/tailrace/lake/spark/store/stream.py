@@ -125,21 +125,33 @@ def write_stream(
     source = lake_source(with_columns_of(root, source))
     with _brought_up(root, iceberg):
         opening = _opened(root, where, source, accept_gap=accept_gap, partition_by=partition_by)
-    names = partitioning_of(read_identity(root) or {}).names
     _register_both(spark, sink)
     reader = spark.readStream.format(LakeSource.name()).options(**start_after(opening, source))
-    place = {LAKE: str(root), STATE: str(state_of(root) or "")}
-    reader = reader.options(**place, **{AFTER: opening.after or "", FILE_BYTES: str(4 * policy.target_bytes)})
-    marks = json.dumps(marks_to_json(opening.entries))
-    reader = reader.options(**{PARTITION: ",".join(names), ON_ERROR: on_error, ENTRIES: marks})
+    reader = reader.options(**_place(root), **_lake_options(root, opening, policy, on_error))
     writer = counted_files(reader.load()).writeStream.format(sink.name()).option("checkpointLocation", str(where))
-    writer = writer.options(**place, claim=opening.claim, checkpoint=str(where), **policy.to_options())
+    writer = writer.options(**_place(root), claim=opening.claim, checkpoint=str(where), **policy.to_options())
     writer = writer.option(ICEBERG, "" if iceberg is None else iceberg.to_text())
     if available_now:
         writer = writer.trigger(availableNow=True)
     elif processing_time is not None:
         writer = writer.trigger(processingTime=processing_time)
     return _started(spark, writer)
+
+
+def _place(root: LakeRoot) -> dict[str, str]:
+    """Where the lake is, for the source and the sink. Keys of a store are not among it."""
+    return {LAKE: str(root), STATE: str(state_of(root) or "")}
+
+
+def _lake_options(root: LakeRoot, opening: Opening, policy: CompactionPolicy, on_error: str) -> dict[str, str]:
+    """What the lake's source is told beside the stream's options."""
+    return {
+        AFTER: opening.after or "",
+        FILE_BYTES: str(4 * policy.target_bytes),
+        PARTITION: ",".join(partitioning_of(read_identity(root) or {}).names),
+        ON_ERROR: on_error,
+        ENTRIES: json.dumps(marks_to_json(opening.entries)),
+    }
 
 
 def _register_both(spark: SparkSession, sink: type[LakeSink]) -> None:
