@@ -131,11 +131,13 @@ def write_stream(
     writer = counted_files(reader.load()).writeStream.format(sink.name()).option("checkpointLocation", str(where))
     writer = writer.options(**_place(root), claim=opening.claim, checkpoint=str(where), **policy.to_options())
     writer = writer.option(ICEBERG, "" if iceberg is None else iceberg.to_text())
+    return _started(spark, _triggered(writer, processing_time, available_now=available_now))
+
+
+def _triggered(writer: DataStreamWriter, processing_time: str | None, *, available_now: bool) -> DataStreamWriter:
     if available_now:
-        writer = writer.trigger(availableNow=True)
-    elif processing_time is not None:
-        writer = writer.trigger(processingTime=processing_time)
-    return _started(spark, writer)
+        return writer.trigger(availableNow=True)
+    return writer if processing_time is None else writer.trigger(processingTime=processing_time)
 
 
 def _place(root: LakeRoot) -> dict[str, str]:
