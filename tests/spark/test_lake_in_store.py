@@ -10,10 +10,13 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import polars
+import pymongo
 import pytest
 
 from tailrace.embedded import ReplicaSet
@@ -71,3 +74,39 @@ def test_after_kills_the_lake_is_the_servers_stream(
     held = {one.name for one in root.objects() if one.name.startswith("day=")}
     live = CommitLog(root).state()
     assert held <= set(live.files) | set(live.removed)
+
+
+def test_a_pipeline_file_and_every_flag_that_reads_it(
+    replica_set: ReplicaSet, object_store: ObjectServer, prefix: str, tmp_path: Path
+) -> None:
+    environment = {("AWS_ENDPOINT_URL" if n == "AWS_ENDPOINT" else n): v for n, v in object_store.environment().items()}
+    uri, file = object_store.uri(prefix), tmp_path / "pipeline.yaml"
+    file.write_text(
+        f"source: {{uri: '{replica_set.uri}', database: lakestorefile, startingFrom: snapshot}}\n"
+        f"lake: {{path: '{uri}', state: ./state, partitionBy: [day, collection]}}\ntrigger: {{availableNow: true}}\n"
+    )
+
+    def run(*flags: str) -> str:
+        command = [sys.executable, "-m", "tailrace", "run", str(file), *flags]
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout + done.stderr
+
+    with pymongo.MongoClient[Any](replica_set.uri, w="majority") as client:
+        client.drop_database("lakestorefile")
+        client["lakestorefile"]["a"].insert_many([{"_id": number} for number in range(20)])
+        client["lakestorefile"]["b"].insert_many([{"_id": number} for number in range(10)])
+        assert f"a new lake at {uri}" in run("--dry-run")
+        run()
+        assert "30 events" in run("--verify", "--full")
+        client["lakestorefile"]["a"].delete_one({"_id": 3})
+    assert f"the lake at {uri}, which has 30 events" in run("--dry-run")
+    run()
+    run("--compact")
+    assert "31 events" in run("--verify", "--full")
+    options = dict(object_store.place(prefix, tmp_path / "x").bucket.options)
+    rows = polars.scan_delta(uri, storage_options=options).sort("token").collect()
+    assert rows["operation_type"].to_list() == ["snapshot"] * 30 + ["delete"]
+    assert set(rows["collection"].to_list()) == {"a", "b"}
