@@ -409,6 +409,46 @@ def test_a_stream_that_comes_while_another_commits_starts_again(
     assert numbers_in(one) == list(range(20))
 
 
+def test_two_streams_that_open_the_lake_at_one_moment(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
+    one, other = (object_store.place(prefix, tmp_path / name) for name in ("one", "other"))
+    put(one, opened(one, tmp_path / "first"), 0, range(10), tmp_path / "first")
+    claims = []
+
+    def come(step: str) -> None:
+        if step == "claim.checkpoint":
+            durable.observe_steps(None)
+            claims.append(opened(other, tmp_path / "second"))
+
+    durable.observe_steps(come)
+    try:
+        with pytest.raises(SinkError, match="another program has changed"):
+            make(one, tmp_path / "third")
+    finally:
+        durable.observe_steps(None)
+    put(other, claims[0], 0, range(10, 20), tmp_path / "second")
+    assert numbers_in(other) == list(range(20))
+
+
+def test_a_late_head_does_not_replace_a_newer_one(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
+    """Between its commit and its ``head.json`` a writer is overtaken by another stream."""
+    one, other = (object_store.place(prefix, tmp_path / name) for name in ("one", "other"))
+    claim = opened(one, tmp_path / "first")
+
+    def come(step: str) -> None:
+        if step == "commit.log":
+            durable.observe_steps(None)
+            opened(other, tmp_path / "second")
+
+    durable.observe_steps(come)
+    try:
+        assert put(one, claim, 0, range(10), tmp_path / "first") is not None
+    finally:
+        durable.observe_steps(None)
+    assert CommitLog(other).head().number == 2
+    put(other, make(other, tmp_path / "second").claim, 0, range(10, 20), tmp_path / "second")
+    assert numbers_in(other) == list(range(20))
+
+
 def test_a_copy_of_the_state_and_the_checkpoint(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
     """Both copies hold the same claim: the one that was opened last writes."""
     one, other = (object_store.place(prefix, tmp_path / name / "state") for name in ("one", "other"))
