@@ -76,6 +76,13 @@ TESTS: dict[str, dict[str, str]] = {
         ),
         "a bit of any of its files": "unit/test_lake_bits.py::test_a_flipped_bit_is_refused_or_found",
         "a copy that can only be read": SET_BACK + "test_a_read_only_copy_is_verified_without_writing",
+        "a lake in an object store, set back": "tables/test_lake_in_store.py::test_a_store_that_was_set_back",
+        "the state directory of a lake in an object store is lost, with the checkpoint in it": (
+            "tables/test_lake_in_store.py::test_the_stream_on_another_machine_takes_over"
+        ),
+        "a copy of that directory, while the stream goes on with the other one": (
+            "tables/test_lake_in_store.py::test_a_copy_of_the_state_and_the_checkpoint"
+        ),
         "the deployment, from an older backup": SPARK_RESTORED,
         "another deployment, of the same name": (
             SET_BACK + "test_the_lake_of_another_deployment_with_the_same_name_is_refused"

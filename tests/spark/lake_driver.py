@@ -1,6 +1,6 @@
 """A driver that writes a lake, to be killed: from outside at any moment, or by its own sink at a step of a commit.
 
-python -m tests.spark.lake_driver OPTIONS_JSON LAKE [--die-at STEP TIMES] [--available-now]
+python -m tests.spark.lake_driver OPTIONS_JSON LAKE [--die-at STEP TIMES] [--available-now] [--state DIR]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--available-now", action="store_true")
     parser.add_argument("--on-error", default="fail")
     parser.add_argument("--iceberg")
+    parser.add_argument("--state")
     args = parser.parse_args()
     spark = local_session("lake-driver", cores=2, fast_start=True)
     spark.sparkContext.setLogLevel("ERROR")
@@ -31,6 +32,7 @@ def main() -> None:
         spark,
         json.loads(args.options),
         args.lake,
+        state=args.state,
         available_now=args.available_now,
         compaction=CompactionPolicy(every=4, fan_in=2),
         on_error=args.on_error,

@@ -23,14 +23,18 @@ def options_for(uri: str, database: str, after: ClusterTime, **more: str) -> dic
 
 
 @contextmanager
-def driver(options: dict[str, str], lake: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def driver(
+    options: dict[str, str], lake: Path, *arguments: str, uri: str | None = None, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """``uri``: where the lake is in an object store; ``lake`` is then a path beside which the driver's log lies."""
     with (lake.parent / "driver.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.lake_driver", json.dumps(options), str(lake), *arguments],
+            [sys.executable, "-m", "tests.spark.lake_driver", json.dumps(options), uri or str(lake), *arguments],
             cwd=_ROOT,
             stdout=log,
             stderr=log,
             start_new_session=True,
+            env={**os.environ, **environment},
         )
         try:
             yield process

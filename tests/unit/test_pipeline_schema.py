@@ -52,7 +52,7 @@ FREE = {
         "uri", "database", "collection", "collections", "pipeline", "collation", "resumeAfter", "startAfter",
         "startAtOperationTime", "endAtOperationTime", "archive", "images",
     },
-    "lake": {"columns"},
+    "lake": {"path", "state", "columns"},
     "tables": {"path", "state", "collections"},
     "messages": {"topic", "topicPrefix", "collections", "pipeline", "leasesUri", "config"},
     "masks": {"key", "rules"},

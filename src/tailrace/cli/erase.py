@@ -152,8 +152,14 @@ def _asked(store: str, place: object, ask: Any) -> StoreErasure:
 
 
 def _lake(root: Path, documents: NamedDocuments, dry_run: bool) -> StoreErasure:
+    from tailrace.base.object_place import is_object_uri  # noqa: PLC0415  as below
     from tailrace.lake.store.document_erasure import erase_documents  # noqa: PLC0415  so that --help loads no Arrow
 
+    if is_object_uri(str(root)):
+        raise UsageError(
+            "documents are not erased by name from a lake in an object store",
+            hint="Erase its events: tailrace lake erase URI --state DIR --vacuum --match ...",
+        )
     return erase_documents(root, documents, dry_run=dry_run)
 
 

@@ -21,6 +21,7 @@ from tailrace.lake.store.mirrored import is_mirrored
 
 if TYPE_CHECKING:
     from tailrace.lake.iceberg.settings import IcebergSettings
+    from tailrace.lake.store.lake_root import LakeRoot
     from tailrace.lake.store.retention import Release
     from tailrace.lake.store.verification import LakeReport
 
@@ -53,6 +54,7 @@ _FLAGS_OF = {
     "archive": ("change",),
     "from_now": ("change",),
     "iceberg": ("verify", "compact", "expire", "erase"),
+    "state": ("status", "verify", "compact", "expire", "erase"),
 }
 
 
@@ -65,7 +67,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
-    parser.add_argument("lake", metavar="DIR", type=Path, help="the lake's directory; with change: a pipeline file")
+    parser.add_argument(
+        "lake",
+        metavar="DIR",
+        help="the lake's directory, or s3://BUCKET/PREFIX or az://CONTAINER/PREFIX; with change: a pipeline file",
+    )
+    parser.add_argument(
+        "--state",
+        metavar="DIR",
+        type=Path,
+        help="the local directory of a lake in an object store: compact, expire and erase need it, and verify compares "
+        "with the checkpoint in it",
+    )
     parser.add_argument("--format", choices=("text", "json"), help="with status (default: text)")
     parser.add_argument(
         "--full", action="store_const", const=True, help="with verify: compare every byte with the hash in the log"
@@ -81,6 +94,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--older-than", metavar="90d", help="with expire: remove the days that ended longer ago than this (s, m, h, d)"
     )
+    _add_erasing_and_changing(parser)
+    parser.add_argument(
+        "--iceberg",
+        metavar="CATALOG",
+        help="with verify, compact, expire, erase: the lake is an Iceberg table too, in the catalogue with this URI "
+        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_erasing_and_changing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--match",
         metavar="JSON",
@@ -118,14 +143,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         const=True,
         help="with change: backfill nothing; the wider stream begins where the lake's stream stands",
     )
-    parser.add_argument(
-        "--iceberg",
-        metavar="CATALOG",
-        help="with verify, compact, expire, erase: the lake is an Iceberg table too, in the catalogue with this URI "
-        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
-    )
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -133,12 +150,15 @@ def run(args: argparse.Namespace) -> int:
     for flag, actions in _FLAGS_OF.items():
         if getattr(args, flag) is not None and args.action not in actions:
             raise WrongUsageError(f"--{flag.replace('_', '-')} belongs to tailrace lake {' and '.join(actions)}")
-    if args.action == "status":
-        return _status(args.lake, args.format)
     if args.action == "change":
         from tailrace.cli.lake_change import change  # noqa: PLC0415
 
-        return change(args.lake, args.archive, from_now=bool(args.from_now), dry_run=bool(args.dry_run))
+        return change(Path(args.lake), args.archive, from_now=bool(args.from_now), dry_run=bool(args.dry_run))
+    from tailrace.lake.store.lake_root import given_root  # noqa: PLC0415  so that --help is quick
+
+    args.lake = given_root(args.lake, args.state)
+    if args.action == "status":
+        return _status(args.lake, args.format)
     iceberg = named_catalogue(args.iceberg)
     if args.action == "verify":
         return print_verification(args.lake, full=bool(args.full), iceberg=iceberg)
@@ -162,7 +182,7 @@ def _maintain(args: argparse.Namespace, release: Release | None) -> int:
     return 0
 
 
-def _drop_days(root: Path, seconds: float) -> None:
+def _drop_days(root: LakeRoot, seconds: float) -> None:
     from tailrace.lake.store.erasure import drop_days  # noqa: PLC0415
 
     try:
@@ -199,7 +219,7 @@ def _erase(args: argparse.Namespace, release: Release | None) -> int:
     return 0
 
 
-def _show_erasure(root: Path, match: dict[str, Any]) -> int:
+def _show_erasure(root: LakeRoot, match: dict[str, Any]) -> int:
     from tailrace.lake.store.erasure_preview import preview  # noqa: PLC0415
 
     erasable = preview(root, match)
@@ -231,7 +251,7 @@ def _read_match(text: str) -> dict[str, Any]:
     return value
 
 
-def _status(root: Path, form: str) -> int:
+def _status(root: LakeRoot, form: str) -> int:
     from tailrace.lake.store.status import lake_status  # noqa: PLC0415
 
     status = lake_status(root)
@@ -269,7 +289,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def print_compaction(root: Path, *, target_bytes: int, retention: timedelta, release: Release | None = None) -> int:
+def print_compaction(root: LakeRoot, *, target_bytes: int, retention: timedelta, release: Release | None = None) -> int:
     """Compact a lake and print how many files there were and are."""
     from tailrace.lake.store.compaction import compact  # noqa: PLC0415
 
@@ -284,7 +304,7 @@ def print_compaction(root: Path, *, target_bytes: int, retention: timedelta, rel
 
 
 def print_verification(
-    root: Path, *, full: bool, checkpoint: Path | None = None, iceberg: IcebergSettings | None = None
+    root: LakeRoot, *, full: bool, checkpoint: Path | None = None, iceberg: IcebergSettings | None = None
 ) -> int:
     """Verify a lake against the ``checkpoint`` of its stream and its table in a catalogue, and print what was found.
     Returns 1 where something is wrong."""
@@ -317,10 +337,11 @@ def print_verification(
     return 0 if report.sound else 1
 
 
-def _verify_iceberg(root: Path, iceberg: IcebergSettings, report: LakeReport) -> None:
+def _verify_iceberg(root: LakeRoot, iceberg: IcebergSettings, report: LakeReport) -> None:
     from tailrace.lake.iceberg.lake_mirror import LakeMirror as Mirror  # noqa: PLC0415
+    from tailrace.lake.store.lake_root import NOT_MIRRORED, local_root  # noqa: PLC0415
 
-    mirror = Mirror(root, iceberg)
+    mirror = Mirror(local_root(root, *NOT_MIRRORED), iceberg)
     try:
         fault = mirror.fault()
     finally:

@@ -23,29 +23,31 @@ def change(pipeline: Path, archive: Path | None, *, from_now: bool, dry_run: boo
     from tailrace.lake.spark.store.change import change_lake  # noqa: PLC0415
     from tailrace.lake.spark.store.pipeline_file import load  # noqa: PLC0415
     from tailrace.lake.store.identity import partitioning_of, read_identity  # noqa: PLC0415
+    from tailrace.lake.store.lake_root import NOT_CHANGED, local_root  # noqa: PLC0415
 
     settings = load(pipeline)
-    known = read_identity(settings.lake)
+    root = local_root(settings.lake, *NOT_CHANGED)
+    known = read_identity(root)
     if known is None:
-        raise UsageError(f"{settings.lake} is not a lake of Tailrace", hint="tailrace run begins one")
+        raise UsageError(f"{root} is not a lake of Tailrace", hint="tailrace run begins one")
     there = partitioning_of(known).names
     if settings.partition_by not in (None, there):
         raise UsageError(
-            f"the lake {settings.lake} is partitioned by {', '.join(there)}, which cannot be changed",
+            f"the lake {root} is partitioned by {', '.join(there)}, which cannot be changed",
             hint="Leave partitionBy as it was, or begin another lake",
         )
     with (
-        nullcontext() if dry_run else only_writer(settings.lake, settings.checkpoint),
-        shown_in(settings.lake, None if dry_run else settings.iceberg),
+        nullcontext() if dry_run else only_writer(root, settings.checkpoint),
+        shown_in(root, None if dry_run else settings.iceberg),
     ):
         report = change_lake(
             _with_archive(settings, archive),
-            settings.lake,
+            root,
             checkpoint=settings.checkpoint,
             from_now=from_now,
             dry_run=dry_run,
         )
-    _print(settings.lake, report, dry_run=dry_run)
+    _print(root, report, dry_run=dry_run)
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.errors import UsageError
@@ -12,6 +11,7 @@ from tailrace.errors import UsageError
 if TYPE_CHECKING:
     from tailrace.lake.iceberg.lake_mirror import LakeMirror
     from tailrace.lake.iceberg.settings import IcebergSettings
+    from tailrace.lake.store.lake_root import LakeRoot
     from tailrace.lake.store.retention import Release
 
 
@@ -23,13 +23,16 @@ def named_catalogue(given: str | None) -> IcebergSettings | None:
 
 
 @contextmanager
-def shown_in(root: Path, iceberg: IcebergSettings | None) -> Iterator[LakeMirror | None]:
+def shown_in(root: LakeRoot, iceberg: IcebergSettings | None) -> Iterator[LakeMirror | None]:
     """The lake's mirror in a catalogue that was named, which is asked before the body runs and brought up after it."""
     if iceberg is None:
         yield None
         return
     from tailrace.lake.iceberg.lake_mirror import LakeMirror as Mirror  # noqa: PLC0415
     from tailrace.lake.store.identity import read_identity  # noqa: PLC0415
+    from tailrace.lake.store.lake_root import NOT_MIRRORED, local_root  # noqa: PLC0415
+
+    root = local_root(root, *NOT_MIRRORED)
 
     if read_identity(root) is None:
         raise UsageError(f"{root} is not a lake of Tailrace")

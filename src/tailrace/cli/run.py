@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. Returns 0 when the stream ended or was stopped, 1 when ``--verify`` found a problem; raises
     TailraceError for whatever else is wrong."""
     from tailrace.lake.spark.store.pipeline_file import load  # noqa: PLC0415  so that --help needs no pyspark
+    from tailrace.lake.store.lake_root import NOT_MIRRORED, refuse_in_store  # noqa: PLC0415
 
     if args.schema:
         return _print_schema()
@@ -124,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
         settings = replace(settings, partition_by=Partitioning.of(names).names)
     if args.iceberg is not None:
         settings = replace(settings, iceberg=named_catalogue(args.iceberg))
+        refuse_in_store(settings.lake, *NOT_MIRRORED)
     if args.compact:
         policy = settings.compaction
         with shown_in(settings.lake, settings.iceberg) as mirror:
@@ -180,6 +182,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     from tailrace.lake.spark.store.failure import hush_loss_of_java, query_error  # noqa: PLC0415
     from tailrace.lake.spark.store.gap import HISTORY_HINT  # noqa: PLC0415
     from tailrace.lake.spark.store.stream import stream_of, write_stream  # noqa: PLC0415
+    from tailrace.lake.store.lake_root import state_of  # noqa: PLC0415
     from tailrace.lake.store.progress import GrowthWatch  # noqa: PLC0415
 
     if settings.archive is not None and "archive" not in settings.source and has_history(settings.archive.path):
@@ -211,7 +214,8 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
                 query = write_stream(
                     spark,
                     settings.source,
-                    settings.lake,
+                    str(settings.lake),
+                    state=state_of(settings.lake),
                     checkpoint=settings.checkpoint,
                     processing_time=settings.processing_time,
                     available_now=settings.available_now,
@@ -243,6 +247,8 @@ def _tell_left(settings: PipelineSettings, log: _SparkLog) -> None:
     """Say that a catalogue has the lake and is not given."""
     from tailrace.lake.iceberg.lake_mirror import left_behind  # noqa: PLC0415
 
+    if not isinstance(settings.lake, Path):  # no catalogue has it
+        return
     left = left_behind(settings.lake) if settings.iceberg is None else None
     if left is not None:
         tell(f"tailrace: {left}", stream=log.stderr)

@@ -15,6 +15,7 @@ from tailrace.faces import lazily
 
 if TYPE_CHECKING:
     from tailrace.base.durable import LakeFullError
+    from tailrace.base.object_place import object_place
     from tailrace.lake.iceberg.lake_mirror import LakeMirror
     from tailrace.lake.iceberg.settings import IcebergSettings
     from tailrace.lake.spark.store.change import ChangeReport, change_lake
@@ -35,6 +36,7 @@ __all__ = [
     "change_lake",
     "compact",
     "files",
+    "object_place",
     "read",
     "verify",
     "write_stream",
@@ -53,6 +55,7 @@ __getattr__ = lazily(
         "change_lake": "tailrace.lake.spark.store.change",
         "compact": "tailrace.lake.store.compaction",
         "files": "tailrace.lake.spark.store.snapshot",
+        "object_place": "tailrace.base.object_place",
         "read": "tailrace.lake.spark.store.snapshot",
         "verify": "tailrace.lake.store.verification",
         "write_stream": "tailrace.lake.spark.store.stream",

@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import MongoClient
@@ -29,6 +28,7 @@ from tailrace.read.source.topology import Cluster
 from tailrace.read.source.uri import ConnectionString
 
 if TYPE_CHECKING:
+    from tailrace.lake.store.lake_root import LakeRoot
     from tailrace.lake.store.place import TablePlace
     from tailrace.read.archive.place import ArchivePlace
     from tailrace.read.archive.verification import OplogReport
@@ -49,7 +49,7 @@ class Targets:
     store: str = STORE
     letters: str = LETTERS
     gateway: ConnectionString | None = None
-    lakes: Sequence[Path] = ()
+    lakes: Sequence[LakeRoot] = ()
     tables: Sequence[TablePlace] = ()
     archives: Sequence[ArchivePlace] = ()
     syncs: Sequence[ConnectionString] = ()
@@ -236,7 +236,7 @@ def dead_letters(client: Client[Any], where: tuple[str, str]) -> dict[str, Any]:
 # -- what is kept ---------------------------------------------------------------------------------------------------
 
 
-def lake(root: Path) -> dict[str, Any]:
+def lake(root: LakeRoot) -> dict[str, Any]:
     """As ``tailrace lake status``."""
     from tailrace.lake.store.status import lake_status  # noqa: PLC0415  loads Arrow
 

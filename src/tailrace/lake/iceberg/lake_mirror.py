@@ -113,7 +113,7 @@ class LakeMirror:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with durable.locked(self._log.layout.state / _LOCK):
+        with durable.locked(self._log.layout.local / _LOCK):
             yield
 
 

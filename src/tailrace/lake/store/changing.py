@@ -23,6 +23,7 @@ from tailrace.lake.store import quarantine
 from tailrace.lake.store.checkpoint_file import CHECKPOINT_FILE, read_held
 from tailrace.lake.store.commit_log import CommitLog, Head, check_present
 from tailrace.lake.store.identity import CHANGING, metadata_after, partitioning_of, read_identity
+from tailrace.lake.store.lake_root import write_sealed
 from tailrace.lake.store.layout import merged_name, new_name
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import Commit, FileEntry, LakeChange, Removal, StagedFile
@@ -42,6 +43,7 @@ class LakeBefore:
 
     @property
     def root(self) -> Path:
+        assert isinstance(self.log.layout.root, Path)  # a lake in a store is not changed
         return self.log.layout.root
 
     @property
@@ -110,7 +112,7 @@ def commit_change(
         durable.step("change.files")
         there = read_identity(before.root) or before.known  # a fresh checkpoint may have taken the lake over
         known = {**there, **noted}
-        durable.write_sealed(log.layout.identity, {**there, CHANGING: noted})
+        write_sealed(log.layout.identity, {**there, CHANGING: noted})
         durable.step("change.noted")
         newest = head.newest
         if newest is not None and made:
@@ -128,7 +130,7 @@ def commit_change(
             committed_at=now,
         )
         log.write(commit, metadata_after(known, log.state(), commit))
-        durable.write_sealed(log.layout.identity, known)
+        write_sealed(log.layout.identity, known)
         durable.step("change.identity")
     return commit
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace, StoreAwayError
 from tailrace.errors import SinkError
 from tailrace.lake.store import delta
 from tailrace.lake.store.delta_log import (
@@ -28,9 +29,9 @@ from tailrace.lake.store.delta_log import (
     removal_of,
     versions_of,
 )
+from tailrace.lake.store.lake_root import LakeRoot, read_sealed, sha256_of, write_sealed
 from tailrace.lake.store.layout import LakeLayout
 from tailrace.lake.store.log_state import LogState
-from tailrace.lake.store.part_writer import sha256_of
 from tailrace.lake.store.published_checkpoint import publish_checkpoint
 
 _DIGESTS = "checkpoints.json"
@@ -68,7 +69,7 @@ def make(layout: LakeLayout, number: int, *, keep: int) -> None:
     known = _digests(layout)
     known[number] = sha256_of(layout.checkpoint(number))
     kept_digests = {str(one): known[one] for one in checkpoints[-2:] if one in known}
-    durable.write_sealed(layout.state / _DIGESTS, {"checkpoints": kept_digests})
+    write_sealed(layout.state / _DIGESTS, {"checkpoints": kept_digests})
     old = [layout.commit(one) for one in delta.commits_in(layout.root) if one <= number - keep]
     for path in old + [layout.checkpoint(one) for one in checkpoints[:-2]]:
         path.unlink(missing_ok=True)
@@ -87,9 +88,9 @@ def _publish(layout: LakeLayout, number: int) -> None:
     publish_checkpoint(layout.root, number, layout.staging / _BESIDE, base=base, edit=forget)
 
 
-def _forget_removed(root: Path, made: Path, pointer: Path) -> None:
+def _forget_removed(root: LakeRoot, made: Path, pointer: Path) -> None:
     """Take the replaced files that are gone out of the checkpoint ``made`` of the lake at ``root``."""
-    present: dict[Path, set[str]] = {}
+    present: dict[LakeRoot, set[str]] = {}
     kept = [name is None or _is_present(root / name, present) for name in delta.paths_in(made, "remove")]
     if all(kept):
         return
@@ -101,7 +102,7 @@ def _forget_removed(root: Path, made: Path, pointer: Path) -> None:
     durable.write_json(pointer, {**said, "size": left.num_rows, "sizeInBytes": made.stat().st_size})
 
 
-def _is_present(path: Path, present: dict[Path, set[str]]) -> bool:
+def _is_present(path: LakeRoot, present: dict[LakeRoot, set[str]]) -> bool:
     """Whether a file is there. ``present``: what was found in each directory so far."""
     folder = path.parent
     if folder not in present:
@@ -146,7 +147,7 @@ def _digests(layout: LakeLayout) -> dict[int, str]:
     """The SHA-256 of each checkpoint's file, by its number. Parquet has checksums of pages, and ``deltalake`` writes
     none."""
     path = layout.state / _DIGESTS
-    value = durable.read_sealed(path)
+    value = read_sealed(path)
     known: Any = {} if value is None else value["checkpoints"]
     return guarded(lambda: {int(number): str(digest) for number, digest in known.items()}, path)
 
@@ -164,14 +165,16 @@ def drop_torn(layout: LakeLayout) -> None:
     for number in _numbers(layout):
         path = layout.checkpoint(number)
         try:
-            pq.read_metadata(path)
+            pq.read_metadata(_readable(path))
             if _is_changed(layout, number):
                 torn.append(path)
         except (OSError, pa.ArrowException):
             torn.append(path)
     pointer = layout.log / delta.POINTER
     try:
-        value = durable.read_json(pointer)
+        value = _read_json(pointer)
+    except StoreAwayError:
+        raise
     except SinkError:
         value = {}
     if value is not None:
@@ -183,9 +186,23 @@ def drop_torn(layout: LakeLayout) -> None:
         path.unlink(missing_ok=True)
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _read_json(path: LakeRoot) -> dict[str, object] | None:
+    if isinstance(path, Path):
+        return durable.read_json(path)
     try:
-        with pq.ParquetFile(path) as file:
+        return durable.parse_json(path.read_bytes(), path)
+    except FileNotFoundError:
+        return None
+
+
+def _readable(path: LakeRoot) -> Any:
+    """A checkpoint for Parquet's reader; an object is read as a whole."""
+    return pa.BufferReader(path.read_bytes()) if isinstance(path, ObjectPlace) else path
+
+
+def _rows(path: LakeRoot) -> list[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(_readable(path)) as file:
             return list(file.read(columns=_COLUMNS).to_pylist())
     except FileNotFoundError:
         raise

@@ -12,10 +12,10 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
 from tailrace.lake.store import delta
@@ -32,10 +32,12 @@ from tailrace.lake.store.delta_log import (
     time_from_json,
     time_to_json,
 )
+from tailrace.lake.store.lake_root import LakeRoot, publish, read_sealed, rooted, size_of, write_sealed
 from tailrace.lake.store.layout import LakeLayout
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import BatchMark, Commit, FileEntry, PlannedRange, StagedFile, check_ascending
 from tailrace.lake.store.partitioning import Partitioning
+from tailrace.lake.store.session import require_session
 
 #: After how many commits a checkpoint follows, and how many older commits are kept. A directory of so few names is
 #: listed by one call to the system, so no reader can list it with a hole in it; and a start stays quick, however old
@@ -73,13 +75,19 @@ class Head:
 class CommitLog:
     """The log of the lake at ``root``. Every change is made while ``locked()``."""
 
-    def __init__(self, root: Path | str) -> None:
-        self.layout = LakeLayout(Path(root))
+    def __init__(self, root: LakeRoot | str) -> None:
+        self.layout = LakeLayout(rooted(root))
+        #: Whether a commit may have been made although the store has not said so.
+        self.in_doubt = False
+        self._checked: dict[int, bytes] = {}
 
     @contextmanager
-    def locked(self) -> Iterator[Head]:
-        """Hold the lake's lock, and give the head. Raises SinkError where the log has lost its newest commit."""
+    def locked(self, *, opening: bool = False) -> Iterator[Head]:
+        """Hold the lake's lock, and give the head. Raises SinkError where the log has lost its newest commit, or, but
+        for a stream that is just ``opening`` the lake, where another machine writes it."""
         with durable.locked(self.layout.lock):
+            if not opening:
+                require_session(self.layout)
             yield self._recover()
 
     @contextmanager
@@ -87,7 +95,7 @@ class CommitLog:
         """Keep writers out, and give the head, without writing anything: for a lake that is read only, too. Raises
         as ``locked``."""
         with durable.locked_for_reading(self.layout.lock):
-            yield self._recovered()
+            yield self._recovered(self._witness())
 
     def head(self) -> Head:
         """The head as it was last written; a commit that is being made just now may be missing. Takes no lock."""
@@ -96,7 +104,7 @@ class CommitLog:
     def commits(self, after: int = 0) -> Iterator[Commit]:
         """The commits whose files are still kept, in order, beginning after number ``after``."""
         number = after + 1
-        if not self.layout.commit(number).exists():
+        if not self.layout.commit(number).exists() and not self._ends_with(after):
             number = min((kept for kept in self._listed()[0] if kept > after), default=number)
         while (content := self._content(number)) is not None:
             yield decode(content, number, self.layout.commit(number))
@@ -127,7 +135,7 @@ class CommitLog:
             try:
                 return self._added_up(base, target)
             except FileNotFoundError as error:
-                problem = f"{error.filename} is missing: the lake's log has a hole"
+                problem = f"{error.filename or str(error).split()[0]} is missing: the lake's log has a hole"
         raise SinkError(problem, hint=_HOLE)
 
     def newest_batch(self, head: Head) -> Commit | None:
@@ -147,9 +155,12 @@ class CommitLog:
         path = self.layout.commit(commit.number)
         content = encode(commit, metadata)
         try:
-            durable.publish(path, content, self.layout.state)
+            self.in_doubt = True
+            publish(path, content, self.layout.state)
         except FileExistsError:
+            self.in_doubt = False
             raise SinkError(f"another program has written {path}", hint="A lake has one writer") from None
+        self.in_doubt = False
         durable.step("commit.log")
         before = self._witness() or Head(-1, "", None)
         reached = _later(before.reached, commit.reaches)
@@ -179,17 +190,17 @@ class CommitLog:
 
     def create(
         self, table_id: str, columns: Sequence[Mapping[str, Any]], partitioning: Partitioning, claim: str
-    ) -> None:
-        """Write commit 0, which makes the table, if it does not exist yet. The caller holds the lock."""
+    ) -> Head | None:
+        """Write commit 0, which makes the table, if it does not exist yet: the head then. The caller holds the lock."""
         if self._listed()[0]:
-            return
+            return None
         if any(self.layout.files_present()):
             raise SinkError(
                 f"{self.layout.log} is empty and {self.layout.root} holds files: its log is gone", hint=_HOLE
             )
         commit = Commit(0, "create", claim, "")
         schema = table_schema(columns, partitioning)
-        self.write(commit, table_metadata(table_id, schema, partitioning, (), commit.committed_at))
+        return self.write(commit, table_metadata(table_id, schema, partitioning, (), commit.committed_at))
 
     def problems(self) -> list[str]:
         """What is wrong with the chain of commits that are kept, in sentences: holes, and files that were changed."""
@@ -207,6 +218,8 @@ class CommitLog:
             content = self._content(number)
             if content is None:
                 continue
+            if isinstance(self.layout.root, ObjectPlace):
+                self._checked[number] = content
             commit = decode(content, number, self.layout.commit(number))
             if before is not None and before[0] == number - 1 and commit.previous != before[1]:
                 found.append(f"{self.layout.commit(number - 1)} was changed after it was written")
@@ -224,13 +237,19 @@ class CommitLog:
             state = checkpoint.read(self.layout, base)
         for number in range(base + 1, target + 1):
             path = self.layout.commit(number)
-            state.apply(decode(path.read_bytes(), number, path))
+            content = self._checked.get(number)
+            state.apply(decode(path.read_bytes() if content is None else content, number, path))
         return state
 
     def _listed(self) -> tuple[set[int], set[int]]:
         """The numbers of the commits and of the checkpoints that are there."""
         commits, checkpoints = delta.listed(self.layout.root)
         return set(commits), set(self.layout.readable(checkpoints))
+
+    def _ends_with(self, number: int) -> bool:
+        """Of a lake in a store, where each listing is a request: whether the log ends with this commit, since that is
+        kept and the next one is not there. The oldest go first."""
+        return isinstance(self.layout.root, ObjectPlace) and number >= 0 and self.layout.commit(number).exists()
 
     def _content(self, number: int) -> bytes | None:
         try:
@@ -242,7 +261,7 @@ class CommitLog:
 
     def _witness(self) -> Head | None:
         path = self.layout.head
-        value = durable.read_sealed(path)
+        value = read_sealed(path)
         if value is None:
             return None
         check_format(value, path)
@@ -268,14 +287,14 @@ class CommitLog:
         return Head(number, _digest(content), decode(content, number, self.layout.commit(number)).newest)
 
     def _recover(self) -> Head:
-        head = self._recovered()
-        if head.number >= 0 and head != self._witness():
+        witness = self._witness()
+        head = self._recovered(witness)
+        if head.number >= 0 and head != witness:
             self._write_head(head)
         return head
 
-    def _recovered(self) -> Head:
+    def _recovered(self, witness: Head | None) -> Head:
         """The head, moved on to commits whose writer died before it could. A head without its commit is an error."""
-        witness = self._witness()
         head = witness or self._rebuilt_head()
         if head.number >= 0:
             path, content = self.layout.commit(head.number), self._content(head.number)
@@ -301,7 +320,17 @@ class CommitLog:
             value["begun"] = time_to_json(head.begun)
         if head.begun_by:
             value["begunBy"] = head.begun_by
-        durable.write_sealed(self.layout.head, value)
+        write_sealed(self.layout.head, value, lambda there: self._is_later(there, head))
+
+    def _is_later(self, there: Mapping[str, Any], head: Head) -> bool:
+        """Whether what another machine has written to ``head.json`` is newer than ``head``."""
+
+        def compared() -> bool:
+            reached = None if there.get("reached") is None else time_from_json(there["reached"])
+            known = ClusterTime(0)
+            return (int(there["number"]), reached or known) > (head.number, head.reached or known)
+
+        return guarded(compared, self.layout.head)
 
 
 def _hole(commit: Commit, reached: ClusterTime | None) -> str | None:
@@ -375,7 +404,7 @@ def check_present(layout: LakeLayout, files: tuple[StagedFile, ...]) -> None:
     for file in files:
         path = layout.root / file.name
         try:
-            size = path.stat().st_size
+            size = size_of(path)
         except FileNotFoundError:
             raise SinkError(
                 f"{path} is gone before it could be committed: is another process writing this lake?"

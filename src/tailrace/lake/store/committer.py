@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError
 from tailrace.lake.store import quarantine
 from tailrace.lake.store.checkpoint_file import WAY_OUT, read_held, require_seen, write_held
 from tailrace.lake.store.commit_log import CommitLog, Head, append_commit, check_present
 from tailrace.lake.store.identity import check_claim, metadata_after
+from tailrace.lake.store.lake_root import LakeRoot, sync_directories
 from tailrace.lake.store.layout import LakeLayout, checked_name, is_quarantine
 from tailrace.lake.store.manifest import BatchMark, Commit, PlannedRange, StagedFile
 
@@ -29,7 +31,7 @@ _FRESH = "Was an old copy of the checkpoint restored? A fresh directory goes on 
 
 
 def commit_batch(
-    root: Path,
+    root: LakeRoot,
     claim: str,
     batch: int,
     planned: PlannedRange,
@@ -52,7 +54,8 @@ def commit_batch(
     with log.locked() as head:
         known = check_claim(root, claim)
         held = None if checkpoint is None else _held(log, head, claim, checkpoint)
-        quarantine.settle(log.layout, log.newest_batch(head))
+        if isinstance(root, Path):  # a lake in a store has no quarantine
+            quarantine.settle(log.layout, log.newest_batch(head))
         if files and _is_replay(head, claim, batch, planned):
             _discard(log.layout, files)
             _remember(checkpoint, held, head)
@@ -70,8 +73,8 @@ def commit_batch(
             )
         check_present(log.layout, rows)
         quarantine.check_waiting(log.layout, aside)
-        for day in {(root / file.name).parent for file in rows} | {log.layout.staging}:
-            durable.sync_directory(day)
+        if isinstance(root, Path):
+            sync_directories({(root / file.name).parent for file in rows} | {log.layout.staging})
         durable.step("commit.files")
         last = max(file.last_token for file in files)
         mark = BatchMark(head.number + 1, claim, batch, planned, first, last, sum(file.rows for file in rows))
@@ -111,7 +114,7 @@ def _remember(checkpoint: Path | None, held: dict[str, Any] | None, head: Head) 
         durable.step("commit.checkpoint")
 
 
-def _require_no_hole(root: Path, head: Head, batch: int, planned: PlannedRange) -> None:
+def _require_no_hole(root: LakeRoot, head: Head, batch: int, planned: PlannedRange) -> None:
     """A range that begins after all that the lake has been read to comes from a newer checkpoint than the lake."""
     if head.reached is not None and planned.after > head.reached:
         raise SinkError(
@@ -121,9 +124,13 @@ def _require_no_hole(root: Path, head: Head, batch: int, planned: PlannedRange) 
         )
 
 
-def abort_batch(root: Path, files: tuple[StagedFile, ...]) -> None:
+def abort_batch(root: LakeRoot, files: tuple[StagedFile, ...]) -> None:
     """Drop the files of a failed micro-batch, unless its commit has happened after all. If there is no room to find
-    that out, they stay: the next start drops what no commit names, and Spark is to tell why the micro-batch failed."""
+    that out, they stay: the next start drops what no commit names, and Spark is to tell why the micro-batch failed.
+
+    In a store they always stay. A request whose answer was lost may be done later, and make the commit after all."""
+    if isinstance(root, ObjectPlace):
+        return
     log = CommitLog(root)
     rows, aside = quarantine.divided(files)
     for file in rows:

@@ -12,20 +12,22 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pyarrow as pa
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store.commit_log import CommitLog, check_present
 from tailrace.lake.store.compaction_policy import RETENTION, CompactionPolicy
 from tailrace.lake.store.identity import read_identity
+from tailrace.lake.store.lake_root import LakeRoot, present, rooted
 from tailrace.lake.store.layout import merged_name
 from tailrace.lake.store.manifest import Commit, FileEntry, Removal, StagedFile
 from tailrace.lake.store.part_writer import FileLimits, PartWriter, equal_tokens_in, kept_metadata, opened_checked
 from tailrace.lake.store.quarantine_merge import merge_quarantine
 from tailrace.lake.store.retention import NotReleasedError, Release, check_released, remove_replaced
+from tailrace.lake.store.session import require_session
 
 _READ_ROWS = 8192
 #: How much larger than the largest of them a file is that others become, in a partition that still grows. With 2, 1,024
@@ -60,7 +62,7 @@ class CompactionResult:
 
 
 def compact(
-    path: Path | str,
+    path: LakeRoot | str,
     *,
     target_bytes: int = 128 << 20,
     retention: timedelta = RETENTION,
@@ -73,10 +75,11 @@ def compact(
     Raises UsageError if ``path`` is not a lake, or one with Iceberg snapshots and there is no ``release``;
     LakeFullError, or SinkError if another compaction is running.
     """
-    root = Path(path)
+    root = rooted(path)
     if read_identity(root) is None:
         raise UsageError(f"{root} is not a lake of Tailrace")
     check_released(root, release)
+    require_session(CommitLog(root).layout)
     policy = CompactionPolicy(target_bytes=target_bytes, retention=retention)
     result = CompactionResult()
     log = CommitLog(root)
@@ -94,7 +97,7 @@ def compact(
 
 
 def compact_after(
-    root: Path, commit: Commit, policy: CompactionPolicy, release: Release | None = None
+    root: LakeRoot, commit: Commit, policy: CompactionPolicy, release: Release | None = None
 ) -> CompactionResult:
     """What a stream does after each commit: nothing, or, every ``policy.every`` commits, merge what has become worth
     merging.
@@ -107,7 +110,7 @@ def compact_after(
     return _compact_beside(root, commit.newest_file.period, policy, release)
 
 
-def compact_idle(root: Path, policy: CompactionPolicy, release: Release | None = None) -> CompactionResult:
+def compact_idle(root: LakeRoot, policy: CompactionPolicy, release: Release | None = None) -> CompactionResult:
     """What a stream does where nothing has happened for a while: what ``compact_after`` would do at its next turn,
     which may not come soon."""
     state = CommitLog(root).state()
@@ -116,12 +119,14 @@ def compact_idle(root: Path, policy: CompactionPolicy, release: Release | None =
     files, until = state.in_order, datetime.now(UTC) - policy.retention
     growing = max(files, key=lambda file: file.last_token).period
     due = any(_tail(lane, policy) for lane in _partitions([file for file in files if file.period == growing]))
-    if not due and not any(one.at <= until and (root / one.name).exists() for one in state.removed.values()):
+    if not due and not present(root, (one.name for one in state.removed.values() if one.at <= until)):
         return CompactionResult()
     return _compact_beside(root, growing, policy, release)
 
 
-def _compact_beside(root: Path, growing: str, policy: CompactionPolicy, release: Release | None) -> CompactionResult:
+def _compact_beside(
+    root: LakeRoot, growing: str, policy: CompactionPolicy, release: Release | None
+) -> CompactionResult:
     """Merge while a stream writes: in the period that is ``growing`` what has become worth it, in the others all small
     files. Then remove what readers no longer need."""
     result = CompactionResult()
@@ -212,7 +217,10 @@ def _merge(log: CommitLog, group: Sequence[FileEntry]) -> CompactionResult:
                 )
             )
     except BaseException:
-        # Where the log names the merged file, the compaction has happened.
+        # Where the log names the merged file, the compaction has happened. Where a store may still make the commit, the
+        # next start of the stream removes what no commit names.
+        if log.in_doubt and isinstance(log.layout.root, ObjectPlace):
+            raise
         with log.locked():
             if merged.name not in log.state().files:
                 (log.layout.root / merged.name).unlink(missing_ok=True)
@@ -243,7 +251,7 @@ def _write_merged(log: CommitLog, group: Sequence[FileEntry]) -> StagedFile:
     return replace(merged[0], collection=group[0].collection)
 
 
-def _rows(root: Path, group: Sequence[FileEntry]) -> Iterator[pa.RecordBatch]:
+def _rows(root: LakeRoot, group: Sequence[FileEntry]) -> Iterator[pa.RecordBatch]:
     for entry in group:
         with opened_checked(root, entry) as file:
             yield from file.iter_batches(batch_size=_READ_ROWS)

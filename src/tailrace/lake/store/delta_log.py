@@ -57,6 +57,7 @@ _OPERATIONS: Final = {
     "gap": "SET TBLPROPERTIES",
     "erase": "DELETE",
     "change": "WRITE",
+    "start": "SET TBLPROPERTIES",
 }
 
 T = TypeVar("T")

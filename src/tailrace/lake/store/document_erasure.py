@@ -4,18 +4,19 @@ that cannot reach."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import bson
 import pyarrow as pa
-import pyarrow.parquet as pq
 from bson.codec_options import CodecOptions, DatetimeConversion
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.core.event.named_document import NamedDocuments, StoreErasure
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.erasure import EVENT, READ_ROWS, erasable, erase, matcher_of
 from tailrace.lake.store.erasure_preview import preview
+from tailrace.lake.store.lake_root import LakeRoot, size_of
+from tailrace.lake.store.part_writer import parquet_file
 
 #: The types of events that are of a document. Others name a collection at most.
 _OF_DOCUMENTS: Final = ("insert", "update", "replace", "delete")
@@ -25,7 +26,7 @@ _EXACT: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 _TOKENS: Final = "the `_id` itself: resume tokens in the lake's log and in its stream's checkpoint hold document keys"
 
 
-def erase_documents(path: Path | str, documents: NamedDocuments, *, dry_run: bool = False) -> StoreErasure:
+def erase_documents(path: LakeRoot | str, documents: NamedDocuments, *, dry_run: bool = False) -> StoreErasure:
     """Erase every event of ``documents`` from the lake at ``path``, those of copies too, and remove the replaced files
     at once. ``dry_run`` counts, and changes nothing. A stream may go on writing: what it writes later of the documents
     is there then.
@@ -83,27 +84,32 @@ def _unnamed(documents: NamedDocuments) -> dict[str, Any]:
     return {"$and": [{"$or": kinds}, {"$or": [*somewhere, *within]}]}
 
 
-def _loose(path: Path | str, matches: Callable[[bytes], bool]) -> int:
+def _loose(path: LakeRoot | str, matches: Callable[[bytes], bool]) -> int:
     """How many files that no commit names hold such events, or cannot be read."""
     with erasable(path) as (log, _):
         return sum(_may_hold(file, matches) for file in _loose_files(log))
 
 
-def _loose_files(log: CommitLog) -> Iterator[Path]:
-    present = [log.layout.root / name for name in log.layout.files_present()]
+def _loose_files(log: CommitLog) -> Iterator[LakeRoot]:
+    root = log.layout.root
+    if isinstance(root, ObjectPlace):
+        held = log.state().files
+        yield from (root / name for name in log.layout.files_present() if name not in held)
+        return
+    present = [root / name for name in log.layout.files_present()]
     staged = list(log.layout.staging.rglob("*")) if log.layout.staging.is_dir() else []
     state = log.state()
     for file in (*present, *staged):
-        if file.is_file() and str(file.relative_to(log.layout.root)) not in state.files:
+        if file.is_file() and str(file.relative_to(root)) not in state.files:
             yield file
 
 
-def _may_hold(file: Path, matches: Callable[[bytes], bool]) -> bool:
+def _may_hold(file: LakeRoot, matches: Callable[[bytes], bool]) -> bool:
     try:
-        with pq.ParquetFile(file) as parquet:
+        with parquet_file(file) as parquet:
             batches = parquet.iter_batches(batch_size=READ_ROWS, columns=[EVENT])
             return any(matches(event) for batch in batches for event in batch.column(0).to_pylist())
     except FileNotFoundError:
         return False  # committed or removed meanwhile
     except (OSError, pa.ArrowException, ValueError, IndexError):
-        return file.stat().st_size > 0 if file.exists() else False
+        return size_of(file) > 0 if file.exists() else False

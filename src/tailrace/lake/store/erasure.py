@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import bson
 import pyarrow as pa
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace
 from tailrace.core.expression.match import tree
 from tailrace.core.expression.stages.pipeline import compile_stages
 from tailrace.core.plan.conjuncts import parts_of
@@ -30,11 +30,13 @@ from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import quarantine
 from tailrace.lake.store.commit_log import CommitLog, Head, check_present
 from tailrace.lake.store.identity import metadata_after, read_identity
+from tailrace.lake.store.lake_root import LakeRoot, present, rooted, sync_directories
 from tailrace.lake.store.layout import QUARANTINE, cluster_time_of, merged_name
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import Commit, Erasure, FileEntry, Removal, StagedFile
 from tailrace.lake.store.part_writer import FileLimits, PartWriter, equal_tokens_in, kept_metadata, opened_checked
 from tailrace.lake.store.retention import Release, remove_replaced
+from tailrace.lake.store.session import require_session
 
 EVENT: Final = "event"
 READ_ROWS: Final = 4096
@@ -59,7 +61,7 @@ class ErasureReport:
 
 
 def erase(
-    path: Path | str,
+    path: LakeRoot | str,
     match: Mapping[str, Any],
     *,
     vacuum: bool = False,
@@ -102,7 +104,9 @@ def erase(
         return replace(found, first_token=work.first_token, last_token=work.last_token, quarantined=aside.rows)
 
 
-def drop_days(path: Path | str, before: date, *, vacuum: bool = False, release: Release | None = None) -> ErasureReport:
+def drop_days(
+    path: LakeRoot | str, before: date, *, vacuum: bool = False, release: Release | None = None
+) -> ErasureReport:
     """Take all days before ``before`` (UTC, by cluster time) out of the lake at ``path``. No data file is read or
     written. ``vacuum``, ``release`` and errors as for ``erase``."""
     with _ours(path) as (log, known):
@@ -124,19 +128,20 @@ def drop_days(path: Path | str, before: date, *, vacuum: bool = False, release: 
 
 
 @contextmanager
-def _ours(path: Path | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
+def _ours(path: LakeRoot | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
     """The lake, while no compaction runs: nobody else replaces files then."""
-    root = Path(path)
+    root = rooted(path)
     known = read_identity(root)
     if known is None:
         raise UsageError(f"{root} is not a lake of Tailrace")
     log = CommitLog(root)
+    require_session(log.layout)
     with durable.locked(log.layout.compaction_lock):
         yield log, known
 
 
 @contextmanager
-def erasable(path: Path | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
+def erasable(path: LakeRoot | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
     """The lake, as for every change of it, if its rows say what an event holds."""
     with _ours(path) as (log, known):
         if EVENT not in known["stream"].get("columns", [EVENT]):
@@ -236,8 +241,7 @@ def _commit(
 ) -> None:
     """The caller holds the lake's lock."""
     check_present(log.layout, made)
-    for directory in {(log.layout.root / file.name).parent for file in made}:
-        durable.sync_directory(directory)
+    sync_directories({(log.layout.root / file.name).parent for file in made})
     durable.step("erasure.files")
     now = datetime.now(UTC)
     commit = Commit(
@@ -257,7 +261,7 @@ def _commit(
 def _left(log: CommitLog) -> int:
     """Replaced files that are still in the directory."""
     state = log.state()
-    return sum((log.layout.root / name).exists() for name in state.removed if name not in state.files)
+    return len(present(log.layout.root, (name for name in state.removed if name not in state.files)))
 
 
 class _Work:
@@ -283,7 +287,10 @@ class _Work:
                     self._rewrite(file)
 
     def discard(self) -> None:
-        """Remove what was made, unless the log names it after all."""
+        """Remove what was made, unless the log names it after all, or a store may still make the commit: then the next
+        start of the stream removes what no commit names."""
+        if self._log.in_doubt and isinstance(self._log.layout.root, ObjectPlace):
+            return
         with self._log.locked():
             held = self._log.state().files
             for file in self.made:

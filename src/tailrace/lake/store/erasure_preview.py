@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import pyarrow.parquet as pq
 
 from tailrace.core.event.quarantined import namespace_of
 from tailrace.lake.store import quarantine
 from tailrace.lake.store.erasure import EVENT, READ_ROWS, erasable, matcher_of
+from tailrace.lake.store.lake_root import LakeRoot
+from tailrace.lake.store.part_writer import parquet_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class ErasurePreview:
     quarantined: int = 0
 
 
-def preview(path: Path | str, match: Mapping[str, Any]) -> ErasurePreview:
+def preview(path: LakeRoot | str, match: Mapping[str, Any]) -> ErasurePreview:
     """Search the lake at ``path`` for the events that ``erase`` would take out. Nothing is written, and a
     ``$match`` that selects everything is allowed. Otherwise raises as ``erase`` does."""
     matches = matcher_of(match, everything=True)
@@ -45,7 +44,7 @@ def preview(path: Path | str, match: Mapping[str, Any]) -> ErasurePreview:
     searched = 0
     with erasable(path) as (log, _):
         for file in log.state().in_order:
-            chosen = [event for event in _events(log.layout.root / file.name) if matches(event)]
+            chosen = [event for event in _events(log.layout.root / file.name, file.size) if matches(event)]
             searched += file.rows
             collections.update(namespace_of(event) or "(no namespace)" for event in chosen)
             if chosen:
@@ -56,7 +55,7 @@ def preview(path: Path | str, match: Mapping[str, Any]) -> ErasurePreview:
     return ErasurePreview(sum(file.rows for file in files), searched, tuple(files), dict(collections), aside)
 
 
-def _events(path: Path) -> Iterator[bytes]:
-    with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+def _events(path: LakeRoot, size: int) -> Iterator[bytes]:
+    with parquet_file(path, size) as parquet:
         for batch in parquet.iter_batches(batch_size=READ_ROWS, columns=[EVENT]):
             yield from batch.column(0).to_pylist()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace, StoreAwayError, check_store
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import EntryMark
 from tailrace.errors import SinkError, UsageError
@@ -28,12 +29,14 @@ from tailrace.lake.store.checkpoint_file import CHECKPOINT_FILE, read_held, requ
 from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
 from tailrace.lake.store.file_system import check_file_system
+from tailrace.lake.store.lake_root import LakeRoot, exchange_sealed, read_sealed, require_state, write_sealed
 from tailrace.lake.store.layout import QUARANTINE, cluster_time_of
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import Commit, Gap
 from tailrace.lake.store.partitioning import BY_DAY, Partitioning
 from tailrace.lake.store.quarantine import settle
 from tailrace.lake.store.retention import remove_leftovers
+from tailrace.lake.store.session import SESSION, begin_session
 
 #: What is to become of the lake, while it is changed.
 CHANGING: Final = "changing"
@@ -61,7 +64,7 @@ class Opening:
 
 
 def open_lake(
-    root: Path,
+    root: LakeRoot,
     checkpoint: Path,
     stream: Mapping[str, Any],
     columns: Sequence[Mapping[str, Any]],
@@ -83,30 +86,70 @@ def open_lake(
         _drop_unfinished_start(checkpoint)
     if known is None:
         return _create(log, checkpoint, stream, columns, partitioning or BY_DAY)
-    check_file_system(log.layout.state)
+    _check_place(log)
     from tailrace.lake.store import checkpoint as log_checkpoint  # noqa: PLC0415  Arrow; on the driver only
 
     with durable.locked(log.layout.lock):
         log_checkpoint.drop_torn(log.layout)
-    with log.locked() as head:
-        log.create(str(known["id"]), known["columns"], partitioning_of(known), str(known["claim"]))
+    with log.locked(opening=True) as found:
+        created = log.create(str(known["id"]), known["columns"], partitioning_of(known), str(known["claim"]))
+        head = created if created is not None and isinstance(root, ObjectPlace) else found
         problems = log.problems()
         if problems:
             raise SinkError(problems[0], hint="Restore it from a copy; --verify says what else is wrong")
         continued = held if begun and gap is None else None
         if continued is not None:  # before anything goes: data files of a log that was set back may be wanted again
             _check_held(log, head, checkpoint, known, continued)
-        settle(log.layout, log.newest_batch(head))
-        remove_leftovers(log)
+        if isinstance(log.layout.root, Path):
+            settle(log.layout, log.newest_batch(head))
+            remove_leftovers(log)
         if continued is not None:
             opening = _opening(known, continued, checkpoint / CHECKPOINT_FILE)
+            _give(log, head, known, opening.claim)
             return replace(opening, entries=_entries(head))
         snapshot = head.newest.planned.snapshot if head.newest is not None and gap is None else None
         return _take_over(log, head, checkpoint, known, gap, snapshot=snapshot or None)
 
 
+def _check_place(log: CommitLog) -> None:
+    """Raise SinkError where a lake cannot lie there. The state directory of a lake in a store is made."""
+    layout = log.layout
+    if isinstance(layout.root, ObjectPlace):
+        require_state(layout.root)
+        check_store(layout.root)
+        with durable.writing(layout.local):
+            durable.make_private(layout.local)
+    check_file_system(layout.local)
+
+
+def _give(log: CommitLog, head: Head, known: Mapping[str, Any], claim: str, *, new: bool = False) -> None:
+    """Write that the lake is to be written under ``claim``. In a store it is written from this machine, and from no
+    other, from then on; then the leftovers go (``session.py``). The caller holds the lock."""
+    layout = log.layout
+    if isinstance(layout.root, Path):
+        if new or known["claim"] != claim:
+            write_sealed(layout.identity, {**known, "claim": claim})
+        return
+    value = {**known, "claim": claim, SESSION: begin_session(layout)}
+    exchange_sealed(layout.identity, value, None if new else known)
+    durable.step("claim.lake")
+    if new:
+        return
+    try:
+        log.write(Commit(head.number + 1, "start", claim, head.digest, newest=head.newest))
+    except StoreAwayError:
+        raise
+    except SinkError as error:
+        raise SinkError(
+            f"another stream was still writing the lake {layout.root}: {error.message}",
+            hint="It can no longer do so. Start again: this stream goes on after what the other one has written",
+        ) from error
+    durable.step("claim.start")
+    remove_leftovers(log)
+
+
 def check_opening(
-    root: Path, checkpoint: Path, stream: Mapping[str, Any], *, partitioning: Partitioning | None = None
+    root: LakeRoot, checkpoint: Path, stream: Mapping[str, Any], *, partitioning: Partitioning | None = None
 ) -> Head | None:
     """Raise what ``open_lake`` raises where lake, checkpoint and stream do not belong together, and write nothing.
     Returns what the lake's log ends with; ``None`` where a lake would be begun."""
@@ -121,7 +164,7 @@ def check_opening(
 
 
 def _looked_at(
-    root: Path, checkpoint: Path, stream: Mapping[str, Any], partitioning: Partitioning | None
+    root: LakeRoot, checkpoint: Path, stream: Mapping[str, Any], partitioning: Partitioning | None
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None, bool]:
     """The lake's identity, what the checkpoint holds, and whether a query has begun there."""
     known = read_identity(root)
@@ -150,11 +193,11 @@ def _check_held(
     _check_claim(root, checkpoint, known, held)
 
 
-def read_identity(root: Path) -> dict[str, Any] | None:
+def read_identity(root: LakeRoot) -> dict[str, Any] | None:
     """The content of ``lake.json``, or ``None`` where ``root`` is not a lake (it may be missing or empty)."""
     log = CommitLog(root)
     path = log.layout.identity
-    value = durable.read_sealed(path)
+    value = read_sealed(path)
     if value is not None:
         value = _in_force(log, value)
         check_format(value, path)
@@ -162,8 +205,8 @@ def read_identity(root: Path) -> dict[str, Any] | None:
             if not isinstance(value.get(key), kind):
                 raise SinkError(f"{path} is damaged: no {key}")
         return value
-    if root.exists():
-        if not root.is_dir():
+    if root.exists() or isinstance(root, ObjectPlace):
+        if isinstance(root, Path) and not root.is_dir():
             raise UsageError(f"{root} is not a directory")
         foreign = sorted(entry.name for entry in root.iterdir() if entry.name not in _OWN_NAMES)
         if foreign:
@@ -171,7 +214,7 @@ def read_identity(root: Path) -> dict[str, Any] | None:
                 f"{root} is not empty and not a lake of Tailrace (it holds {foreign[0]!r})",
                 hint="Give a directory of its own",
             )
-        if any((root / delta.LOG).glob("*")):
+        if delta.is_table(root) and any(True for _ in (root / delta.LOG).iterdir()):
             raise UsageError(
                 f"{root} is a Delta table, and not a lake of Tailrace (it has no {path.name})",
                 hint="Give a directory of its own",
@@ -210,7 +253,7 @@ def partitioning_of(known: Mapping[str, Any]) -> Partitioning:
     return guarded(lambda: Partitioning.of(names), "lake.json")
 
 
-def _check_partitioning(root: Path, known: Mapping[str, Any] | None, asked: Partitioning | None) -> None:
+def _check_partitioning(root: LakeRoot, known: Mapping[str, Any] | None, asked: Partitioning | None) -> None:
     there = None if known is None else partitioning_of(known)
     if there is not None and asked is not None and asked != there:
         raise UsageError(
@@ -239,7 +282,7 @@ def metadata_after(known: Mapping[str, Any], state: LogState, commit: Commit) ->
     )
 
 
-def check_claim(root: Path, claim: str) -> dict[str, Any]:
+def check_claim(root: LakeRoot, claim: str) -> dict[str, Any]:
     """Refuse to commit under a claim that is not, or no longer, the lake's. The caller holds the lake's lock. Returns
     the content of ``lake.json``."""
     known = read_identity(root)
@@ -267,14 +310,14 @@ def _drop_unfinished_start(checkpoint: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _check_stream(root: Path, known: Mapping[str, Any] | None, stream: Mapping[str, Any]) -> None:
+def _check_stream(root: LakeRoot, known: Mapping[str, Any] | None, stream: Mapping[str, Any]) -> None:
     if known is None:
         return
     for difference in differences(known, stream):
         refuse_other(root, *difference)
 
 
-def refuse_other(root: Path, key: str, there: object, here: object) -> NoReturn:
+def refuse_other(root: LakeRoot, key: str, there: object, here: object) -> NoReturn:
     """Raise UsageError for a stream that differs from the lake's in ``key``."""
     if key.startswith("masks."):
         raise UsageError(
@@ -308,7 +351,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _check_lake(root: Path, checkpoint: Path, known: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+def _check_lake(root: LakeRoot, checkpoint: Path, known: Mapping[str, Any], held: Mapping[str, Any]) -> None:
     if held.get("lake") != known["id"]:
         raise UsageError(
             f"the checkpoint {checkpoint} belongs to another lake than {root}",
@@ -316,7 +359,7 @@ def _check_lake(root: Path, checkpoint: Path, known: Mapping[str, Any], held: Ma
         )
 
 
-def _check_claim(root: Path, checkpoint: Path, known: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+def _check_claim(root: LakeRoot, checkpoint: Path, known: Mapping[str, Any], held: Mapping[str, Any]) -> None:
     if held.get("claim") != known["claim"]:
         raise UsageError(
             f"the checkpoint {checkpoint} was superseded: another one has written the lake {root} since",
@@ -346,11 +389,12 @@ def _create(
     partitioning: Partitioning,
 ) -> Opening:
     layout = log.layout
-    with durable.writing(layout.root):
-        durable.make_private(layout.root)
-        for directory in (layout.state, layout.log, layout.staging):
-            durable.make_directory(directory)
-    check_file_system(layout.state)
+    if isinstance(layout.root, Path):
+        with durable.writing(layout.root):
+            durable.make_private(layout.root)
+            for directory in (layout.local, layout.root / delta.LOG, layout.staging):
+                durable.make_directory(directory)
+    _check_place(log)
     with durable.locked(layout.lock):
         if read_identity(layout.root) is not None:
             raise UsageError(f"another process has just made a lake at {layout.root}")
@@ -362,7 +406,7 @@ def _create(
             "columns": [dict(column) for column in columns],
             "partitionBy": list(partitioning.names),
         }
-        opening = _take_over(log, log.head(), checkpoint, known, None)
+        opening = _take_over(log, log.head(), checkpoint, known, None, new=True)
         log.create(opening.lake_id, columns, partitioning, opening.claim)
         return opening
 
@@ -375,6 +419,7 @@ def _take_over(
     gap: Gap | None,
     *,
     snapshot: str | None = None,
+    new: bool = False,
 ) -> Opening:
     """Give the lake to ``checkpoint``. The checkpoint's file comes first: a crash between the two leaves the lake with
     its old owner and a checkpoint that has not begun, which takes over again."""
@@ -400,7 +445,7 @@ def _take_over(
         held["snapshot"] = snapshot
     write_held(checkpoint, held, head)
     durable.step("claim.checkpoint")
-    durable.write_sealed(log.layout.identity, {**known, "claim": claim})
+    _give(log, head, known, claim, new=new)
     if gap is not None:
         _write_gap(log, claim, known, gap)
     return Opening(str(known["id"]), claim, after, start, snapshot, _entries(head))

@@ -28,9 +28,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, invariant
 from tailrace.lake.store import delta
+from tailrace.lake.store.lake_root import LakeRoot
 from tailrace.lake.store.partitioning import BY_DAY, Partitioning
 
 _NAME = re.compile(
@@ -52,62 +54,78 @@ _QUARANTINE = re.compile(QUARANTINE + r"/[0-9A-F]{16}-[0-9a-f]{32}\.parquet")
 class LakeLayout:
     """The paths of one lake."""
 
-    root: Path
+    root: LakeRoot
 
     @property
-    def state(self) -> Path:
+    def state(self) -> LakeRoot:
         return self.root / "_tailrace"
 
     @property
-    def log(self) -> Path:
+    def local(self) -> Path:
+        """Where locks are, and what else is this machine's own: in a directory the lake's state, of a lake in a store
+        the directory beside it."""
+        return self.root.bucket.beside if isinstance(self.root, ObjectPlace) else self.root / "_tailrace"
+
+    @property
+    def log(self) -> LakeRoot:
         return self.root / delta.LOG
 
     @property
-    def identity(self) -> Path:
+    def identity(self) -> LakeRoot:
         return self.state / "lake.json"
 
     @property
-    def head(self) -> Path:
+    def head(self) -> LakeRoot:
         return self.state / "head.json"
 
     @property
     def lock(self) -> Path:
-        return self.state / "lock"
+        return self.local / "lock"
 
     @property
     def compaction_lock(self) -> Path:
-        return self.state / "compaction.lock"
+        return self.local / "compaction.lock"
 
     @property
     def staging(self) -> Path:
-        return self.root / "_staging"
+        """Files that are being written, on a file system in any case."""
+        return self.local / "uploads" if isinstance(self.root, ObjectPlace) else self.root / "_staging"
 
     @property
     def default_checkpoint(self) -> Path:
         """Spark's checkpoint lies next to the lake: readers that take every file of a directory must not find it."""
+        if isinstance(self.root, ObjectPlace):
+            return self.local / "checkpoint"
         return self.root.with_name(f"{self.root.name}.checkpoint")
 
-    def commit(self, number: int) -> Path:
+    def commit(self, number: int) -> LakeRoot:
         return delta.commit_path(self.root, number)
 
-    def checkpoint(self, number: int) -> Path:
+    def checkpoint(self, number: int) -> LakeRoot:
         return delta.checkpoint_path(self.root, number)
 
-    def readable(self, checkpoints: Mapping[int, Sequence[Path]]) -> list[int]:
+    def readable(self, checkpoints: Mapping[int, Sequence[LakeRoot]]) -> list[int]:
         """Those ``checkpoints`` of the log that a lake reads, ascending: in one file, as ``deltalake`` writes them."""
         return sorted(number for number, files in checkpoints.items() if self.checkpoint(number) in files)
 
     def day_directories(self) -> list[Path]:
         """The lake's own directories of days. A link leads elsewhere and is not ours."""
+        if isinstance(self.root, ObjectPlace):
+            return []
         found = self.root.glob(f"{DAY_PREFIX}*")
         return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 
     def is_behind_link(self, name: str) -> bool:
         """Whether a directory on the way to the file ``name`` is a link, which leads elsewhere."""
+        if isinstance(self.root, ObjectPlace):
+            return False
         return any((self.root / parent).is_symlink() for parent in Path(name).parents[:-1])
 
     def files_present(self) -> Iterator[str]:
         """What lies in the directories of days, however deep, by its name relative to the lake."""
+        if isinstance(self.root, ObjectPlace):
+            yield from (one.name for one in self.root.objects() if one.name.startswith(DAY_PREFIX))
+            return
         for day in self.day_directories():
             for path in day.rglob("*"):
                 if path.is_symlink() or not path.is_dir():

@@ -204,7 +204,8 @@ class LakeChange:
 class Commit:
     """One commit of the lake: it was made (``create``), a micro-batch was added (``append``; ``batch`` is its number
     under ``claim``), files were merged (``compaction``), events were given up for lost (``gap``), or taken out
-    (``erase``), or the lake's stream or columns were changed (``change``).
+    (``erase``), or the lake's stream or columns were changed (``change``), or a stream has opened a lake in a store
+    (``start``).
 
     ``files`` ascend in the stream's order; ``removed`` are those that they replace. ``quarantined`` names the files of
     the micro-batch's ``quarantined_rows`` events that were put aside (``quarantine.py``). ``previous`` is the SHA-256

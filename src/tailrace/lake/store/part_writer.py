@@ -13,12 +13,12 @@ so that files still follow each other strictly, and the footer says how many row
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace, StoreAwayError
 from tailrace.errors import SinkError, invariant
+from tailrace.lake.store.lake_root import LakeRoot, sha256_of, size_of, sync_directories
 from tailrace.lake.store.layout import LakeLayout, cluster_time_of, first_token_after_period, new_name, period_of
 from tailrace.lake.store.manifest import StagedFile
 from tailrace.lake.store.partitioning import BY_DAY, COLLECTION, Partitioning
@@ -45,6 +47,8 @@ SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
 #: collection of few rows has one file, however many others there are.
 _OPEN_MAX: Final = 64
 _HELD_MAX: Final = 4
+#: Objects up to this size are read in one request.
+_WHOLE_MAX: Final = 16 << 20
 #: Columns of few distinct values: the only ones where trying a dictionary is worth its time.
 _DICTIONARY: Final = ("operation_type", "database", "collection")
 #: What stands in a required field of a struct that is NULL as a whole.
@@ -96,7 +100,7 @@ class PartWriter:
 
     def __init__(
         self,
-        root: Path,
+        root: LakeRoot,
         stem: str,
         *,
         limits: FileLimits = FileLimits(),
@@ -124,11 +128,12 @@ class PartWriter:
         """Write every batch and give the finished files, in order and on disk (synced)."""
         try:
             with durable.writing(self._staging):
+                if isinstance(self._root, ObjectPlace):
+                    durable.make_private(self._staging)
                 for batch in batches:
                     self._write(batch)
                 self._close_all()
-                for directory in {(self._root / file.name).parent for file in self._done}:
-                    durable.sync_directory(directory)
+                sync_directories({(self._root / file.name).parent for file in self._done})
         except BaseException:
             self._remove_everything()
             raise
@@ -250,8 +255,12 @@ class PartWriter:
             collection=file.collection,
         )
         place = self._root / name
-        durable.make_directory(place.parent)
-        file.path.rename(place)
+        if isinstance(place, ObjectPlace):
+            place.upload(file.path)
+            file.path.unlink()
+        else:
+            durable.make_directory(place.parent)
+            file.path.rename(place)
         self._done.append(finished)
 
     def _remove_everything(self) -> None:
@@ -263,8 +272,9 @@ class PartWriter:
         self._open = {}
         for index in range(self._count):
             (self._staging / f"{self._stem}-{index:04d}.staged").unlink(missing_ok=True)
-        for finished in self._done:
-            (self._root / finished.name).unlink(missing_ok=True)
+        with suppress(StoreAwayError):  # the next start removes them
+            for finished in self._done:
+                (self._root / finished.name).unlink(missing_ok=True)
 
 
 def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
@@ -279,29 +289,41 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     )
 
 
-def sha256_of(path: Path) -> str:
-    """Of a file's bytes, as hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 @contextmanager
-def opened_checked(root: Path, entry: StagedFile) -> Iterator[pq.ParquetFile]:
+def opened_checked(root: LakeRoot, entry: StagedFile) -> Iterator[pq.ParquetFile]:
     """A file of the lake, of which new ones are made: its bytes are those that the log knows, its footer's too, which
     no checksum of a page covers. Raises SinkError where they are not."""
     path = root / entry.name
     try:
-        if path.stat().st_size != entry.size or sha256_of(path) != entry.sha256:
+        content = path.read_bytes() if isinstance(path, ObjectPlace) and entry.size <= _WHOLE_MAX else None
+        found = (size_of(path), sha256_of(path)) if content is None else (len(content), sha256(content).hexdigest())
+        if found != (entry.size, entry.sha256):
             raise SinkError(
                 f"{path} is damaged: its bytes are not those that were written", hint="Restore it from a copy"
             )
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with (
+            parquet_file(path)
+            if content is None
+            else pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file
+        ):
             yield file
     except (OSError, pa.ArrowException) as error:
         raise SinkError(f"{path} cannot be read: {error}", hint="Restore it from a copy") from error
 
 
-def kept_metadata(root: Path, entry: StagedFile) -> dict[bytes, bytes]:
+@contextmanager
+def parquet_file(place: LakeRoot, size: int | None = None) -> Iterator[pq.ParquetFile]:
+    """A Parquet file to read; the checksums of its pages are compared. An object that is known to be small is read in
+    one request. Raises FileNotFoundError."""
+    with ExitStack() as stack:
+        source: Any = place
+        if isinstance(place, ObjectPlace):
+            is_small = size is not None and size <= _WHOLE_MAX
+            source = pa.BufferReader(place.read_bytes()) if is_small else stack.enter_context(place.open())
+        yield stack.enter_context(pq.ParquetFile(source, page_checksum_verification=True))
+
+
+def kept_metadata(root: LakeRoot, entry: StagedFile) -> dict[bytes, bytes]:
     """What of a file's footer is true of one that is made of it, too: Spark's own schema. Raises as
     ``opened_checked``."""
     with opened_checked(root, entry) as file:
@@ -309,12 +331,13 @@ def kept_metadata(root: Path, entry: StagedFile) -> dict[bytes, bytes]:
     return {SPARK_SCHEMA: found[SPARK_SCHEMA]} if SPARK_SCHEMA in found else {}
 
 
-def equal_tokens_in(root: Path, entry: StagedFile) -> int:
+def equal_tokens_in(root: LakeRoot, entry: StagedFile) -> int:
     """How many rows of a file repeat the token before them, as its footer says. The footer is not compared with the
     log here: read the rows by ``opened_checked``. Raises SinkError where there is no footer."""
     path = root / entry.name
     try:
-        return footer_equal_tokens(pq.read_metadata(path).metadata)
+        with parquet_file(path, entry.size) as file:
+            return footer_equal_tokens(file.metadata.metadata)
     except (OSError, pa.ArrowException) as error:
         raise SinkError(f"{path} cannot be read: {error}", hint="Restore it from a copy") from error
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.lake_root import LakeRoot
 
 #: Over how many seconds the rate is taken: long enough to be steady, short enough to show a stop.
 _WINDOW_S = 5.0
@@ -51,7 +51,7 @@ class Growth:
 class GrowthWatch:
     """Watches the lake at ``root`` from now on. The lake does not have to exist yet."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: LakeRoot) -> None:
         self._log = CommitLog(root)
         self._seen = max(0, self._log.head().number) if self._log.layout.identity.exists() else 0
         self._recent: deque[tuple[float, int]] = deque()

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace
 from tailrace.lake.store import delta
 
 
 def publish_checkpoint(
-    root: Path,
+    root: Path | ObjectPlace,
     number: int,
     beside: Path,
     *,
@@ -46,6 +47,10 @@ def publish_checkpoint(
         made, pointer = delta.checkpoint_path(beside, number), log / delta.POINTER
         edit(made, pointer)
         # Readers look for a file's end by the size that the directory said: they never see another one in its place.
+        if isinstance(root, ObjectPlace):
+            (root / delta.LOG / made.name).create(made.read_bytes())
+            (root / delta.LOG / pointer.name).upload(pointer)
+            return
         for path in (made, pointer):
             durable.sync_file(path)
             durable.publish_file(path, root / delta.LOG / path.name)
@@ -53,7 +58,10 @@ def publish_checkpoint(
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _link(path: Path, name: Path) -> None:
+def _link(path: Path | ObjectPlace, name: Path) -> None:
+    if isinstance(path, ObjectPlace):
+        name.write_bytes(path.read_bytes())
+        return
     try:
         name.hardlink_to(path)
     except FileNotFoundError:

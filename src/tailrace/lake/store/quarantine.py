@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError
+from tailrace.lake.store.lake_root import sha256_of
 from tailrace.lake.store.layout import QUARANTINE, LakeLayout, checked_quarantine_name, cluster_time_of, is_quarantine
 from tailrace.lake.store.manifest import Commit, StagedFile
 
@@ -73,8 +75,6 @@ def stage(root: Path, events: Sequence[QuarantinedEvent], *, one_token: int = 1)
     """Write events to a file, in the order of the stream, that a commit may name. ``one_token`` is how many events may
     have one token: the number of shards that they come from. Raises LakeFullError."""
     import pyarrow as pa  # noqa: PLC0415
-
-    from tailrace.lake.store.part_writer import sha256_of  # noqa: PLC0415
 
     now = time.time_ns() // 1000
     equal = groupby(sorted(events, key=_token_of), key=_token_of)
@@ -170,7 +170,9 @@ def check_waiting(layout: LakeLayout, files: Sequence[StagedFile]) -> None:
 
 def settle(layout: LakeLayout, commit: Commit | None) -> None:
     """Move the files that ``commit`` names to their place, if they are not there yet, and finish a merge that a crash
-    has interrupted. The caller holds the lock."""
+    has interrupted. The caller holds the lock. A lake in a store has no quarantine."""
+    if isinstance(layout.root, ObjectPlace):
+        return
     finish_merge(layout)
     names = [] if commit is None else [name for name in commit.quarantined if waiting(layout, name).exists()]
     if not names:
@@ -200,13 +202,13 @@ class QuarantineMerge:
     def note(self, layout: LakeLayout) -> None:
         """Write the note: from here on the replaced files no longer count."""
         known = {"name": self.name, "staged": self.staged, "replaces": list(self.replaces)}
-        durable.write_sealed(layout.state / _MERGE, known)
+        durable.write_sealed(layout.local / _MERGE, known)
         durable.step("quarantine.noted")
 
     @classmethod
     def noted(cls, layout: LakeLayout) -> QuarantineMerge | None:
         """The merge that is under way or was interrupted. Every name is checked before it becomes a path."""
-        path = layout.state / _MERGE
+        path = layout.local / _MERGE
         known = durable.read_sealed(path)
         if known is None:
             return None
@@ -223,6 +225,7 @@ def finish_merge(layout: LakeLayout) -> None:
     merge = QuarantineMerge.noted(layout)
     if merge is None:
         return
+    assert isinstance(layout.root, Path)
     folder, staged = layout.root / QUARANTINE, merge.staged_at(layout)
     place = folder / merge.name
     with durable.writing(place):
@@ -236,12 +239,14 @@ def finish_merge(layout: LakeLayout) -> None:
             (folder / name).unlink(missing_ok=True)
         durable.sync_directory(folder)
         durable.step("quarantine.replaced")
-        (layout.state / _MERGE).unlink(missing_ok=True)
-        durable.sync_directory(layout.state)
+        (layout.local / _MERGE).unlink(missing_ok=True)
+        durable.sync_directory(layout.local)
 
 
 def files_of(layout: LakeLayout, newest: Commit | None) -> list[Path]:
     """The files of the quarantine, those of the newest micro-batch included that still wait. Takes no lock."""
+    if isinstance(layout.root, ObjectPlace):
+        return []
     folder = layout.root / QUARANTINE
     found = {path.name: path for path in folder.glob("*.parquet")} if folder.is_dir() else {}
     for name in newest.quarantined if newest is not None else ():

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from tailrace.base import durable
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.compaction_policy import CompactionPolicy
+from tailrace.lake.store.lake_root import LakeRoot, present, rooted
 from tailrace.lake.store.layout import LakeLayout, is_lake_file, is_merged
 from tailrace.lake.store.mirrored import ICEBERG, is_mirrored
+from tailrace.lake.store.session import require_session
 
 #: Lets the snapshots go that have files which were replaced at this moment or earlier.
 Release = Callable[[datetime], None]
@@ -26,18 +27,19 @@ class NotReleasedError(SinkError):
     """Snapshots elsewhere still have the files that are to be removed."""
 
 
-def expire(path: Path | str, retention: timedelta, *, release: Release | None = None) -> int:
+def expire(path: LakeRoot | str, retention: timedelta, *, release: Release | None = None) -> int:
     """Remove the files of the lake at ``path`` that were replaced longer than ``retention`` ago. Returns how many went.
     ``release`` is called before: the snapshots that have these files elsewhere go first (``LakeMirror.release``).
 
     A stream and readers do not have to stop. Raises UsageError where ``path`` is no lake or ``retention`` is more than
     30 days, or where the lake has Iceberg snapshots and no ``release``; SinkError where a compaction is running.
     """
-    root = Path(path)
+    root = rooted(path)
     if not LakeLayout(root).identity.exists():
         raise UsageError(f"{root} is not a lake of Tailrace")
     check_released(root, release)
     log = CommitLog(root)
+    require_session(log.layout)
     policy = CompactionPolicy(retention=retention)
     with durable.locked(log.layout.compaction_lock, wait=False) as mine:
         if not mine:
@@ -45,7 +47,7 @@ def expire(path: Path | str, retention: timedelta, *, release: Release | None = 
         return remove_replaced(log, policy.retention, release)
 
 
-def check_released(root: Path, release: Release | None) -> None:
+def check_released(root: LakeRoot, release: Release | None) -> None:
     """Raise UsageError where files are to be removed that Iceberg snapshots have, and nobody lets these go before."""
     if release is None and is_mirrored(root):
         raise UsageError(
@@ -58,11 +60,13 @@ def remove_replaced(log: CommitLog, retention: timedelta, release: Release | Non
     """Remove the files that were replaced longer than ``retention`` ago. ``release`` is called with that moment before.
     Returns how many went."""
     state, until = log.state(), datetime.now(UTC) - retention
-    going = []
-    for removal in state.removed.values():
-        path, behind_link = log.layout.root / removal.name, log.layout.is_behind_link(removal.name)
-        if removal.at <= until and removal.name not in state.files and not behind_link and path.exists():
-            going.append(path)
+    old = [
+        one.name
+        for one in state.removed.values()
+        if one.at <= until and one.name not in state.files and not log.layout.is_behind_link(one.name)
+    ]
+    there = present(log.layout.root, old)
+    going = [log.layout.root / name for name in old if name in there]
     if going and release is not None:
         try:
             release(until)
@@ -84,7 +88,7 @@ def remove_leftovers(log: CommitLog) -> int:
             if path.is_file() and (no_compaction or not path.name.startswith("merge-")):
                 path.unlink(missing_ok=True)
                 removed += 1
-        for path in log.layout.state.glob(durable.UNFINISHED):
+        for path in log.layout.local.glob(durable.UNFINISHED):
             path.unlink(missing_ok=True)
             removed += 1
         for name in list(log.layout.files_present()):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from tailrace.core.oplog.cluster_time import ClusterTime
@@ -14,6 +13,7 @@ from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import quarantine
 from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.identity import read_identity
+from tailrace.lake.store.lake_root import LakeRoot, present, rooted
 from tailrace.lake.store.layout import QUARANTINE, cluster_time_of
 from tailrace.lake.store.manifest import Erasure, Gap, LakeChange, WrittenVersion
 
@@ -84,17 +84,18 @@ class LakeStatus:
         }
 
 
-def lake_status(path: Path | str) -> LakeStatus:
+def lake_status(path: LakeRoot | str) -> LakeStatus:
     """The state of the lake at ``path``. Changes nothing and waits for nobody. Raises UsageError where it is no lake,
     SinkError where its log is damaged."""
-    root = Path(path)
+    root = rooted(path)
     identity = read_identity(root)
     if identity is None:
         raise UsageError(f"{root} is not a lake of Tailrace")
     log = CommitLog(root)
     state, head = log.state(), log.head()
     files = state.in_order
-    there = [one for one in state.removed.values() if (root / one.name).exists() and one.name not in state.files]
+    found = present(root, state.removed)
+    there = [one for one in state.removed.values() if one.name in found and one.name not in state.files]
     last_commit, lag = _last_batch(log, head.newest.number if head.newest else None)
     token = head.last_token
     return LakeStatus(

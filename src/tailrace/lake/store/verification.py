@@ -10,15 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tailrace.base.object_place import ObjectPlace, reason
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import checkpoint as log_checkpoint
 from tailrace.lake.store import quarantine
 from tailrace.lake.store.checkpoint_file import read_held, require_seen
 from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.identity import read_identity
+from tailrace.lake.store.lake_root import NOWHERE, LakeRoot, rooted, sha256_of, size_of
 from tailrace.lake.store.layout import is_in_period, is_lake_file
 from tailrace.lake.store.manifest import Erasure, FileEntry, Gap, LakeChange
-from tailrace.lake.store.part_writer import TOKEN, count_equal, footer_equal_tokens, footer_range, sha256_of
+from tailrace.lake.store.part_writer import TOKEN, count_equal, footer_equal_tokens, footer_range, parquet_file
 
 _PROBLEMS_MAX = 100
 _READ_ROWS = 65_536
@@ -57,7 +59,7 @@ class LakeReport:
             self.problems.append(problem)
 
 
-def verify(path: Path | str, *, full: bool = False, checkpoint: Path | None = None) -> LakeReport:
+def verify(path: LakeRoot | str, *, full: bool = False, checkpoint: Path | None = None) -> LakeReport:
     """Check the lake at ``path``: the log's chain of commits, files against the log, footers and rows against both, the
     order of every token (so that a doubled event is found too: of equal tokens, which two shards may give, each file's
     footer has the number), each file's day. Reads the tokens of every row, their
@@ -67,7 +69,7 @@ def verify(path: Path | str, *, full: bool = False, checkpoint: Path | None = No
 
     Raises UsageError if ``path`` is not a lake, SinkError if its log is damaged or has a hole.
     """
-    root = Path(path)
+    root = rooted(path)
     known = read_identity(root)
     if known is None:
         raise UsageError(f"{root} is not a lake of Tailrace")
@@ -76,8 +78,11 @@ def verify(path: Path | str, *, full: bool = False, checkpoint: Path | None = No
     with log.reading() as head:
         for problem in (*log.problems(), *log_checkpoint.problems(log.layout)):
             report.add(problem)
-        _compare_with_checkpoint(log, head, checkpoint or log.layout.default_checkpoint, str(known["id"]), report)
-        state = log.state()
+        where = checkpoint or (None if log.layout.local == NOWHERE else log.layout.default_checkpoint)
+        if where is not None:
+            _compare_with_checkpoint(log, head, where, str(known["id"]), report)
+        # On another machine than the writer's, no lock of a lake in a store keeps that one out.
+        state = log.state(head.number if isinstance(root, ObjectPlace) and head.number >= 0 else None)
         present = set(log.layout.files_present())
         # Under the lock, since a compaction or an erasure may replace these files.
         _check_quarantine(quarantine.files_of(log.layout, log.newest_batch(head)), report)
@@ -127,30 +132,34 @@ def _check_quarantine(paths: Sequence[Path], report: LakeReport) -> None:
         report.add(f"the quarantine cannot be read: {error.message if isinstance(error, SinkError) else error}")
 
 
-def _compare_with_delta(root: Path, version: int, names: set[str], report: LakeReport) -> None:
-    from deltalake import DeltaTable  # noqa: PLC0415  half a second, and only here
-    from deltalake.exceptions import DeltaError  # noqa: PLC0415
+def _compare_with_delta(root: LakeRoot, version: int, names: set[str], report: LakeReport) -> None:
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415  half a second, and only here
+
+    from tailrace.lake.store.places import delta_table  # noqa: PLC0415  the same
 
     try:
-        uris = DeltaTable(str(root), version=version).file_uris()
+        uris = delta_table(root, version).file_uris()
         found = {uri.removeprefix("file://").removeprefix(f"{root.absolute()}/") for uri in uris}
     except (OSError, DeltaError) as error:
-        report.add(f"deltalake cannot read version {version}: {error}")
+        why = reason(error) if isinstance(root, ObjectPlace) else error
+        report.add(f"deltalake cannot read version {version}: {why}")
         return
     if found != names:
         report.add(f"deltalake finds {len(found)} files in version {version}, and the log names {len(names)}")
 
 
-def _check_file(root: Path, entry: FileEntry, report: LakeReport, lanes: dict[tuple[bool, str | None], str]) -> None:
+def _check_file(
+    root: LakeRoot, entry: FileEntry, report: LakeReport, lanes: dict[tuple[bool, str | None], str]
+) -> None:
     """``lanes`` holds the last token of each lane so far."""
     report.files += 1
     path = root / entry.name
     try:
-        if path.stat().st_size != entry.size:
-            report.add(f"{entry.name} has {path.stat().st_size} bytes, and the log says {entry.size}")
+        if (size := size_of(path)) != entry.size:
+            report.add(f"{entry.name} has {size} bytes, and the log says {entry.size}")
         elif report.full and sha256_of(path) != entry.sha256:
             report.add(f"{entry.name} is not what was written: its SHA-256 differs from the log's")
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with parquet_file(path, entry.size) as file:
             if footer_range(file.metadata.metadata) != (entry.first_token, entry.last_token):
                 report.add(f"{entry.name}: its footer and the log name different tokens")
             rows = equal = 0

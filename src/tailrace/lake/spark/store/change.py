@@ -33,6 +33,7 @@ from tailrace.lake.store.changing import (
     set_superseded_aside,
 )
 from tailrace.lake.store.identity import CHANGEABLE, differences, read_identity, refuse_other
+from tailrace.lake.store.lake_root import NOT_CHANGED, refuse_in_store
 from tailrace.lake.store.layout import LakeLayout, cluster_time_of
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.manifest import LakeChange, StagedFile
@@ -92,6 +93,7 @@ def change_lake(
     exactly; ChangeStreamHistoryLost (286) where neither oplog nor archive reaches back; SourceError; SinkError;
     LakeFullError. The lake is then as it was.
     """
+    refuse_in_store(str(lake), *NOT_CHANGED)
     root = local_path(lake, "the lake")
     where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
     if read_identity(root) is None:

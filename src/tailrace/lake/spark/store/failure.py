@@ -24,7 +24,7 @@ _CODE = re.compile(r"(?P<message>.*) \((?P<code>\d+) \w+\)(?:\. (?P<hint>.*))?")
 #: A process that closes its connections because it dies is gone soon after.
 _EXIT_S: Final = 3
 #: The modules whose errors concern what is written.
-_OF_SINKS: Final = ("base.durable", "lake.store.", "lake.spark.store.", "lake.iceberg.")
+_OF_SINKS: Final = ("base.durable", "base.object_place", "lake.store.", "lake.spark.store.", "lake.iceberg.")
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|File too large")
 
 

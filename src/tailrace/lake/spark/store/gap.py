@@ -24,6 +24,7 @@ from tailrace.lake.spark.query.snapshot_position import SnapshotPosition
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.delta_log import guarded
 from tailrace.lake.store.identity import read_identity
+from tailrace.lake.store.lake_root import LakeRoot
 from tailrace.lake.store.layout import cluster_time_of
 from tailrace.lake.store.manifest import Gap
 
@@ -36,7 +37,7 @@ HISTORY_HINT: Final = (
 )
 
 
-def find_gap(root: Path, checkpoint: Path, source: Mapping[str, str]) -> Gap | None:
+def find_gap(root: LakeRoot, checkpoint: Path, source: Mapping[str, str]) -> Gap | None:
     """What the lake at ``root`` has missed for good, or ``None`` where the oplog still holds what comes next. Connects
     to MongoDB."""
     if read_identity(root) is None:

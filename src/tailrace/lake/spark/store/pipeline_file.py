@@ -20,6 +20,7 @@ from tailrace.lake.spark.query.options import KNOWN
 from tailrace.lake.spark.store import message_settings
 from tailrace.lake.spark.store.message_settings import MessageSettings, messages_of
 from tailrace.lake.store.compaction_policy import CompactionPolicy
+from tailrace.lake.store.lake_root import NOT_MIRRORED, NOT_PUT_ASIDE, LakeRoot, refuse_in_store, writable_root
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.partitioning import Partitioning
 from tailrace.lake.store.pipeline_values import shown, size, whole_number
@@ -39,7 +40,7 @@ _MASKS: Final = "masks"
 _MESSAGES: Final = "messages"
 _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "source": tuple(name for name in KNOWN if name not in _ELSEWHERE and name != _MASKS),
-    "lake": ("path", "checkpoint", "columns", "documents", "acceptGap", "partitionBy", "onError", "iceberg"),
+    "lake": ("path", "state", "checkpoint", "columns", "documents", "acceptGap", "partitionBy", "onError", "iceberg"),
     "trigger": ("every", "availableNow"),
     "archive": ("path", "keep", "keepBytes", "preImages"),
     "limits": _LIMITS,
@@ -72,7 +73,7 @@ class PipelineSettings:
     """A checked pipeline file. ``source`` holds the options of ``format("tailrace")`` as text; paths are absolute."""
 
     source: dict[str, str] = field(repr=False)
-    lake: Path
+    lake: LakeRoot
     checkpoint: Path | None
     processing_time: str | None
     available_now: bool
@@ -119,6 +120,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
             source[name] = str(local_path(_text(source[name], f"source.{name}"), f"source.{name}", base))
     if "path" not in lake:
         raise UsageError("lake.path is missing: the directory that the events go to")
+    root = _lake_root(lake, base)
     options = {**source, **parts["limits"]}
     options.update({key: lake[key] for key in ("columns", "documents") if key in lake})
     available_now = _flag(trigger.get("availableNow", False), "trigger.availableNow")
@@ -131,7 +133,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
     tables = settings_of(parts["tables"], base) if parts["tables"] else None
     return PipelineSettings(
         source={name: _option(name, value) for name, value in options.items()},
-        lake=_path(lake, "path", base),
+        lake=root,
         checkpoint=_path(lake, "checkpoint", base) if "checkpoint" in lake else None,
         processing_time=None if available_now else _interval(trigger.get("every", _EVERY)),
         available_now=available_now,
@@ -274,6 +276,17 @@ def _text(value: object, name: str) -> str:
 
 def _path(lake: Mapping[str, Any], key: str, base: Path) -> Path:
     return local_path(_text(lake[key], f"lake.{key}"), f"lake.{key}", base)
+
+
+def _lake_root(lake: Mapping[str, Any], base: Path) -> LakeRoot:
+    """Where the lake is. What a lake in an object store does not have yet is refused before anything is begun."""
+    state = _text(lake["state"], "lake.state") if "state" in lake else None
+    root = writable_root(_text(lake["path"], "lake.path"), state, base=base, name="lake.path")
+    if lake.get("onError", "fail") != "fail":
+        refuse_in_store(root, *NOT_PUT_ASIDE)
+    if "iceberg" in lake:
+        refuse_in_store(root, *NOT_MIRRORED)
+    return root
 
 
 def _flag(value: object, name: str) -> bool:

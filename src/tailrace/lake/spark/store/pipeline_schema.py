@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tailrace.base.object_place import URIS
 from tailrace.core.masking.rules import ACTIONS
 from tailrace.core.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
 from tailrace.lake.spark.query.options import COLUMNS, DOCUMENT_FORMS, SERVER_FLAGS, V2_TOKENS
@@ -157,8 +158,13 @@ def _source() -> dict[str, JsonSchema]:
 def _lake() -> dict[str, JsonSchema]:
     column = _one_of(*COLUMNS)
     return {
-        "path": _said("The lake's directory, which is made if it is missing.", _TEXT),
-        "checkpoint": _said("Spark's checkpoint directory.", _TEXT, default="<path>.checkpoint"),
+        "path": _said(f"The lake's directory, which is made if it is missing, or {URIS}.", _TEXT),
+        "state": _said("The local directory of a lake in an object store.", _TEXT),
+        "checkpoint": _said(
+            "Spark's checkpoint directory; of a lake in an object store <state>/checkpoint unless it says otherwise.",
+            _TEXT,
+            default="<path>.checkpoint",
+        ),
         "columns": _said(
             "Which columns the lake has; token is needed.",
             {"anyOf": [{"type": "array", "items": column, "uniqueItems": True, "minItems": 1}, _TEXT]},

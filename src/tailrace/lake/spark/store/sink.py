@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tailrace.errors import SinkError, UsageError
+from tailrace.lake.spark.store.source import STATE
 from tailrace.lake.spark.store.staged_rows import STAGED_SCHEMA, from_batches
 from tailrace.lake.store.committer import abort_batch, commit_batch
 from tailrace.lake.store.compaction_policy import CompactionPolicy
+from tailrace.lake.store.lake_root import writable_root
 from tailrace.lake.store.manifest import Commit, PlannedRange, StagedFile
 from tailrace.lake.store.retention import Release
 
@@ -48,13 +50,14 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         try:
-            self.root = Path(options["lake"])
+            self._lake = options["lake"], options.get(STATE) or None
             self.claim = options["claim"]
             self.checkpoint = Path(options["checkpoint"])
         except KeyError as error:
             raise UsageError(
                 f"the option {error} is missing", hint="Start the stream with tailrace.lake.spark.store.write_stream"
             ) from None
+        self.root = writable_root(*self._lake)
         self.policy = CompactionPolicy.from_options(options)
         self.iceberg = options.get(ICEBERG) or None
         if schema.fieldNames() != STAGED_SCHEMA.fieldNames():
@@ -62,6 +65,13 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
                 "the lake takes only the rows of its own source",
                 hint="Start the stream with tailrace.lake.spark.store.write_stream",
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "root"}  # a store's holds keys
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.root = writable_root(*self._lake)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> LakeMessage:
         rows = list(from_batches(iterator))
@@ -76,6 +86,7 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
         if self.iceberg is None:
             self._compact(commit, files, batchId)
             return
+        assert isinstance(self.root, Path)  # no lake in a store
         mirror = _mirror(self.root, self.iceberg)
         mirror.follow()  # also where nothing is new: a run before this one may have ended between the two
         self._compact(commit, files, batchId, mirror.release)

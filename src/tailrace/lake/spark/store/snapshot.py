@@ -5,28 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import UsageError
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.identity import partitioning_of, read_identity
+from tailrace.lake.store.lake_root import LakeRoot, refuse_in_store, rooted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def files(path: Path | str, *, version: int | None = None) -> list[str]:
-    """The Parquet files that the lake at ``path`` consists of, in the order of the stream: absolute names, for any
-    program that reads a list of Parquet files. ``version`` is a commit's number (default: the newest); the log keeps
-    the last few hundred.
+def files(path: LakeRoot | str, *, version: int | None = None) -> list[str]:
+    """The Parquet files that the lake at ``path`` consists of, in the order of the stream: absolute names, or
+    URIs of a lake in an object store, for any program that reads a list of Parquet files. ``version`` is a commit's
+    number (default: the newest); the log keeps the last few hundred.
 
     Raises UsageError if ``path`` is not a lake, SinkError if its log is damaged or does not have that version.
     """
-    root = Path(path).absolute()
+    root = rooted(path).absolute()
     if read_identity(root) is None:
         raise UsageError(f"{root} is not a lake of Tailrace")
     return [str(root / file.name) for file in CommitLog(root).state(version).in_order]
 
 
-def read(spark: SparkSession, path: Path | str, *, version: int | None = None) -> DataFrame:
+def read(spark: SparkSession, path: LakeRoot | str, *, version: int | None = None) -> DataFrame:
     """The lake at ``path`` as a Spark DataFrame: all its columns, ``day`` and (if it is divided by hour) ``hour``, at
     one version, without Delta's JARs.
 
@@ -34,6 +36,8 @@ def read(spark: SparkSession, path: Path | str, *, version: int | None = None) -
     DataFrame may be used while the lake grows and is compacted. Order by ``token`` for the order of the stream.
     Raises what ``files`` raises.
     """
+    refuse_in_store(path, "tailrace.lake.read does not read", 'Read it with deltalake, Polars or format("delta")')
+    assert not isinstance(path, ObjectPlace)
     names = files(path, version=version)
     if names:
         return spark.read.option("basePath", str(Path(path).absolute())).parquet(*names)

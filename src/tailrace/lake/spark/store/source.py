@@ -31,6 +31,7 @@ from tailrace.lake.spark.source.data_source import TailraceDataSource
 from tailrace.lake.spark.source.stream_reader import TailraceStreamReader
 from tailrace.lake.spark.store.gap import HISTORY_HINT, copied_position
 from tailrace.lake.spark.store.staged_rows import STAGED_SCHEMA
+from tailrace.lake.store.lake_root import LakeRoot, writable_root
 from tailrace.lake.store.layout import TIME_END
 from tailrace.lake.store.manifest import PlannedRange
 from tailrace.lake.store.partitioning import DAY, Partitioning
@@ -44,7 +45,9 @@ TOKEN: Final = "token"
 _OPERATION: Final = "operation_type"
 #: The name under which events that were put aside are counted among the operations.
 QUARANTINED: Final = "quarantined"
-#: Options of the lake in addition to those of the stream: its directory, the token after which it goes on, the size up
+#: The local directory of a lake in an object store, on each machine.
+STATE: Final = "lakeState"
+#: Options of the lake in addition to those of the stream: its directory or URI, the token after which it goes on, the size up
 #: to which a file grows, how far the copy has come that the stream continues, the lake's partition columns, what is
 #: done with an event that cannot be written, and the marks of oplog entries that the lake was read up to.
 LAKE, AFTER, FILE_BYTES, COPIED, PARTITION = "lake", "lakeAfter", "lakeFileBytes", "lakeCopied", "lakePartitionBy"
@@ -57,17 +60,23 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class LakePlace:
-    """Where a stream's files go: the lake at ``root``, after its token ``after``, up to ``file_bytes`` each; ``copied``
-    says how far the copy has come that the stream continues, ``quarantines`` whether events that cannot be written are
-    put aside, and ``entries`` which oplog entries the deployment must still hold."""
+    """Where a stream's files go: the lake at ``lake``, a path or a URI (then with its local directory ``state``), after
+    its token ``after``, up to ``file_bytes`` each; ``copied`` says how far the copy has come that the stream continues,
+    ``quarantines`` whether events that cannot be written are put aside, and ``entries`` which oplog entries the
+    deployment must still hold."""
 
-    root: Path
+    lake: str
+    state: str | None
     after: str | None
     file_bytes: int
     copied: str | None
     partitioning: Partitioning
     quarantines: bool = False
     entries: Mapping[str, EntryMark] = field(default_factory=dict)
+
+    def open(self) -> LakeRoot:
+        """The lake's place. A store is opened where it is needed, with the keys that are there: none travel."""
+        return writable_root(self.lake, self.state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +152,9 @@ class LakeStreamReader(TailraceStreamReader):
         schema = spark_schema(self._options.columns, self._options.documents)
         # Each shard may have logged an event of its own with one token, such as a collection's drop.
         shards = max(1, len(partition.part.shards)) if isinstance(partition.part, OplogSlice) else 1
+        root = self._place.open()
         writer = PartWriter(
-            self._place.root,
+            root,
             f"{task.getLocalProperty(_BATCH_ID) or 'x'}-{task.partitionId():05d}-{uuid.uuid4().hex}",
             limits=FileLimits(file_bytes=self._place.file_bytes),
             metadata=spark_metadata(schema.json()),
@@ -158,7 +168,8 @@ class LakeStreamReader(TailraceStreamReader):
         files = writer.write_all(counting(operations, after_edge(edge, batches)))
         kept = [event for event in aside or () if _is_after(edge, event.token)]
         if kept:
-            staged = stage(self._place.root, kept, one_token=shards)
+            assert isinstance(root, Path)  # no lake in a store
+            staged = stage(root, kept, one_token=shards)
             operations[QUARANTINED] = staged.rows
             files = (*files, staged)
         yield to_batch(files, partition.planned, operations)
@@ -169,8 +180,8 @@ class LakeSource(TailraceDataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         given = {name.lower(): text for name, text in options.items()}
-        names = (LAKE, AFTER, FILE_BYTES, COPIED, PARTITION, ON_ERROR, ENTRIES)
-        lake, after, file_bytes, copied, partition, on_error, entries = (
+        names = (LAKE, STATE, AFTER, FILE_BYTES, COPIED, PARTITION, ON_ERROR, ENTRIES)
+        lake, state, after, file_bytes, copied, partition, on_error, entries = (
             given.pop(name.lower(), None) for name in names
         )
         super().__init__(given)
@@ -185,7 +196,7 @@ class LakeSource(TailraceDataSource):
         size = int(file_bytes or FILE_BYTES_DEFAULT)
         marks = marks_from_json(json.loads(entries or "{}"))
         self._place = LakePlace(
-            Path(lake), after or None, size, copied or None, partitioning, on_error == "quarantine", marks
+            lake, state or None, after or None, size, copied or None, partitioning, on_error == "quarantine", marks
         )
 
     @classmethod

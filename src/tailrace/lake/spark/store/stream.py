@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.core.oplog.witness import marks_to_json
 from tailrace.errors import UsageError
 from tailrace.lake.spark.planning.opening import open_deployment
@@ -25,11 +26,20 @@ from tailrace.lake.spark.store.source import (
     LAKE,
     ON_ERROR,
     PARTITION,
+    STATE,
     TOKEN,
     LakeSource,
 )
 from tailrace.lake.store.compaction_policy import CompactionPolicy
 from tailrace.lake.store.identity import Opening, open_lake, partitioning_of, read_identity
+from tailrace.lake.store.lake_root import (
+    NOT_MIRRORED,
+    NOT_PUT_ASIDE,
+    LakeRoot,
+    refuse_in_store,
+    state_of,
+    writable_root,
+)
 from tailrace.lake.store.layout import LakeLayout, cluster_time_of
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.partitioning import Partitioning
@@ -58,6 +68,7 @@ def write_stream(
     source: Mapping[str, str],
     lake: Path | str,
     *,
+    state: Path | str | None = None,
     checkpoint: Path | str | None = None,
     processing_time: str | None = None,
     available_now: bool = False,
@@ -72,9 +83,13 @@ def write_stream(
 
     ``source`` holds the options of ``format("tailrace")`` (``uri``, ``database``, ``fullDocument``, ...); the column
     ``token`` must be among its ``columns``, and ``documents`` is ``json`` unless it says otherwise. ``checkpoint`` is
-    Spark's checkpoint directory, by default ``<lake>.checkpoint``, next to the lake; both lie on a local or shared
-    POSIX file system. With ``available_now`` the query ends when it has reached the end of the oplog; otherwise it runs
-    until stopped, a micro-batch every ``processing_time`` ("1 second"; default: as soon as there is something).
+    Spark's checkpoint directory, by default ``<lake>.checkpoint``, next to the lake; it lies on a local or shared POSIX
+    file system. The lake does too, or it is in an object store: ``s3://BUCKET/PREFIX``, ``az://CONTAINER/PREFIX``.
+    Then ``state`` is a local directory for its locks and for files on their way, and, unless ``checkpoint`` is given,
+    for the checkpoint; keys come from the environment, that of executors too.
+
+    With ``available_now`` the query ends when it has reached the end of the oplog; otherwise it runs until stopped, a
+    micro-batch every ``processing_time`` ("1 second"; default: as soon as there is something).
 
     A lake belongs to one stream and is written by one checkpoint at a time. A new checkpoint on an existing lake
     continues right after the lake's last event, whatever start ``source`` names, and shuts the older checkpoint out.
@@ -103,26 +118,42 @@ def write_stream(
     _check_arguments(processing_time, on_error, available_now=available_now)
     from tailrace.lake.spark.monitoring import counted_files  # noqa: PLC0415  so that --help needs no pyspark
 
-    root = local_path(lake, "the lake")
+    root = writable_root(lake, state)
+    _refuse(root, on_error, iceberg)
     where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
     policy = compaction or CompactionPolicy()
     source = lake_source(with_columns_of(root, source))
     with _brought_up(root, iceberg):
         opening = _opened(root, where, source, accept_gap=accept_gap, partition_by=partition_by)
-    names = partitioning_of(read_identity(root) or {}).names
     _register_both(spark, sink)
     reader = spark.readStream.format(LakeSource.name()).options(**start_after(opening, source))
-    reader = reader.options(**{LAKE: str(root), AFTER: opening.after or "", FILE_BYTES: str(4 * policy.target_bytes)})
-    marks = json.dumps(marks_to_json(opening.entries))
-    reader = reader.options(**{PARTITION: ",".join(names), ON_ERROR: on_error, ENTRIES: marks})
+    reader = reader.options(**_place(root), **_lake_options(root, opening, policy, on_error))
     writer = counted_files(reader.load()).writeStream.format(sink.name()).option("checkpointLocation", str(where))
-    writer = writer.options(lake=str(root), claim=opening.claim, checkpoint=str(where), **policy.to_options())
+    writer = writer.options(**_place(root), claim=opening.claim, checkpoint=str(where), **policy.to_options())
     writer = writer.option(ICEBERG, "" if iceberg is None else iceberg.to_text())
+    return _started(spark, _triggered(writer, processing_time, available_now=available_now))
+
+
+def _triggered(writer: DataStreamWriter, processing_time: str | None, *, available_now: bool) -> DataStreamWriter:
     if available_now:
-        writer = writer.trigger(availableNow=True)
-    elif processing_time is not None:
-        writer = writer.trigger(processingTime=processing_time)
-    return _started(spark, writer)
+        return writer.trigger(availableNow=True)
+    return writer if processing_time is None else writer.trigger(processingTime=processing_time)
+
+
+def _place(root: LakeRoot) -> dict[str, str]:
+    """Where the lake is, for the source and the sink. Keys of a store are not among it."""
+    return {LAKE: str(root), STATE: str(state_of(root) or "")}
+
+
+def _lake_options(root: LakeRoot, opening: Opening, policy: CompactionPolicy, on_error: str) -> dict[str, str]:
+    """What the lake's source is told beside the stream's options."""
+    return {
+        AFTER: opening.after or "",
+        FILE_BYTES: str(4 * policy.target_bytes),
+        PARTITION: ",".join(partitioning_of(read_identity(root) or {}).names),
+        ON_ERROR: on_error,
+        ENTRIES: json.dumps(marks_to_json(opening.entries)),
+    }
 
 
 def _register_both(spark: SparkSession, sink: type[LakeSink]) -> None:
@@ -133,12 +164,23 @@ def _register_both(spark: SparkSession, sink: type[LakeSink]) -> None:
         spark.dataSource.register(sink)
 
 
+def _refuse(root: LakeRoot, on_error: str, iceberg: IcebergSettings | None) -> None:
+    """Raise UsageError for what a lake in an object store does not have yet."""
+    if on_error != "fail":
+        refuse_in_store(root, *NOT_PUT_ASIDE)
+    if iceberg is not None:
+        refuse_in_store(root, *NOT_MIRRORED)
+
+
 @contextmanager
-def _brought_up(root: Path, iceberg: IcebergSettings | None) -> Iterator[None]:
+def _brought_up(root: LakeRoot, iceberg: IcebergSettings | None) -> Iterator[None]:
     """Around the opening of a lake: before it, the catalogue has to answer and let this lake write its table; after it,
     the table is brought up to what the lake has."""
     from tailrace.lake.iceberg.lake_mirror import LakeMirror, left_behind  # noqa: PLC0415
 
+    if isinstance(root, ObjectPlace):  # no catalogue has it
+        yield
+        return
     if iceberg is None:
         if (left := left_behind(root)) is not None:
             _log.warning("%s", left)
@@ -179,7 +221,7 @@ def lake_source(source: Mapping[str, str]) -> dict[str, str]:
     return made if any(name.lower() == "documents" for name in source) else {**made, "documents": DOCUMENTS}
 
 
-def with_columns_of(root: Path, source: Mapping[str, str]) -> Mapping[str, str]:
+def with_columns_of(root: LakeRoot, source: Mapping[str, str]) -> Mapping[str, str]:
     """The source's options, with the lake's own columns if they name none: a lake keeps the columns that it was begun
     with, even if a later Tailrace has more."""
     known = None if any(name.lower() == "columns" for name in source) else read_identity(root)
@@ -188,7 +230,7 @@ def with_columns_of(root: Path, source: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _opened(
-    root: Path, checkpoint: Path, source: Mapping[str, str], *, accept_gap: bool, partition_by: Sequence[str] | None
+    root: LakeRoot, checkpoint: Path, source: Mapping[str, str], *, accept_gap: bool, partition_by: Sequence[str] | None
 ) -> Opening:
     partitioning = None if partition_by is None else Partitioning.of(partition_by)
     options = source_options.parse(source)

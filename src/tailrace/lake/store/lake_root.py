@@ -1,0 +1,200 @@
+"""Where a lake lies: in a directory, or below a prefix of an object store; and what of files differs between the two.
+
+A lake in a store has a local directory beside it (its *state*): this machine's locks, files on their way, and the
+sessions that have opened the lake here (``session.py``). A store does not rename, sync or lock. What has to be written
+once is created there under a condition (``If-None-Match``), what is replaced is exchanged for what was read
+(``If-Match``). Nothing here loads Arrow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from tailrace.base import durable
+from tailrace.base.object_place import URIS, ObjectPlace, check_tried, is_object_uri, object_place
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake.store.local_path import local_path
+
+LakeRoot: TypeAlias = Path | ObjectPlace
+
+#: Readers of a lake in a store need no local directory. Nothing can be made below this one.
+NOWHERE: Final = Path(os.devnull)
+#: What lakes in a store do not have yet, and what to do.
+NOT_CHANGED: Final = ("the stream and the columns cannot be changed of", "Begin another lake, beside this one")
+NOT_MIRRORED: Final = ("no Iceberg catalogue can have", "Leave it out, or keep the lake in a directory")
+NOT_PUT_ASIDE: Final = ("there is no quarantine in", "Leave onError out, or keep the lake in a directory")
+#: So often is an object read and exchanged again that others exchange meanwhile.
+_TRIES: Final = 8
+
+
+def rooted(where: LakeRoot | str) -> LakeRoot:
+    """The lake's place, for whoever reads it: a path as it is, or what the URI of an object store names."""
+    if isinstance(where, ObjectPlace | Path):
+        return where
+    return object_place(where, beside=NOWHERE) if is_object_uri(where) else Path(where)
+
+
+def writable_root(
+    where: LakeRoot | str, state: Path | str | None, *, base: Path | None = None, name: str = "the lake"
+) -> LakeRoot:
+    """The lake's place, for whoever writes it. ``state`` is the local directory of a lake in an object store; ``base``
+    is what relative paths begin at. Raises UsageError, which calls the value ``name``."""
+    if isinstance(where, ObjectPlace):
+        return where
+    text = str(where)
+    check_tried(text)
+    if not is_object_uri(text):
+        if state is not None:
+            raise UsageError(f"a state directory belongs to a lake in an object store ({URIS})")
+        return local_path(where, name, base)
+    if state is None:
+        raise UsageError(
+            f"{name} is in an object store: it needs a state directory here, for locks and files on their way",
+            hint="tailrace lake: --state DIR; a pipeline file: lake.state; write_stream: state=...",
+        )
+    return object_place(text, beside=local_path(state, "the state", base))
+
+
+def given_root(where: str, state: Path | None) -> LakeRoot:
+    """The place of a lake that a command is given: a path as it is, or a URI; ``state`` is not needed to read it."""
+    check_tried(where)
+    if is_object_uri(where):
+        return object_place(where, beside=NOWHERE if state is None else state.absolute())
+    if state is not None:
+        raise UsageError(f"a state directory belongs to a lake in an object store ({URIS})")
+    return local_path(where, "the lake") if "://" in where else Path(where)
+
+
+def require_state(root: LakeRoot) -> None:
+    """Raise UsageError for a lake in a store without a state directory, by whoever is about to change it."""
+    if isinstance(root, ObjectPlace) and root.bucket.beside == NOWHERE:
+        raise UsageError(
+            f"{root} is in an object store: what changes it needs the state directory of its stream",
+            hint="tailrace lake ... --state DIR; in a program tailrace.lake.object_place(URI, beside=DIR)",
+        )
+
+
+def state_of(root: LakeRoot) -> Path | None:
+    """The local directory of a lake in an object store."""
+    return root.bucket.beside if isinstance(root, ObjectPlace) else None
+
+
+def refuse_in_store(root: LakeRoot | str, what: str, instead: str) -> None:
+    """Raise UsageError for what lakes in an object store do not have yet."""
+    if isinstance(root, ObjectPlace) or (isinstance(root, str) and is_object_uri(root)):
+        raise UsageError(f"{what} a lake in an object store", hint=instead)
+
+
+def local_root(root: LakeRoot, what: str, instead: str) -> Path:
+    """The lake's directory, for what lakes in an object store do not have yet. Raises UsageError for such a one."""
+    refuse_in_store(root, what, instead)
+    assert isinstance(root, Path)
+    return root
+
+
+def publish(place: LakeRoot, content: bytes, beside: LakeRoot) -> None:
+    """Write a file or object that must not be there yet; it is there to stay, and whole. Raises FileExistsError."""
+    if isinstance(place, ObjectPlace):
+        place.create(content)
+    else:
+        assert isinstance(beside, Path)
+        durable.publish(place, content, beside)
+
+
+def read_sealed(place: LakeRoot) -> dict[str, object] | None:
+    """What ``write_sealed`` has written; ``None`` where there is none. SinkError where it was changed."""
+    if isinstance(place, Path):
+        return durable.read_sealed(place)
+    try:
+        content = place.read_bytes()
+    except FileNotFoundError:
+        return None
+    return durable.unsealed(durable.parse_json(content, place), place)
+
+
+def write_sealed(
+    place: LakeRoot, value: Mapping[str, object], stays: Callable[[dict[str, object]], bool] = lambda _: False
+) -> None:
+    """Replace a small file with a digest of its content. In a store, where another machine may write it at the same
+    time, ``stays`` says whether what is there is newer, and is to stay."""
+    if isinstance(place, Path):
+        durable.write_sealed(place, value)
+        return
+    content = durable.sealed(value)
+    for _ in range(_TRIES):
+        try:
+            there, etag = place.read()
+        except FileNotFoundError:
+            there, etag = b"", ""
+        if there == content or (etag and stays(durable.unsealed(durable.parse_json(there, place), place))):
+            return
+        try:
+            if etag:
+                place.swap(content, etag)
+            else:
+                place.create(content)
+        except FileExistsError:
+            continue
+        return
+    raise SinkError(f"{place} keeps changing: another program writes this lake", hint="A lake has one writer")
+
+
+def exchange_sealed(place: LakeRoot, value: Mapping[str, object], known: Mapping[str, object] | None) -> None:
+    """As ``write_sealed``, if the file is still what was ``known``, or absent. In a directory the caller's lock says
+    so. Raises SinkError where it is not."""
+    if isinstance(place, Path):
+        durable.write_sealed(place, value)
+        return
+    content, before = durable.sealed(value), None if known is None else durable.sealed(known)
+    try:
+        there, etag = place.read()
+    except FileNotFoundError:
+        there, etag = None, ""
+    try:
+        if there != before:
+            raise FileExistsError
+        if there is None:
+            place.create(content)
+        else:
+            place.swap(content, etag)
+    except FileExistsError:
+        raise SinkError(
+            f"another program has changed {place} meanwhile", hint="A lake has one stream. Start again if this is it"
+        ) from None
+
+
+def size_of(place: LakeRoot) -> int:
+    """In bytes. Raises FileNotFoundError."""
+    return place.head()[0] if isinstance(place, ObjectPlace) else place.stat().st_size
+
+
+def sync_directories(folders: Iterable[LakeRoot]) -> None:
+    """Their names are on the device afterwards. In a store they are once an object is."""
+    for folder in folders:
+        if isinstance(folder, Path):
+            durable.sync_directory(folder)
+
+
+def present(root: LakeRoot, names: Iterable[str]) -> set[str]:
+    """Which of these files are there. A store is listed."""
+    if isinstance(root, ObjectPlace):
+        wanted = set(names)
+        return {one.name for one in root.objects() if one.name in wanted} if wanted else set()
+    return {name for name in names if (root / name).exists()}
+
+
+def sha256_of(place: LakeRoot) -> str:
+    """Of a file's bytes, as hexadecimal digits."""
+    with place.open() if isinstance(place, ObjectPlace) else place.open("rb") as file:
+        return _digest(file)
+
+
+def _digest(file: Any) -> str:
+    found = hashlib.sha256()
+    while block := file.read(1 << 20):
+        found.update(block)
+    return found.hexdigest()
