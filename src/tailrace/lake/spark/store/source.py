@@ -48,8 +48,8 @@ QUARANTINED: Final = "quarantined"
 #: The local directory of a lake in an object store, on each machine.
 STATE: Final = "lakeState"
 #: Options of the lake in addition to those of the stream: its directory or URI, the token after which it goes on, the
-#: size up to which a file grows, how far the copy has come that the stream continues, the lake's partition columns, what
-#: is done with an event that cannot be written, and the marks of oplog entries that the lake was read up to.
+#: size up to which a file grows, how far the copy has come that the stream continues, the lake's partition columns,
+#: what is done with an event that cannot be written, and the marks of oplog entries that the lake was read up to.
 LAKE, AFTER, FILE_BYTES, COPIED, PARTITION = "lake", "lakeAfter", "lakeFileBytes", "lakeCopied", "lakePartitionBy"
 ON_ERROR: Final = "lakeOnError"
 ENTRIES: Final = "lakeEntries"
