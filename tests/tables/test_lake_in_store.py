@@ -156,6 +156,29 @@ def test_events_are_erased_and_no_object_holds_them(root: ObjectPlace, tmp_path:
     assert verify(root, full=True, checkpoint=checkpoint).problems == []
 
 
+def test_documents_are_erased_by_name(
+    object_store: ObjectServer, root: ObjectPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in object_store.environment().items():
+        monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "AWS_ENDPOINT" else name, value)
+    checkpoint = tmp_path / "checkpoint"
+    claim = open_lake(root, checkpoint, STREAM, test_lake_erasure.LAKE_COLUMNS).claim
+    files = test_lake_erasure.stage(root, range(40))
+    commit_batch(root, claim, 0, planned_for(files), files, checkpoint=checkpoint)
+    documents = [("--document", f"shop.{test_lake_erasure.NAMES[n % 3]}", str(n)) for n in range(0, 40, 10)]
+    named = ["erase", *(word for one in documents for word in one), "--lake", root.as_uri()]
+    assert main(named) == 1  # no state
+    state = ["--state", str(tmp_path / "state")]
+    assert main([*named, *state, "--dry-run"]) == 1
+    assert numbers_in(root) == list(range(40))
+    assert main([*named, *state]) == 0
+    assert numbers_in(root) == [number for number in range(40) if number % 10]
+    for name in data_files(root):
+        with pq.ParquetFile((root / name).open()) as file:
+            assert not any(test_lake_erasure.SECRET in one for one in file.read()["event"].to_pylist())
+    assert verify(root, full=True, checkpoint=checkpoint).problems == []
+
+
 def test_nothing_holds_a_key(root: ObjectPlace, tmp_path: Path) -> None:
     claim = opened(root, tmp_path / "checkpoint")
     put(root, claim, 0, range(10), tmp_path / "checkpoint")

@@ -59,29 +59,30 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--documents", metavar="FILE", help='one line for each document, such as {"ns": "shop.customers", "_id": 5}'
     )
     where = parser.add_argument_group("from which stores; each may be repeated")
-    for name, what in (("lake", "a lake"), ("images", "images")):
-        where.add_argument(
-            f"--{name}", type=Path, action="append", default=[], metavar="DIR", help=f"the directory of {what}"
-        )
+    uris = "s3://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+    where.add_argument("--lake", action="append", default=[], metavar="DIR", help=f"a lake: its directory, {uris}")
+    where.add_argument(
+        "--images", type=Path, action="append", default=[], metavar="DIR", help="the directory of images"
+    )
     where.add_argument(
         "--archive",
         action="append",
         default=[],
         metavar="DIR",
-        help="an archive: its directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX",
+        help=f"an archive: its directory, {uris}",
     )
     where.add_argument(
         "--tables",
         action="append",
         default=[],
         metavar="DIR",
-        help="tables: their directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX",
+        help=f"tables: their directory, {uris}",
     )
     where.add_argument(
         "--state",
         type=Path,
         metavar="FOLDER",
-        help="of tables or an archive in an object store: the folder that their writer has as --state",
+        help="of the one store that is in an object store: the local folder that its writer has as state",
     )
     where.add_argument("--dead-letters", action="append", default=[], metavar="URI", help="their deployment")
     parser.add_argument("--letters", metavar="DB.COLL", help=f"their collection (default: {LETTERS})")
@@ -103,9 +104,10 @@ def run(args: argparse.Namespace) -> int:
         raise WrongUsageError("tailrace erase needs a store: --lake, --tables, --dead-letters, --images or --archive")
     if args.letters is not None and not args.dead_letters:
         raise WrongUsageError("--letters belongs to --dead-letters")
-    if args.state is not None and len([one for one in (*args.tables, *args.archive) if "://" in one]) != 1:
+    stored = [one for one in (*args.lake, *args.tables, *args.archive) if "://" in one]
+    if args.state is not None and len(stored) != 1:
         raise WrongUsageError(
-            "--state is the folder of one store: of tables, or of an archive, in an object store",
+            "--state is the folder of one store: of a lake, tables, or an archive, in an object store",
             hint="Erase from each such store with a command of its own",
         )
     if args.uuid is not None and not args.images:
@@ -126,7 +128,7 @@ def _reports(args: argparse.Namespace, documents: NamedDocuments, own: bytes | N
     """What each store says. One that is refused says why, and the others are still done."""
     dry_run: bool = args.dry_run
     for root in args.lake:
-        yield _asked("lake", root, lambda root=root: _lake(root, documents, dry_run))
+        yield _asked("lake", root, lambda root=root: _lake(root, args.state, documents, dry_run))
     for root in args.tables:
         yield _asked("tables", root, lambda root=root: _tables(root, args.state, documents, dry_run))
     for root in args.images:
@@ -151,15 +153,12 @@ def _asked(store: str, place: object, ask: Any) -> StoreErasure:
     return found
 
 
-def _lake(root: Path, documents: NamedDocuments, dry_run: bool) -> StoreErasure:
-    from tailrace.base.object_place import is_object_uri  # noqa: PLC0415  as below
+def _lake(where: str, state: Path | None, documents: NamedDocuments, dry_run: bool) -> StoreErasure:
     from tailrace.lake.store.document_erasure import erase_documents  # noqa: PLC0415  so that --help loads no Arrow
+    from tailrace.lake.store.lake_root import given_root, require_state  # noqa: PLC0415
 
-    if is_object_uri(str(root)):
-        raise UsageError(
-            "documents are not erased by name from a lake in an object store",
-            hint="Erase its events: tailrace lake erase URI --state DIR --vacuum --match ...",
-        )
+    root = given_root(where, state if "://" in where else None)
+    require_state(root)
     return erase_documents(root, documents, dry_run=dry_run)
 
 
