@@ -28,3 +28,23 @@ def test_a_change_without_a_position_to_move_to_is_not_left_out(position: Any, o
     with pytest.raises(StopIteration) as ended:
         next(asked)
     assert ended.value.value is False
+
+
+def test_what_is_no_change_to_a_driver_is_not_left_out_and_counts_for_nothing() -> None:
+    """A lane that stands at a barrier has none: the driver says so."""
+    listener = Standing(SimpleNamespace(snapshot=None))
+    asked: list[Any] = []
+
+    def ask(need: Any) -> Any:
+        asked.append(need)
+        return False
+        yield
+
+    listener._again = 2
+    listener._changes = lambda owned, batch: ["the change"]  # type: ignore[method-assign, assignment]
+    listener._ask = ask  # type: ignore[method-assign]
+    with pytest.raises(StopIteration) as ended:
+        next(listener._skip(Any, SimpleNamespace(position=None, error=None), {"letters": "a.b"}))  # type: ignore[arg-type]
+    assert ended.value.value is False
+    assert [need.change for need in asked] == ["the change"]
+    assert listener._again == 2
