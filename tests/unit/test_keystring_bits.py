@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from itertools import pairwise
 
 import bson
 import pytest
 from bson.decimal128 import Decimal128
+from bson.int64 import Int64
 
 from tailrace.core import raw_bson
 from tailrace.core.event import keystring
@@ -105,6 +107,15 @@ def test_a_large_decimal_with_the_type_bits_of_another_type_is_refused() -> None
     with pytest.raises(InvalidResumeToken, match="Invalid type bits for decimal number") as refused:
         _ = ResumeToken.parse({**document, "_typeBits": b"\x00"}).parts
     assert refused.value.code == 50818
+
+
+@pytest.mark.parametrize("number", [5_000_000_000, 7_000_000_000, -5_000_000_000, 1 << 31, -(1 << 31) - 1])
+def test_a_large_integer_without_the_type_bits_of_a_long_loses_its_upper_bits(number: int) -> None:
+    """As a cast in C does. No test had a key whose integer is larger than its type."""
+    identifier = bson.encode({"_id": Int64(number)})
+    document = bson.decode(ResumeToken(ClusterTime.of(5, 1), uuid=bytes(16), event_identifier=identifier).to_bson())
+    found = ResumeToken.parse({"_data": document["_data"]}).parts.event_identifier
+    assert found == bson.encode({"_id": ctypes.c_int32(number).value})
 
 
 @pytest.mark.parametrize("fragment", [None, 1])

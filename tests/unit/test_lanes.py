@@ -336,6 +336,7 @@ def test_a_later_generation_s_owner_has_the_larger_fencing_token() -> None:
 def test_a_floor_that_all_lanes_are_past_is_forgotten() -> None:
     plan = LanePlan(2, BEGIN).with_request(3).next_generation([at(3), at(9)])
     assert plan.floors == (Floor((order_of(at(3)), order_of(at(9)))),)
+    assert plan.floor_end == order_of(at(9)), "the last of a floor's places"
     assert plan.start == at(3)
     assert len(plan.with_request(2).next_generation([at(9), at(10), at(12)]).floors) == 1
     assert plan.with_request(2).next_generation([at(9)] * 3).floors == ()

@@ -23,12 +23,14 @@ from tailrace.act.consumer.rules.need import (
     CommitPosition,
     FindStart,
     HandleChange,
+    JudgeError,
     ListenerNeed,
     OpenStream,
     Outcome,
     Pause,
     PullChange,
     Pulled,
+    RenewLease,
     TakeSnapshot,
     TellGap,
 )
@@ -256,3 +258,32 @@ def test_another_number_of_lanes_keeps_the_gaps_of_all() -> None:
     plan = LanePlan(3, start).with_request(2).next_generation(lanes)
     assert list(plan.start.gaps) == [gap(10, 14), gap(15, 19), gap(20, 24)]
     assert plan.start.token == token(100)
+
+
+@pytest.mark.parametrize("decision", ["skip", "stop"])
+def test_a_change_that_the_stream_cannot_give_is_not_handled(decision: str) -> None:
+    """The policy is asked about it. Only tests with a server noticed a listener that handled it like any other."""
+
+    def answers(need: ListenerNeed) -> Any:
+        match need:
+            case PullChange():
+                if world.of(JudgeError):
+                    world.logic.stopping = True
+                    return Pulled(None, token(301))
+                return Pulled({}, token(300), error=SourceError("too large"))
+            case JudgeError():
+                return decision
+            case RenewLease():
+                return Lease("r", "me", 2, STORED.to_document())
+        return None
+
+    world = World(STORED, answers)
+    if decision == "stop":
+        with pytest.raises(SourceError, match="too large"):
+            world.run()
+    else:
+        world.run()
+        assert world.of(CommitPosition)[0].position.token == token(300)
+    assert [need.attempt for need in world.of(JudgeError)] == [1]
+    assert world.of(HandleChange) == []
+    assert world.logic.statistics.skipped == (decision == "skip")

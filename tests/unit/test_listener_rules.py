@@ -425,3 +425,15 @@ def test_statistics_of_several_listeners_are_added_up() -> None:
     whole = ListenerStatistics(11, 22, 33, 44, 55, lease_version=60, position_time=7, gaps=88, paused=1)
     assert together([first, second, waiting]) == whole
     assert together([waiting]) == ListenerStatistics()
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1, 1e-3])
+def test_a_commit_may_be_due_within_a_second(seconds: float) -> None:
+    """No test had a time above 0 and below 1."""
+    assert CommitPolicy(interval=seconds, idle_seconds=seconds).interval == seconds
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_commit_is_not_due_at_once(seconds: float) -> None:
+    with pytest.raises(UsageError, match="commit_interval must be"):
+        CommitPolicy(interval=seconds)

@@ -18,6 +18,7 @@ from tailrace.core.plan.plan import build_plan
 from tailrace.core.plan.profile import (
     PROFILES,
     ServerProfile,
+    _parts,
     chosen_profile,
     differences,
     for_people,
@@ -180,3 +181,12 @@ def test_6_0_at_5_0_shows_the_wall_time_of_expanded_events_alone_and_refuses_pos
     with pytest.raises(UsageError, match="Enumeration value 'x'"):
         StreamOptions.parse(Scope.cluster(), {"fullDocument": "x"}, profile=profile)
     build_plan(StreamOptions.parse(Scope.cluster(), {"fullDocumentBeforeChange": "required"}, profile=profile), profile)
+
+
+@pytest.mark.parametrize(
+    ("version", "parts"),
+    [("6.0", (6, 0)), ("6.0.27", (6, 0, 27)), ("6.0.27.1", (6, 0, 27)), ((7, 0, 28, 0), (7, 0, 28))],
+)
+def test_a_version_has_two_or_three_numbers(version: str | tuple[int, ...], parts: tuple[int, ...]) -> None:
+    """A server's ``versionArray`` has four. No test had a text with four."""
+    assert _parts(version) == parts

@@ -8,6 +8,10 @@ import pytest
 from tailrace.core.event.change_event import ChangeEvent
 from tailrace.core.event.resume_token import ResumeToken
 from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.core.oplog.namespace import Scope
+from tailrace.core.pipeline.router import RouterPipeline
+from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.plan import build_plan
 from tailrace.core.stage.check_resumability import _place
 from tailrace.core.stage.split_large_event import SplitLargeEvent
 
@@ -57,3 +61,13 @@ def test_an_event_without_a_collection_stands_before_those_of_collections_at_its
     ]
     assert places == sorted(places)
     assert len(set(places)) == 3
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_stream_divides_large_events_if_its_pipeline_asks_for_it(asked: bool) -> None:
+    """The tests of whole streams that have such a stage run longer than a planted fault is given."""
+    pipeline = [bson.encode({"$changeStreamSplitLargeEvent": {}})] if asked else []
+    stages = RouterPipeline(
+        build_plan(StreamOptions(Scope.of_collection("shop", "orders"), pipeline=pipeline)), ensures=False
+    ).stages
+    assert any(isinstance(stage, SplitLargeEvent) for stage in stages) == asked

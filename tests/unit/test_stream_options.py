@@ -12,6 +12,7 @@ from tailrace.core.event.resume_token import ResumeToken
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.options import StreamOptions
+from tailrace.core.plan.profile import profile_for
 from tailrace.errors import UsageError
 
 TOKEN = ResumeToken.high_water_mark(ClusterTime.of(5, 1))
@@ -82,3 +83,13 @@ def test_a_mode_that_is_no_utf_8_is_refused_as_any_other_value() -> None:
     with pytest.raises(UsageError, match="Enumeration value") as refused:
         parsed(stage)
     assert refused.value.code == 2
+
+
+@pytest.mark.parametrize("value", [True, "x"])
+def test_an_option_that_came_later_is_unknown_to_an_older_server_whatever_its_type(value: Any) -> None:
+    """The plan refuses one of the right type once more; no test had one of another type."""
+    with pytest.raises(UsageError, match="showExpandedEvents") as refused:
+        StreamOptions.parse(
+            Scope.of_collection("shop", "orders"), {"showExpandedEvents": value}, profile=profile_for("5.0.4")
+        )
+    assert refused.value.code == 40415

@@ -102,7 +102,7 @@ class ServerProfile:
         "created later under the old name"
     )
     searches_before_user_stages: bool = _column(
-        "the event that a stream is resumed from is looked for before the user's stages, so they may leave it out"
+        "the event that a stream is resumed from is searched for before the user's stages, so they may leave it out"
     )
     moves_array_tests: bool = _column(
         "a `$match` is asked before the stages and look-ups ahead of it also where it tests a whole array (`$size`, "
