@@ -65,6 +65,7 @@ def change(client: Any, database: str, chosen: random.Random) -> None:
         there.after.insert_one({"_id": 2}, session=session)
 
 
+@pytest.mark.slow  # tests/unit/test_fed_tables.py without Spark, and with it the example in docs/how-to/tables.md
 def test_tables_of_a_stream_with_its_copy_equal_the_collections(
     spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:

@@ -22,18 +22,21 @@ from tests.tables.equality import in_collection, in_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 
+#: When the drivers die, one after the other. The first one is in the copy; the second one ends it.
+MOMENTS = ("tables.state 2", "never 0", "tables.state 1", "end 1", "tables.done 2", "never 1")
+
 
 @pytest.mark.slow  # each of these moments by itself, without Spark: tests/unit/test_fed_tables.py
 def test_a_driver_that_is_killed_at_any_moment_leaves_equal_tables(replica_set: ReplicaSet, tmp_path: Path) -> None:
-    """Killed in the copy and after it: with the state written and no table, with all written, and between the
-    function's end and Spark's own note."""
+    """Killed in the copy (with its documents in the state), and after it: with the state written and no table, with all
+    written, and between the function's end and Spark's own note."""
     database, chosen, uri = "fedkilled", random.Random(2), replica_set.uri
     options = {"uri": uri, "database": database, "startingFrom": "snapshot", "maxEventsPerTrigger": "40", **WHOLE}
     arguments = [json.dumps(options), str(tmp_path / "checkpoint"), str(tmp_path / "tables"), f"{database}.*"]
     with MongoClient[Any](uri) as client:
         client.drop_database(database)
         client[database].orders.insert_many([{"_id": n, "n": n} for n in range(100)])
-        for moment in ("tables.state 2", "end 2", "tables.state 1", "end 2", "tables.done 1", "never 0"):
+        for moment in MOMENTS:
             with (tmp_path / "log").open("ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "tests.spark.tables_driver", *arguments, moment],
@@ -43,9 +46,9 @@ def test_a_driver_that_is_killed_at_any_moment_leaves_equal_tables(replica_set: 
                     start_new_session=True,
                 )
                 status = process.wait(PATIENCE_S)
-            expected = 0 if moment == "never 0" else -signal.SIGKILL
+            expected = 0 if moment.startswith("never") else -signal.SIGKILL
             assert status == expected, (moment, (tmp_path / "log").read_text()[-3000:])
-            if moment != "never 0":
+            if moment is not MOMENTS[-1]:
                 change(client, database, chosen)
                 newest(uri)
         for name in ("orders", "copied", "after"):
