@@ -198,7 +198,7 @@ def test_a_store_that_does_not_answer_is_no_damage(  # noqa: PLR0917
         root = object_store.place(prefix, tmp_path / "state", address=proxy.address, retry_s=0.0)
         change(collection, 0)
         brought_up(replica_set.uri, root, collection, **MERGED)
-        for turn in range(1, 120):
+        for turn in range(1, 80):
             change(collection, turn)
             kind = ("cut", "lost")[turn % 2]
             away = proxy.requests + turn
@@ -213,7 +213,7 @@ def test_a_store_that_does_not_answer_is_no_damage(  # noqa: PLR0917
                 assert_equal(straight, collection)
         brought_up(replica_set.uri, root, collection, **MERGED)
         assert_equal(root, collection)
-    assert ended > 40
+    assert ended > 20
     assert "is rewritten" not in caplog.text
 
 
