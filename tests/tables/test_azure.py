@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import duckdb
 import obstore
 import polars
 import pytest
@@ -112,7 +113,7 @@ def test_a_container_that_does_not_exist(
 def test_readers(
     replica_set: ReplicaSet, object_store: AzureServer, collection: Any, prefix: str, tmp_path: Path
 ) -> None:
-    """By both URIs, with the rights of a reader. DuckDB and Spark need an extension or a jar to reach Azure."""
+    """By both URIs, with the rights of a reader. By themselves DuckDB and Spark need an extension or a jar."""
     change(collection, 0)
     brought_up(replica_set.uri, object_store.place(prefix, tmp_path / "state"), collection)
     truth = in_collection(collection)
@@ -123,6 +124,9 @@ def test_readers(
         uri = str(place_of(place, collection.full_name))
         rows = [DeltaTable(uri, storage_options=options).to_pyarrow_table()]
         rows.append(polars.scan_delta(uri, storage_options=options).collect().to_arrow())
+        with duckdb.connect() as connection:
+            connection.register("t", DeltaTable(uri, storage_options=options).to_pyarrow_dataset())
+            rows.append(connection.execute("SELECT _key, _bson FROM t").to_arrow_table())
         for one in rows:
             assert dict(zip(one.column("_key").to_pylist(), one.column("_bson").to_pylist(), strict=True)) == truth
 

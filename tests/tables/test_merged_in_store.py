@@ -198,7 +198,7 @@ def test_a_store_that_does_not_answer_is_no_damage(  # noqa: PLR0917
         root = object_store.place(prefix, tmp_path / "state", address=proxy.address, retry_s=0.0)
         change(collection, 0)
         brought_up(replica_set.uri, root, collection, **MERGED)
-        for turn in range(1, 120):
+        for turn in range(1, 80):
             change(collection, turn)
             kind = ("cut", "lost")[turn % 2]
             away = proxy.requests + turn
@@ -213,7 +213,7 @@ def test_a_store_that_does_not_answer_is_no_damage(  # noqa: PLR0917
                 assert_equal(straight, collection)
         brought_up(replica_set.uri, root, collection, **MERGED)
         assert_equal(root, collection)
-    assert ended > 40
+    assert ended > 20
     assert "is rewritten" not in caplog.text
 
 
@@ -321,7 +321,7 @@ def test_a_deletion_vector_of_another_program(  # noqa: PLR0917
 
 @pytest.mark.slow  # documents of another size, through the same code
 @pytest.mark.parametrize("fault", ["lost", "cut"])
-def test_a_document_of_16_mb(  # noqa: PLR0917
+def test_large_documents(  # noqa: PLR0917
     replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path, fault: Fault
 ) -> None:
     """Its files are sent in parts; each request fails the first time, so each part and each end of an upload does."""
@@ -332,11 +332,11 @@ def test_a_document_of_16_mb(  # noqa: PLR0917
         tried.update([path])
         return fault if is_first else None
 
-    rng, text = random.Random(1), 16_700_000
+    rng = random.Random(1)
     with UnkindProxy(object_store.address, chosen) as proxy:
         root = object_store.place(prefix, tmp_path / "state", address=proxy.address)
         for turn in range(4):
-            value = rng.randbytes(text // 2).hex()  # that compresses to half
+            value = rng.randbytes(7_000_000)  # more does not fit into the cache of the tests' servers
             collection.replace_one({"_id": turn % 2}, {"_id": turn % 2, "v": value}, upsert=True)
             collection.insert_many([{"_id": 10 + 10 * turn + number} for number in range(10)])
             brought_up(replica_set.uri, root, collection, **MERGED)

@@ -6,10 +6,20 @@ from pathlib import Path
 
 import obstore
 import pytest
+from deltalake.exceptions import DeltaError
 from obstore.store import LocalStore, MemoryStore
 
-from tailrace.base.object_place import ObjectBucket, ObjectPlace, check_tried, is_object_uri, object_place, reason
+from tailrace.base.object_place import (
+    ObjectBucket,
+    ObjectPlace,
+    StoreAwayError,
+    check_tried,
+    is_object_uri,
+    object_place,
+    reason,
+)
 from tailrace.errors import UsageError
+from tailrace.lake.store.places import asking
 from tailrace.lake.tables.names import folder_of, place_of
 
 
@@ -93,6 +103,20 @@ def test_the_end_of_an_object(suffixes: bool) -> None:
         assert place.end(size) == (end, 10)
     with pytest.raises(FileNotFoundError):
         (place / "none").end(1)
+
+
+def test_a_store_that_goes_away_while_a_checkpoint_is_read_is_no_damage(place: ObjectPlace, tmp_path: Path) -> None:
+    """``deltalake`` has no class of its own for that: users were told to remove the table, and versions counted as
+    lost. No test had cut the connection at a table with a checkpoint (``test_merged_in_store.py``)."""
+    cut = "Kernel error: Arrow error: External: Generic {} error: Error performing GET http://h/b/k in 2ms - HTTP error"
+    for kind in ("S3", "MicrosoftAzure"):
+        with pytest.raises(StoreAwayError, match="cannot read"), asking(place):
+            raise DeltaError(cut.format(kind))
+    for root, text in ((place, "Kernel error: Parquet error: EOF"), (tmp_path, cut.format("S3"))):
+        with pytest.raises(DeltaError), asking(root):
+            raise DeltaError(text)
+    with pytest.raises(FileNotFoundError), asking(place):
+        raise FileNotFoundError("k")
 
 
 def test_deleting_what_is_not_there_is_no_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import IO, Any, Final
 
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace, StoredObject, check_store
@@ -17,6 +19,8 @@ from tailrace.lake.store.place import TablePlace
 
 #: The local folder for files that are on their way to an object store.
 UPLOADS: Final = "uploads"
+#: How ``deltalake`` tells what a store has said while it reads a checkpoint: that has no class of its own (1.6.6).
+_STORES_ERROR: Final = re.compile(r"Generic (?:S3|MicrosoftAzure) error: ")
 
 
 def delta_table(root: TablePlace, version: int | None = None) -> DeltaTable:
@@ -37,8 +41,9 @@ def asking(root: TablePlace) -> Iterator[None]:
     raises StoreAwayError then."""
     try:
         yield
-    except OSError as error:
-        if isinstance(root, ObjectPlace) and not isinstance(error, FileNotFoundError):
+    except (OSError, DeltaError) as error:
+        away = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+        if isinstance(root, ObjectPlace) and (away or _STORES_ERROR.search(str(error))):
             raise root.trouble("read", error) from None
         raise
 
