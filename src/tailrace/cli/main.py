@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "lake": "show, check and maintain a lake",
     "archive": "keep the oplog for longer than the deployment does",
     "tables": "keep Delta tables that equal their collections, now or as of an earlier time",
-    "erase": "take documents out of lakes, tables, dead letters and images",
+    "erase": "take documents out of lakes, tables, archives, dead letters and images",
     "sync": "keep one MongoDB equal to another, and prove it",
     "replay": "print the change events of an oplog dump or an archive",
     "mask": "check a declaration of masks, and turn tokens back into values",
