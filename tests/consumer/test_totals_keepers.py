@@ -165,10 +165,10 @@ def test_the_commands_know_totals(
     ("changed", "words"),
     [
         ({"target": "orders"}, "a collection"),
-        ({"source": "s.customers"}, "two collections"),
+        ({"source": "s.customers"}, "two different collections"),
         ({"on": "customer.id"}, "at the top of the document"),
         ({"on": "_id"}, "one document at most"),
-        ({"count": None, "sums": {}}, "a count or a sum"),
+        ({"count": None, "sums": {}}, "a count or at least one sum"),
         ({"count": "n", "sums": {"n": "amount"}}, "a count and a sum"),
         ({"count": "n", "sums": {"n.x": "amount"}}, "cannot write"),
         ({"count": "_id"}, "cannot write"),

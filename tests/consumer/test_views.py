@@ -408,7 +408,7 @@ def test_the_commands_verify_and_rebuild(
     [
         ({"target": "orders"}, "a collection"),
         ({"source": 5}, "a collection"),
-        ({"source": "s.orders"}, "two collections"),
+        ({"source": "s.orders"}, "two different collections"),
         ({"fields": {}}, "one field or more"),
         ({"fields": {"a..b": "c"}}, "is not a field"),
         ({"fields": {"$a": "c"}}, "is not a field"),

@@ -23,7 +23,7 @@ from pymongo import MongoClient
 
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
-from tailrace.errors import UsageError
+from tailrace.errors import SinkError, UsageError
 from tailrace.lake.iceberg.settings import IcebergSettings
 from tailrace.lake.store import delta
 from tailrace.lake.tables import delta_commit, log_chain, merging
@@ -31,7 +31,7 @@ from tailrace.lake.tables.data_files import TableDamageError
 from tailrace.lake.tables.deletion_vector import rows_of, vector_of
 from tailrace.lake.tables.delta_commit import TableFile
 from tailrace.lake.tables.delta_table import CHECKPOINT_EVERY_MERGED, CollectionTable
-from tailrace.lake.tables.live_files import files_at
+from tailrace.lake.tables.live_files import files_at, gone_of
 from tailrace.lake.tables.merge_on_read import GONE_MAX, TOGETHER, to_merge
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.section import settings_of
@@ -359,9 +359,11 @@ def test_another_program_s_vector_is_refused_and_not_read_as_none(tmp_path: Path
         delta.add(one.path, {}, one.size, 1, changes=False, stats=one.stats, vector=vector),
     ]
     delta.commit_path(root, 1).write_bytes(delta.content_of(actions, ascii_only=False))
-    found = CollectionTable(root, "shop.orders")
+    [marked] = files_at(root, 1)
     with pytest.raises(TableDamageError, match="a deletion vector that is not in the log"):
-        found.compact()
+        gone_of(root, marked)
+    with pytest.raises(SinkError, match="another program has changed the table"):
+        CollectionTable(root, "shop.orders").compact()
 
 
 # -- with a deployment ---------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from tailrace.cli.main import main
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import OtherHistoryError, SinkError
-from tailrace.lake.tables import ownership
 from tailrace.lake.tables.as_of import as_of
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.names import place_of
@@ -294,7 +293,7 @@ def test_a_writer_that_does_not_see_the_other_cannot_commit(  # noqa: PLR0917
         first.run_to_present()
         brought_up(replica_set.uri, other, collection, take_over=True)
         change(collection, 1)
-        monkeypatch.setattr(ownership.TablesOwnership, "check", lambda self: None)
+        monkeypatch.setattr(first._publication, "_check", lambda: None)
         with pytest.raises(SinkError, match="another program has changed the table"):
             first.step(at_once=True)
     monkeypatch.undo()

@@ -57,7 +57,8 @@ def erase_documents(root: TablePlace, documents: NamedDocuments, *, dry_run: boo
 
     Raises UsageError where there are no tables, and where one of the documents is still in its table, SinkError where a
     writer runs or something is damaged. Nothing has changed then, unless the error comes from the disk or the store."""
-    if not (state_folder(root) / "lock").exists():
+    held = state_folder(root)
+    if not (held.is_dir() if isinstance(root, Path) else (held / "lock").exists()):
         raise UsageError(f"{root} holds no tables of Tailrace" + _without_state(root))
     with _held(root, claim=not dry_run):
         report, works = StoreErasure("tables", str(root)), []
