@@ -9,7 +9,7 @@ and lose its name in view.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,7 +19,7 @@ from tailrace.core.oplog.selection import Selection
 from tailrace.errors import SinkError, TailraceError
 from tailrace.lake.tables.copying import key_of
 from tailrace.lake.tables.event_rows import EventRow, lacks_options, namespace_of
-from tailrace.lake.tables.fold import WORK_BYTES, WORKS_MAX, Documents, Folded, write_back
+from tailrace.lake.tables.fold import Documents, Folded, write_in_turn
 from tailrace.lake.tables.state import TabledCollection
 from tailrace.read.window.apply import (
     DELETE_OF,
@@ -243,21 +243,16 @@ class EventFold:
         for number, key, document in self._copies:
             state.put(number, key, ZERO, document)
             touched.setdefault(number, []).append(key)
-        works: list[DocumentWork[TabledCollection]] = []
-        size = 0
-        for uuid, group in self._changes.items():
-            collection = self.collections[uuid]
-            for key, changes in group.items():
-                held = state.get(collection.number, key)
-                works.append(EventWork(collection, key, held, changes))
-                size += len(held or b"")
-                if len(works) >= WORKS_MAX or size >= WORK_BYTES:
-                    write_back(works, state, touched)
-                    works, size = [], 0
-        write_back(works, state, touched)
+        write_in_turn(self._works(state), state, touched)
         for gone in self.dropped:
             state.forget(gone)
         return Folded(self._count, touched)
+
+    def _works(self, state: Documents) -> Iterator[DocumentWork[TabledCollection]]:
+        for uuid, group in self._changes.items():
+            collection = self.collections[uuid]
+            for key, changes in group.items():
+                yield EventWork(collection, key, state.get(collection.number, key), changes)
 
 
 def _target(row: EventRow) -> str:

@@ -12,7 +12,7 @@ that created it first, until another shard creates it too: then it is sharded, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
@@ -43,8 +43,8 @@ from tailrace.read.window.sortable_key import sortable_key
 __all__ = ["Documents", "Fold", "FoldOfOne", "Folded", "StateMismatchError", "uuid_of"]
 
 #: How many documents, or bytes of them, are in memory while their changes are applied.
-WORKS_MAX: Final = 16_384
-WORK_BYTES: Final = 64 << 20
+_WORKS_MAX: Final = 16_384
+_WORK_BYTES: Final = 64 << 20
 _CRUD: Final = {"i": INSERT, "u": UPDATE, "d": DELETE}
 _HINT: Final = (
     "Or leave the collection out of the tables, or remove the directory: then the next run copies the collections "
@@ -376,20 +376,16 @@ class Fold:
     def apply(self, state: Documents) -> Folded:
         """Bring the state up to the end of the windows that were read. Raises StateMismatchError."""
         touched: dict[int, list[bytes]] = {}
-        works: list[DocumentWork[TabledCollection]] = []
-        size = 0
-        for (uuid, key), changes in self.grouped().items():
-            collection = self.collections[uuid]
-            held = state.get(collection.number, key)
-            works.append(DocumentWork(collection, key, held, masked_in(collection.namespace, self._masks, changes)))
-            size += len(held or b"")
-            if len(works) >= WORKS_MAX or size >= WORK_BYTES:
-                write_back(works, state, touched)
-                works, size = [], 0
-        write_back(works, state, touched)
+        write_in_turn(self._works(state), state, touched)
         for gone in self.dropped:
             state.forget(gone)
         return Folded(self._count, touched)
+
+    def _works(self, state: Documents) -> Iterator[DocumentWork[TabledCollection]]:
+        for (uuid, key), changes in self.grouped().items():
+            collection = self.collections[uuid]
+            held = state.get(collection.number, key)
+            yield DocumentWork(collection, key, held, masked_in(collection.namespace, self._masks, changes))
 
     def grouped(self) -> dict[tuple[bytes, bytes], list[TimedChange]]:
         """The changes of each document, by the UUID of its collection and its sortable key."""
@@ -459,7 +455,22 @@ def _key(identifier: bytes) -> bytes:
     return sortable_key(identifier[0], identifier[ID_HEAD:])
 
 
-def write_back(
+def write_in_turn(
+    works: Iterable[DocumentWork[TabledCollection]], state: Documents, touched: dict[int, list[bytes]]
+) -> None:
+    """Apply the changes of documents, and write what became of them, with a bounded part of them in memory."""
+    part: list[DocumentWork[TabledCollection]] = []
+    size = 0
+    for work in works:
+        part.append(work)
+        size += len(work.held or b"")
+        if len(part) >= _WORKS_MAX or size >= _WORK_BYTES:
+            _write_back(part, state, touched)
+            part, size = [], 0
+    _write_back(part, state, touched)
+
+
+def _write_back(
     works: Sequence[DocumentWork[TabledCollection]], state: Documents, touched: dict[int, list[bytes]]
 ) -> None:
     """Apply the changes of some documents, and write what became of them."""
