@@ -140,7 +140,7 @@ def amplified(uri: str, root: Path, collection: Any, args: argparse.Namespace, *
     rows, live, newest = table.rows(), table.live_bytes, table.version
     taken = [copied + (newest - copied) * part // args.reads for part in range(1, args.reads + 1)]
     table.compact(target_bytes=1 << 30)
-    *read, compacted = _reading(folder, taken)
+    *read, compacted = reading(folder, taken)
     changed = args.rate * args.seconds
     row = table.live_bytes / rows
     print(f"{'merged on read' if merge_on_read else 'files rewritten'}")
@@ -171,7 +171,7 @@ def _paced(collection: Any, args: argparse.Namespace, stop: Callable[[], None]) 
         stop()
 
 
-def _reading(folder: Path, taken: Sequence[int], best_of: int = 5) -> list[dict[str, float]]:
+def reading(folder: Path, taken: Sequence[int], best_of: int = 5) -> list[dict[str, float]]:
     """Seconds of the processors for reading all rows of each version, and at last of the newest one, which is
     compacted: the best of some turns, in each of which every one is read, so that other programs disturb all alike."""
     import polars  # noqa: PLC0415
