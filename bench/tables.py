@@ -251,8 +251,20 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=2000, help="with --merge-on-read: changes a second")
     parser.add_argument("--seconds", type=int, default=200, help="with --merge-on-read: for so long")
     parser.add_argument("--reads", type=int, default=8, help="with --merge-on-read: of so many versions")
-    parser.add_argument("--uri", help="a deployment that runs already")
+    parser.add_argument(
+        "--place",
+        choices=("disk", "s3", "azure"),
+        nargs="+",
+        help="compare tables in these places instead, in one run; stores are SeaweedFS and Azurite (needs npm) here",
+    )
+    parser.add_argument("--batch", type=int, nargs="+", default=[10_000], help="with --place: changes of a micro-batch")
+    parser.add_argument("--batches", type=int, default=20, help="with --place: so many of them")
     args = parser.parse_args()
+    if args.place:
+        from bench.places import tables  # noqa: PLC0415  it imports this module
+
+        tables(args)
+        return
     with (
         tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory,
         ReplicaSet(1, oplog_size_mb=4000) as members,

@@ -1,11 +1,15 @@
 """What does a table that is merged on read write, and take on the disk, in an hour at 2,000 changes a second?
 
 The changes of ``bench/tables.py``, a second's worth at a time, and one micro-batch for each, as a writer takes them
-live with the default ``every`` of a second. Two things make it shorter than an hour. What is left of a second is not
-waited for: the clock that the writer's budget, its commits and its removal of old files look at is moved on. And no
-server carries out the writes: a mongod has the documents that are copied, and then the entries of its oplog are made
-here, as it would have written them. So the micro-batches, merges, checkpoints and files of the ``grace`` are those of an hour;
-what is missing is reading the oplog.
+live with the default ``every`` of a second. Two things make it shorter than an hour:
+
+* What is left of a second is not waited for: the clock that the writer's budget, its commits and its removal of old
+  files look at is moved on.
+* No server carries out the writes. A mongod has the documents that are copied; then the entries of its oplog are made
+  here, as it would have written them.
+
+So the micro-batches, merges, checkpoints and files of the ``grace`` are those of an hour. What is missing is reading
+the oplog.
 
 At some points it prints, in a line each: all bytes that were written so far to the table's folder (data, log,
 checkpoints) as a multiple of the changed rows' bytes, and of those since the last point; the newest version's bytes,
