@@ -3,8 +3,8 @@
 The changes of ``bench/tables.py``, a second's worth at a time, and one micro-batch for each, as a writer takes them
 live with the default ``every`` of a second. Two things make it shorter than an hour:
 
-* What is left of a second is not waited for: the clock that the writer's budget, its commits and its removal of old
-  files look at is moved on.
+* No second is waited for: the clock that the writer's budget, its commits and its removal of old files look at is moved
+  on by a second after each micro-batch.
 * No server carries out the writes. A mongod has the documents that are copied; then the entries of its oplog are made
   here, as it would have written them.
 
@@ -13,7 +13,9 @@ the oplog.
 
 At some points it prints, in a line each: all bytes that were written so far to the table's folder (data, log,
 checkpoints) as a multiple of the changed rows' bytes, and of those since the last point; the newest version's bytes,
-all that lies there and in how many files, and the most of both so far; CPU for a change; and the CPU time of readers
+all that lies there and in how many files, and the most of both so far; how many
+seconds lay between two commits of changes since the last point, on average, and how many micro-batches waited at most
+for the writer's budget; CPU for a change; and the CPU time of readers
 over versions of the last minute, as a multiple of that for the same table compacted: mean and largest.
 
     python -m bench.tables_hour [--minutes 60] [--rate 2000] [--every 1]
@@ -57,25 +59,26 @@ _NAME = "bench.orders"
 _VERSIONS = 4
 _HEADER = (
     f"{'min':>4}{'changes':>11}{'MB written':>12}{'x changed':>10}{'since':>7}{'live MB':>9}{'disk MB':>9}{'files':>7}"
-    f"{'most MB':>9}{'files':>7}{'us CPU':>8}{'SQL x':>12}{'Polars x':>12}"
+    f"{'most MB':>9}{'files':>7}{'every s':>8}{'most':>6}{'us CPU':>8}{'SQL x':>12}{'Polars x':>12}"
 )
 
 
-class SkippingClock:
-    """Goes as the machine's does, and is moved on where a writer would wait. In the place of the module ``time``."""
+class SteppingClock:
+    """Stands still while a writer works, and is moved on where it would wait. In the place of the module ``time``."""
 
     def __init__(self) -> None:
-        self._ahead_ns = 0
+        self._seconds, self._begun_ns = time.monotonic(), time.time_ns()
+        self._passed = 0.0
 
     def monotonic(self) -> float:
-        return time.monotonic() + self._ahead_ns / 1e9
+        return self._seconds + self._passed
 
     def time_ns(self) -> int:
-        return time.time_ns() + self._ahead_ns
+        return self._begun_ns + round(self._passed * 1e9)
 
-    def skip(self, seconds: float) -> None:
-        """Do not wait for ``seconds``; they have passed."""
-        self._ahead_ns += max(0, round(seconds * 1e9))
+    def move_on(self, seconds: float) -> None:
+        """They have passed."""
+        self._passed += seconds
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -152,9 +155,11 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._sizes: dict[str, int] = {}
-        self.written = self.bytes = self.most_bytes = self.most_files = 0
+        self.written = self.bytes = self.most_bytes = self.most_files = self.commits = 0
 
-    def look(self) -> None:
+    def look(self) -> bool:
+        """Gives whether there are new commits."""
+        commits = self.commits
         found: dict[str, os.DirEntry[str]] = {}
         folders = [str(self._root)]
         for folder in folders:
@@ -170,7 +175,9 @@ class Folder:
             self._sizes[new] = size = found[new].stat().st_size
             self.bytes += size
             self.written += size
+            self.commits += new.endswith(".json")
         self.most_bytes, self.most_files = max(self.most_bytes, self.bytes), max(self.most_files, self.files)
+        return self.commits > commits
 
     @property
     def files(self) -> int:
@@ -180,7 +187,7 @@ class Folder:
 class Hour:
     """One run."""
 
-    def __init__(self, writer: TablesWriter, clock: SkippingClock, root: Path, args: argparse.Namespace) -> None:
+    def __init__(self, writer: TablesWriter, clock: SteppingClock, root: Path, args: argparse.Namespace) -> None:
         self._writer, self._clock, self._args = writer, clock, args
         self._table = place_of(root, _NAME)
         self._folder = Folder(self._table)
@@ -188,9 +195,9 @@ class Hour:
         self._folder.written = 0  # the copy is no change
         self._spare = root.with_name("compacted")
         self._points = [minutes for minutes in args.points if minutes < args.minutes] + [args.minutes]
-        self._written = self._reported = 0
+        self._written = self._reported = self._late = self._latest = self._published = 0
         self._changed = 0.0
-        self.done, self.cpu, self.batches = 0, 0.0, 0
+        self.done, self.cpu = 0, 0.0
 
     def run(self, oplog: MadeOplog) -> None:
         """One second after the other."""
@@ -198,14 +205,21 @@ class Hour:
         at_once = round(args.rate * args.every)
         for _ in range(round(args.minutes * 60 / args.every)):
             oplog.write(at_once)
-            begun, cpu = self._clock.monotonic(), time.process_time()
-            self.batches += self._writer.step()
+            cpu = time.process_time()
+            self._clock.move_on(args.every)
+            self._writer.step()
             self.cpu += time.process_time() - cpu
             self.done += at_once
-            self._folder.look()
-            self._clock.skip(args.every - (self._clock.monotonic() - begun))
+            self._look()
             if self._points and self.done >= self._points[0] * 60 * args.rate:
                 self._report(self._points.pop(0))
+
+    def _look(self) -> None:
+        """How old the table becomes: its budget may let some micro-batches wait."""
+        is_new = self._folder.look()
+        self._late = 0 if is_new else self._late + 1
+        self._latest = max(self._latest, self._late)
+        self._published += is_new
 
     def _report(self, minutes: float) -> None:
         table = CollectionTable(self._table, _NAME)
@@ -227,10 +241,12 @@ class Hour:
             f"{minutes:>4g}{self.done:>11,}{self._folder.written / 1e6:>12,.1f}"
             f"{self._folder.written / self._changed:>10.2f}{of_these:>7.2f}{live / 1e6:>9.1f}"
             f"{self._folder.bytes / 1e6:>9.1f}{self._folder.files:>7,}{self._folder.most_bytes / 1e6:>9.1f}"
-            f"{self._folder.most_files:>7,}{1e6 * self.cpu / self.done:>8.1f}{times}",
+            f"{self._folder.most_files:>7,}{since / self._args.rate / self._published:>8.1f}"
+            f"{self._latest * self._args.every:>6.0f}{1e6 * self.cpu / self.done:>8.1f}{times}",
             flush=True,
         )
         self._written, self._reported = self._folder.written, self.done
+        self._latest = self._published = 0
 
 
 def follow(uri: str, root: Path, collection: Any, args: argparse.Namespace) -> None:
@@ -238,7 +254,7 @@ def follow(uri: str, root: Path, collection: Any, args: argparse.Namespace) -> N
     settings = TableSettings(root, (TableRule(_NAME),), every_s=args.every, merge_on_read=not args.rewritten)
     with TablesWriter(uri, settings) as writer:
         writer.run_to_present()
-    oplog, clock, begun = MadeOplog(collection, args.documents), SkippingClock(), time.monotonic()
+    oplog, clock, begun = MadeOplog(collection, args.documents), SteppingClock(), time.monotonic()
     with clock.installed(), TablesWriter(uri, settings) as writer:
         writer.begin()
         hour = Hour(writer, clock, root, args)
@@ -248,7 +264,7 @@ def follow(uri: str, root: Path, collection: Any, args: argparse.Namespace) -> N
     assert rows == oplog.alive or args.rewritten, f"{rows} rows, and not {oplog.alive}"
     state = sum(file.stat().st_size for file in (root / "_tailrace").rglob("*") if file.is_file())
     print(
-        f"{hour.batches:,} micro-batches, {rows:,} rows, the state {state / 1e6:.0f} MB, "
+        f"{rows:,} rows, the state {state / 1e6:.0f} MB, "
         f"in {(time.monotonic() - begun) / 60:.1f} minutes (load {os.getloadavg()[0]:.1f})"
     )
 
