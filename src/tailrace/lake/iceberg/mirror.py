@@ -323,7 +323,7 @@ def _check(found: Table, original: Original) -> None:
     elif found.metadata.format_version != _FORMAT:
         other = f"its format is {found.metadata.format_version}"
     elif found.spec().fields != _spec(found.schema(), original).fields:
-        other = "its partitions are others"
+        other = "its partitions are different"
     if other is not None:
         raise SinkError(f"another program has changed the Iceberg table {name} ({other})", hint=_ANEW)
 
