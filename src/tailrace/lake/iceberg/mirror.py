@@ -98,7 +98,7 @@ class Mirror:
 
     def fault(self, original: Original) -> str | None:
         """What is wrong with the table that the catalogue has; ``None`` if its snapshot has the files of the version
-        that it states, and these are there. It goes on after "the Iceberg table"."""
+        that it states, and these are there. It completes a sentence that begins with "the Iceberg table"."""
         found = self._catalog.ask(lambda catalog: loaded(catalog, original.identifier))
         return "is not in the catalogue" if found is None else _fault_of(found, original)
 
