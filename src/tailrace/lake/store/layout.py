@@ -13,7 +13,7 @@
       _staging/                                    files being written; nothing here counts
 
 A file's name begins with the cluster time of its first event, so that names sort in the stream's order; the random part
-makes it unique for ever. Only the log says which files belong to the lake, and which collection a file is of: the name
+makes it unique for ever. Only the log says which files belong to the lake, and to which collection a file: the name
 of its directory is shortened where the collection's cannot be part of a path.
 """
 
