@@ -2,8 +2,8 @@
 keys. Both are made in compiled code, without an object for a key or a document.
 
 Whether keys that are equal but have other bytes match (3 and 3.0, collations, regular expressions in a key) is not
-decided here:
-``Keys.types`` says what the keys are, and a document with an ``_id`` that was not asked for ends the attempt.
+decided here: ``Keys.types`` says what the keys are, and a document with an ``_id`` that was not asked for ends the
+attempt.
 """
 
 from __future__ import annotations

@@ -181,10 +181,10 @@ def with_erasure(erasures: tuple[Erasure, ...], new: Erasure) -> tuple[Erasure, 
 
 @dataclass(frozen=True, slots=True)
 class LakeChange:
-    """The lake's stream or columns were changed: ``keys`` of ``lake.json`` differ from then on. The lake holds what it
-    would hold had it been begun so, of events later than ``since`` (``None``: of all, as where columns alone were
-    changed); ``rows`` events were added to it. ``until`` is the cluster time that the stream had been read to: a fresh
-    checkpoint goes on there (``None``: nothing had been read). ``claim`` is the one that the lake took with the
+    """The lake's stream or columns were changed: ``keys`` of ``lake.json`` differ from then on. Of events later than
+    ``since`` (``None``: of all, as where columns alone were changed) the lake holds what it would hold if it had been
+    begun in this way; ``rows`` events were added to it. ``until`` is the cluster time that the stream had been read to:
+    a fresh checkpoint goes on there (``None``: nothing had been read). ``claim`` is the one that the lake took with the
     change."""
 
     claim: str
