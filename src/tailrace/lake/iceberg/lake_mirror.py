@@ -162,7 +162,7 @@ class LakeOriginal(Original):
         return found
 
     def knows(self, snapshot: Snapshot) -> bool:
-        """Of a commit that the log has dropped nobody knows: it is older than any that readers need."""
+        """Nothing is known about a commit that the log has dropped: it is older than any that readers need."""
         summary = snapshot.summary
         return summary is not None and self._log.digest_of(version_of(snapshot)) == summary.get(COMMIT)
 

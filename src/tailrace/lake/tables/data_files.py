@@ -216,7 +216,7 @@ class Writers:
 
 @contextlib.contextmanager
 def new_files(root: TablePlace, divide_by: Sequence[str], bounds: Sequence[str]) -> Iterator[Writers]:
-    """Data files for a commit, which are removed again if it does not come to it."""
+    """Data files for a commit, which are removed again if the commit is not made."""
     writers = Writers(root, divide_by, bounds)
     try:
         yield writers
