@@ -229,8 +229,8 @@ def _merge(log: CommitLog, group: Sequence[FileEntry]) -> CompactionResult:
 
 
 def _write_merged(log: CommitLog, group: Sequence[FileEntry]) -> StagedFile:
-    """The rows of ``group`` in one new file, its count of rows and token range checked against the log's, and how many
-    tokens are there twice against the footers'."""
+    """The rows of ``group`` in one new file, its count of rows and token range checked against the log's, and the
+    number of repeated tokens against the footers'."""
     root = log.layout.root
     equal = sum(equal_tokens_in(root, file) for file in group)
     writer = PartWriter(

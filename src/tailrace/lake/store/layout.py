@@ -190,7 +190,7 @@ def partition_values(name: str, collection: str | None) -> dict[str, str | None]
 
 
 def is_in_period(name: str, token: str) -> bool:
-    """Whether the event of ``token`` belongs into the file ``name``, by its day and hour."""
+    """Whether the event of ``token`` belongs in the file ``name``, by its day and hour."""
     period = period_of(cluster_time_of(token), hour="/hour=" in name)
     return name.startswith(f"{period}/")
 

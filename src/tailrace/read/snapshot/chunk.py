@@ -133,7 +133,8 @@ class ChunkReader:
         bytes_max: int | None = None,
         **options: Any,
     ) -> RunOfDocuments:
-        """Documents of a range, or without one that whose ``_id`` is MaxKey; no further reply after ``bytes_max``."""
+        """Documents of a range; without a range, the one whose ``_id`` is MaxKey. No further reply after
+        ``bytes_max``."""
         connection = self._to(client)
         database, _, name = placement.namespace.partition(".")
         collection = connection.majority(database, name, after=after)

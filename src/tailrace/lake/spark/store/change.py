@@ -135,7 +135,8 @@ class _ChangeWork:
         self._old_documents = str(stream.get("documents"))
 
     def plan(self) -> ChangeReport:
-        """What is to be done. Raises what stands against it, as far as that is known before an event is read."""
+        """What is to be done. Raises an error for whatever prevents it, as far as that is known before an event is
+        read."""
         until, since = _read_to(self._before), None
         if self._new_stream:
             self._check_continued()
