@@ -41,7 +41,7 @@ _NAME = re.compile(
     r"(?P<time>[0-9A-F]{16})-(?P<index>[0-9]{5})-(?P<kind>[am])(?P<id>[0-9a-f]{32})\.parquet"
 )
 _TOKEN = re.compile(r"82[0-9A-F]{16}")
-#: Of a token's hexadecimal digits these many are the cluster time and the type byte before it.
+#: This many of a token's hexadecimal digits are the cluster time and the type byte before it.
 TIME_END: Final = 18
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _FOLDER_MAX = 100

@@ -23,7 +23,7 @@ class PlannedRange:
 
     after: ClusterTime
     until: ClusterTime
-    #: Of a micro-batch that copies what was there: how far the copy is behind it, as JSON text. The range is empty
+    #: Of a micro-batch that copies what was there: how far the copy is after it, as JSON text. The range is empty
     #: then: it stands at the copy's time.
     snapshot: str = ""
     #: Marks of entries at or before ``until``, by the oplog's name: by them a deployment that was restored from an
