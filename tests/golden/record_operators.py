@@ -44,14 +44,14 @@ def digest_of(name: str) -> str:
     digest = hashlib.sha256()
     for form in forms_of(name):
         digest.update(form.stage())
-        for document in form.documents():
+        for document in form.documents:
             digest.update(document)
     return digest.hexdigest()[:16]
 
 
 def server_answers(server: Server, names: Iterable[str]) -> dict[str, list[Answer]]:
     """What the server makes of every case of the operators."""
-    asked = [(name, form, list(form.documents())) for name in names for form in forms_of(name)]
+    asked = [(name, form, list(form.documents)) for name in names for form in forms_of(name)]
     numbered = enumerate(document for *_, documents in asked for document in documents)
     server.load([_with_id(number, document) for number, document in numbered])
     answers: dict[str, list[Answer]] = {}
@@ -84,7 +84,7 @@ def our_answers(version: str, name: str) -> list[Answer]:
     """What we make of an operator's cases in that version's language."""
     answers: list[Answer] = []
     for form in forms_of(name):
-        documents = list(form.documents())
+        documents = list(form.documents)
         try:
             pipeline = compile_stages([form.stage()], version=parts(version), now=0)
         except TailraceError as error:
