@@ -281,6 +281,45 @@ def test_waits_for_a_stream_that_cannot_be_read_double_until_it_can() -> None:
     assert len(world.of(OpenStream)) == 5
 
 
+@pytest.mark.parametrize("kind", [CommitPosition, RenewLease])
+def test_waits_for_a_store_that_is_away_double_and_a_stop_does_not_end_them(kind: type[Any]) -> None:
+    """A listener that is stopped still commits, and does not ask more often for that."""
+    left = [4]
+
+    def answers(need: ListenerNeed) -> Any:
+        if isinstance(need, kind) and left[0] > 0:
+            left[0] -= 1
+            raise LeaseStoreUnavailable("the store is away")
+        return skipped(need)
+
+    skipped = failing(1 if kind is RenewLease else 0, "skip")
+    world = World([change(10), change(11)], answers).run()
+    waits = [one for one in world.of(Pause) if one.reason == "the store is away"]
+    assert [one.seconds for one in waits] == [0.05, 0.1, 0.2, 0.4]
+    assert all(one.always for one in waits)
+    assert world.of(CommitPosition)[-1].position.token == token(11)
+
+
+@pytest.mark.parametrize("error", [SourceError("away"), ChangeStreamHistoryLost("just gone")])
+def test_waits_for_a_first_start_double_until_it_is_found(error: Exception) -> None:
+    left = [4]
+
+    def answers(need: ListenerNeed) -> Any:
+        match need:
+            case AcquireLease():
+                return Lease("r", "me", 1)
+            case FindStart() if left[0] > 0:
+                left[0] -= 1
+                raise error
+            case FindStart():
+                return Timestamp(70, 1)
+        return NotImplemented
+
+    world = World([change(80)], answers).run()
+    assert [one.seconds for one in world.of(Pause)] == [0.05, 0.1, 0.2, 0.4]
+    assert [one.event["n"] for one in world.of(HandleChange)] == [80]
+
+
 def test_a_source_that_stays_away_ends_the_listener_with_its_error() -> None:
     def answers(need: ListenerNeed) -> Any:
         if isinstance(need, OpenStream):
