@@ -9,7 +9,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from tailrace.act.consumer.rules.commit_policy import CommitPolicy
-from tailrace.act.consumer.rules.errors import HandlerFailed, LeaseLost, LeaseStoreUnavailable
+from tailrace.act.consumer.rules.errors import Fenced, HandlerFailed, LeaseLost, LeaseStoreUnavailable
 from tailrace.act.consumer.rules.lease import Lease
 from tailrace.act.consumer.rules.listener import ListenerLogic
 from tailrace.act.consumer.rules.need import (
@@ -28,6 +28,7 @@ from tailrace.act.consumer.rules.need import (
     Pause,
     PullChange,
     Pulled,
+    RefreshLease,
     ReleaseLease,
     RenewLease,
     TellGap,
@@ -400,6 +401,28 @@ def test_a_lease_is_asked_for_until_it_is_there() -> None:
     ]
     assert world.logic.begun
     assert len(world.of(HandleChange)) == 1
+
+
+def test_a_handler_that_was_fenced_while_the_store_is_away_loses_its_lease() -> None:
+    """Whether another owner has the lease cannot be asked: it is acquired again. No test without a server had that."""
+
+    def answers(need: ListenerNeed) -> Any:
+        if isinstance(need, HandleChange) and len(world.of(AcquireLease)) == 1:
+            raise Fenced("a newer owner's token")
+        if isinstance(need, RefreshLease):
+            raise LeaseStoreUnavailable("the store is away")
+        return NotImplemented
+
+    world = World([change(10), change(10)], answers)
+    world.run()
+    assert len(world.of(RefreshLease)) == 1
+    assert len(world.of(AcquireLease)) == 2
+    assert world.logic.statistics.failures == 0
+
+
+def test_a_commit_policy_is_the_arguments_of_a_listener() -> None:
+    expected = {"commit_every": 5, "commit_interval": 2.0, "commit_idle": 7.0}
+    assert CommitPolicy(5, 2.0, 7.0).arguments == expected
 
 
 def test_a_lease_that_is_lost_is_acquired_again_and_nothing_uncommitted_counts() -> None:
