@@ -140,7 +140,7 @@ def amplified(uri: str, root: Path, collection: Any, args: argparse.Namespace, *
     rows, live, newest = table.rows(), table.live_bytes, table.version
     taken = [copied + (newest - copied) * part // args.reads for part in range(1, args.reads + 1)]
     table.compact(target_bytes=1 << 30)
-    *read, compacted = _reading(folder, taken)
+    *read, compacted = reading(folder, taken)
     changed = args.rate * args.seconds
     row = table.live_bytes / rows
     print(f"{'merged on read' if merge_on_read else 'files rewritten'}")
@@ -171,7 +171,7 @@ def _paced(collection: Any, args: argparse.Namespace, stop: Callable[[], None]) 
         stop()
 
 
-def _reading(folder: Path, taken: Sequence[int], best_of: int = 5) -> list[dict[str, float]]:
+def reading(folder: Path, taken: Sequence[int], best_of: int = 5) -> list[dict[str, float]]:
     """Seconds of the processors for reading all rows of each version, and at last of the newest one, which is
     compacted: the best of some turns, in each of which every one is read, so that other programs disturb all alike."""
     import polars  # noqa: PLC0415
@@ -251,8 +251,20 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=2000, help="with --merge-on-read: changes a second")
     parser.add_argument("--seconds", type=int, default=200, help="with --merge-on-read: for so long")
     parser.add_argument("--reads", type=int, default=8, help="with --merge-on-read: of so many versions")
-    parser.add_argument("--uri", help="a deployment that runs already")
+    parser.add_argument(
+        "--place",
+        choices=("disk", "s3", "azure"),
+        nargs="+",
+        help="compare tables in these places instead, in one run; stores are SeaweedFS and Azurite (needs npm) here",
+    )
+    parser.add_argument("--batch", type=int, nargs="+", default=[10_000], help="with --place: changes of a micro-batch")
+    parser.add_argument("--batches", type=int, default=20, help="with --place: so many of them")
     args = parser.parse_args()
+    if args.place:
+        from bench.places import tables  # noqa: PLC0415  it imports this module
+
+        tables(args)
+        return
     with (
         tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory,
         ReplicaSet(1, oplog_size_mb=4000) as members,

@@ -25,7 +25,7 @@ _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</M
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, target: str, asked: Callable[[str, str], Fault | None]) -> None:
+    def __init__(self, target: str, asked: Callable[[str, str, int], Fault | None]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = target
         self.asked = asked
@@ -39,7 +39,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _do(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        fault = self.server.asked(self.command, self.path)  # who asks may be killed now: what it wants is here
+        fault = self.server.asked(
+            self.command, self.path, len(body)
+        )  # who asks may be killed now: what it wants is here
         if fault == "cut":
             self._end()
         elif fault == "slow down":
@@ -106,14 +108,17 @@ class UnkindProxy:
         self.fault = fault
         self.faults: Counter[str] = Counter()
         self.requests = 0
+        #: The bytes of the requests' bodies.
+        self.sent = 0
         self._lock = threading.Lock()
 
         self._server = _Server(target, self._asked)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
-    def _asked(self, method: str, path: str) -> Fault | None:
+    def _asked(self, method: str, path: str, size: int) -> Fault | None:
         with self._lock:
             self.requests += 1
+            self.sent += size
             fault = self.fault(self.requests, method, path)
             if fault is not None:
                 self.faults[fault] += 1

@@ -1,0 +1,292 @@
+"""What does a table that is merged on read write, and take on the disk, in an hour at 2,000 changes a second?
+
+The changes of ``bench/tables.py``, a second's worth at a time, and one micro-batch for each, as a writer takes them
+live with the default ``every`` of a second. Two things make it shorter than an hour:
+
+* No second is waited for: the clock that the writer's budget, its commits and its removal of old files look at is moved
+  on by a second after each micro-batch.
+* No server carries out the writes. A mongod has the documents that are copied; then the entries of its oplog are made
+  here, as it would have written them.
+
+So the micro-batches, merges, checkpoints and files of the ``grace`` are those of an hour. What is missing is reading
+the oplog.
+
+At some points it prints, in a line each: all bytes that were written so far to the table's folder (data, log,
+checkpoints) as a multiple of the changed rows' bytes, and of those since the last point; the newest version's bytes,
+all that lies there and in how many files, and the most of both so far; how many
+seconds lay between two commits of changes since the last point, on average, and how many micro-batches waited at most
+for the writer's budget; CPU for a change; and the CPU time of readers
+over versions of the last minute, as a multiple of that for the same table compacted: mean and largest.
+
+    python -m bench.tables_hour [--minutes 60] [--rate 2000] [--every 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import bson
+from bench.tables import document, fill, reading
+from pymongo import MongoClient
+
+from tailrace.core.kernel.change_rows import change_rows
+from tailrace.core.oplog.cluster_time import ClusterTime
+from tailrace.embedded import ReplicaSet
+from tailrace.lake.tables import delta_commit, pace, publishing, upkeep
+from tailrace.lake.tables import writer as writing
+from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.names import place_of
+from tailrace.lake.tables.settings import TableRule, TableSettings
+from tailrace.lake.tables.writer import TablesWriter
+from tailrace.read.window.oplogs import EntryRun, Oplogs, OplogWindow
+
+_NAME = "bench.orders"
+#: Of the last minute before a point, so many versions are read.
+_VERSIONS = 4
+_HEADER = (
+    f"{'min':>4}{'changes':>11}{'MB written':>12}{'x changed':>10}{'since':>7}{'live MB':>9}{'disk MB':>9}{'files':>7}"
+    f"{'most MB':>9}{'files':>7}{'every s':>8}{'most':>6}{'us CPU':>8}{'SQL x':>12}{'Polars x':>12}"
+)
+
+
+class SteppingClock:
+    """Stands still while a writer works, and is moved on where it would wait. In the place of the module ``time``."""
+
+    def __init__(self) -> None:
+        self._seconds, self._begun_ns = time.monotonic(), time.time_ns()
+        self._passed = 0.0
+
+    def monotonic(self) -> float:
+        return self._seconds + self._passed
+
+    def time_ns(self) -> int:
+        return self._begun_ns + round(self._passed * 1e9)
+
+    def move_on(self, seconds: float) -> None:
+        """They have passed."""
+        self._passed += seconds
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """What a writer of tables does by the clock goes by this one."""
+        with ExitStack() as stack:
+            for module in (writing, publishing, upkeep, delta_commit):
+                stack.enter_context(mock.patch.object(module, "time", self))
+            # Their defaults are the machine's clock.
+            stack.enter_context(mock.patch.object(publishing, "Pace", partial(pace.Pace, self.monotonic)))
+            keeping = partial(upkeep.Upkeep, clock=self.monotonic)
+            stack.enter_context(mock.patch.object(publishing, "Upkeep", keeping))
+            yield
+
+
+class MadeOplog:
+    """Entries for the changes of ``bench/tables.py``: a tenth inserts, a tenth deletes, the others updates. They take
+    the place of what is read of an oplog, and a window is a micro-batch's."""
+
+    def __init__(self, collection: Any, documents: int) -> None:
+        [found] = collection.database.list_collections(filter={"name": collection.name})
+        self._common = {"ns": _NAME, "ui": found["info"]["uuid"], "t": 1, "v": 2}
+        self._chosen = random.Random(2)
+        self._alive, self._following = list(range(documents)), documents
+        self._second = collection.database.command("hello")["lastWrite"]["opTime"]["ts"].time
+        self._waiting: deque[tuple[bytes, ClusterTime]] = deque()
+
+    @property
+    def alive(self) -> int:
+        """How many documents there are."""
+        return len(self._alive)
+
+    def write(self, count: int) -> None:
+        """Of one micro-batch."""
+        self._second += 1
+        wall = datetime.now(UTC)
+        made = bytearray()
+        for number in range(1, count + 1):
+            entry = self._change() | self._common | {"ts": bson.Timestamp(self._second, number), "wall": wall}
+            made += bson.encode(entry)
+        self._waiting.append((bytes(made), ClusterTime.of(self._second, count)))
+
+    def _change(self) -> dict[str, Any]:
+        what = self._chosen.random()
+        if what < 0.1:
+            made = document(self._following, self._chosen)
+            self._alive.append(self._following)
+            self._following += 1
+            return {"op": "i", "o": made, "o2": {"_id": made["_id"]}}
+        place = self._chosen.randrange(len(self._alive))
+        if what < 0.2:
+            self._alive[place], self._alive[-1] = self._alive[-1], self._alive[place]
+            return {"op": "d", "o": {"_id": self._alive.pop()}}
+        diff = {"u": {"status": "paid", "total": self._chosen.random(), "n": self._chosen.randrange(1000)}}
+        return {"op": "u", "o": {"$v": 2, "diff": diff}, "o2": {"_id": self._alive[place]}}
+
+    def window(self, oplogs: Oplogs, after: ClusterTime, **_: Any) -> OplogWindow | None:
+        """What was written and not yet asked for."""
+        if not self._waiting:
+            return None
+        raw, until = self._waiting.popleft()
+        rows = change_rows(raw)
+        assert rows is not None
+        return OplogWindow(after, until, (EntryRun(oplogs.live[0], raw, rows),), until)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        with mock.patch.object(Oplogs, "window", autospec=True, side_effect=self.window):
+            yield
+
+
+class Folder:
+    """All that a table's folder has held, looked at after each micro-batch."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._sizes: dict[str, int] = {}
+        self.written = self.bytes = self.most_bytes = self.most_files = self.commits = 0
+
+    def look(self) -> bool:
+        """Gives whether there are new commits."""
+        commits = self.commits
+        found: dict[str, os.DirEntry[str]] = {}
+        folders = [str(self._root)]
+        for folder in folders:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        found[entry.path] = entry
+        for gone in self._sizes.keys() - found.keys():
+            self.bytes -= self._sizes.pop(gone)
+        for new in found.keys() - self._sizes.keys():
+            self._sizes[new] = size = found[new].stat().st_size
+            self.bytes += size
+            self.written += size
+            self.commits += new.endswith(".json")
+        self.most_bytes, self.most_files = max(self.most_bytes, self.bytes), max(self.most_files, self.files)
+        return self.commits > commits
+
+    @property
+    def files(self) -> int:
+        return len(self._sizes)
+
+
+class Hour:
+    """One run."""
+
+    def __init__(self, writer: TablesWriter, clock: SteppingClock, root: Path, args: argparse.Namespace) -> None:
+        self._writer, self._clock, self._args = writer, clock, args
+        self._table = place_of(root, _NAME)
+        self._folder = Folder(self._table)
+        self._folder.look()
+        self._folder.written = 0  # the copy is no change
+        self._spare = root.with_name("compacted")
+        self._points = [minutes for minutes in args.points if minutes < args.minutes] + [args.minutes]
+        self._written = self._reported = self._late = self._latest = self._published = 0
+        self._changed = 0.0
+        self.done, self.cpu = 0, 0.0
+
+    def run(self, oplog: MadeOplog) -> None:
+        """One second after the other."""
+        args = self._args
+        at_once = round(args.rate * args.every)
+        for _ in range(round(args.minutes * 60 / args.every)):
+            oplog.write(at_once)
+            cpu = time.process_time()
+            self._clock.move_on(args.every)
+            self._writer.step()
+            self.cpu += time.process_time() - cpu
+            self.done += at_once
+            self._look()
+            if self._points and self.done >= self._points[0] * 60 * args.rate:
+                self._report(self._points.pop(0))
+
+    def _look(self) -> None:
+        """How old the table becomes: its budget may let some micro-batches wait."""
+        is_new = self._folder.look()
+        self._late = 0 if is_new else self._late + 1
+        self._latest = max(self._latest, self._late)
+        self._published += is_new
+
+    def _report(self, minutes: float) -> None:
+        table = CollectionTable(self._table, _NAME)
+        live, newest = table.live_bytes, table.version
+        minute = max(1, min(newest, round(60 / self._args.every)))
+        taken = [newest - minute + minute * part // _VERSIONS for part in range(1, _VERSIONS + 1)]
+        shutil.copytree(self._table, self._spare)
+        spare = CollectionTable(self._spare, _NAME)
+        spare.compact(target_bytes=1 << 30)
+        row = spare.live_bytes / spare.rows()
+        *read, compacted = reading(self._spare, taken, best_of=self._args.best_of)
+        shutil.rmtree(self._spare)
+        ratios = {name: [one[name] / compacted[name] for one in read] for name in compacted}
+        since = self.done - self._reported
+        self._changed += since * row
+        of_these = (self._folder.written - self._written) / (since * row)
+        times = "".join(f"{statistics.mean(one):>6.2f}, {max(one):.2f}" for one in ratios.values())
+        print(
+            f"{minutes:>4g}{self.done:>11,}{self._folder.written / 1e6:>12,.1f}"
+            f"{self._folder.written / self._changed:>10.2f}{of_these:>7.2f}{live / 1e6:>9.1f}"
+            f"{self._folder.bytes / 1e6:>9.1f}{self._folder.files:>7,}{self._folder.most_bytes / 1e6:>9.1f}"
+            f"{self._folder.most_files:>7,}{since / self._args.rate / self._published:>8.1f}"
+            f"{self._latest * self._args.every:>6.0f}{1e6 * self.cpu / self.done:>8.1f}{times}",
+            flush=True,
+        )
+        self._written, self._reported = self._folder.written, self.done
+        self._latest = self._published = 0
+
+
+def follow(uri: str, root: Path, collection: Any, args: argparse.Namespace) -> None:
+    fill(collection, args.documents)
+    settings = TableSettings(root, (TableRule(_NAME),), every_s=args.every, merge_on_read=not args.rewritten)
+    with TablesWriter(uri, settings) as writer:
+        writer.run_to_present()
+    oplog, clock, begun = MadeOplog(collection, args.documents), SteppingClock(), time.monotonic()
+    with clock.installed(), TablesWriter(uri, settings) as writer:
+        writer.begin()
+        hour = Hour(writer, clock, root, args)
+        with oplog.installed():
+            hour.run(oplog)
+    rows = CollectionTable(place_of(root, _NAME), _NAME).rows()
+    assert rows == oplog.alive or args.rewritten, f"{rows} rows, and not {oplog.alive}"
+    state = sum(file.stat().st_size for file in (root / "_tailrace").rglob("*") if file.is_file())
+    print(
+        f"{rows:,} rows, the state {state / 1e6:.0f} MB, "
+        f"in {(time.monotonic() - begun) / 60:.1f} minutes (load {os.getloadavg()[0]:.1f})"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60, help="so much of the writer's time")
+    parser.add_argument("--rate", type=int, default=2000, help="changes a second")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between micro-batches")
+    parser.add_argument("--documents", type=int, default=200_000)
+    parser.add_argument("--points", type=float, nargs="+", default=[1, 5, 10, 20, 30, 45], help="minutes to report at")
+    parser.add_argument("--best-of", type=int, default=3, help="turns of readers at each point")
+    parser.add_argument("--rewritten", action="store_true", help="tables whose files are rewritten, not merged on read")
+    args = parser.parse_args()
+    print(f"{args.rate:,} changes/s over {args.documents:,} documents (load {os.getloadavg()[0]:.1f})\n{_HEADER}")
+    with (
+        tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name,
+        ReplicaSet(1) as members,
+        MongoClient[Any](members.uri) as client,
+    ):
+        follow(members.uri, Path(name, "tables"), client.bench.orders, args)
+
+
+if __name__ == "__main__":
+    main()
