@@ -25,9 +25,9 @@ N ?= 300
 # What a fuzz run does with the compiled kernel: auto, on, off.
 KERNEL ?= auto
 
-# Bytecode is kept also where the surroundings say no, as images of containers do: a run of the tests starts some
-# hundred processes, and compiling what they import is a quarter second of processor for each, and 12 s for each of those
-# that collect the tests.
+# Bytecode is kept even where the environment turns that off, as container images do: a run of the tests starts some
+# hundred processes, and compiling what they import takes a quarter of a second of processor for each, and 12 s for each
+# of those that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo quick test test-landing test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products fuzz-sync compare-honest gateway-siege kills simulate-consumers mutants record bench bench-page pictures site site-serve lock dist images test-dependencies clean
@@ -50,7 +50,7 @@ wait $$types || result=$$?
 exit $$result
 endef
 
-test: style ## format and lint, the tests that are neither heavy nor slow, and types beside them
+test: style ## format and lint, the tests that are neither heavy nor slow, and the check of types
 	$(call suite,not slow and not heavy)
 
 test-landing: style ## the same with the heavy tests: what .ci/run runs, before a change lands
@@ -112,7 +112,7 @@ fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chun
 fuzz-gateway: $(INSTALLED) ## damaged frames of the wire protocol; SEED=n, ARGS="--cases n", ARGS=--atheris where it is installed
 	$(BIN)/python -m tests.gateway.fuzz --seed $(SEED) $(ARGS)
 
-fuzz-products: $(INSTALLED) ## all that stands on the stream beside the server, and a hand that harms it; SEED=n or SEEDS=a-b, ARGS="--version 5.0.4 --products tables,archive"
+fuzz-products: $(INSTALLED) ## everything that is built on the stream, compared with the server while a saboteur does harm; SEED=n or SEEDS=a-b, ARGS="--version 5.0.4 --products tables,archive"
 	$(BIN)/python -m tests.products $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)
 
 fuzz-sync: $(INSTALLED) ## random workloads on a source that is copied and followed, both ends compared; SEED=n or SEEDS=a-b, ARGS="--version 5.0.4 --to-version 6.0.27"
@@ -121,7 +121,7 @@ fuzz-sync: $(INSTALLED) ## random workloads on a source that is copied and follo
 compare-honest: $(INSTALLED) ## random honest writes, in which tailrace compare has to find nothing; ARGS="--seconds 3600 --version 7.0.28"
 	$(BIN)/python -m tests.compare.honest $(ARGS)
 
-kills: $(INSTALLED) ## SIGKILL at 50 random moments of all that reads a deployment; SEED=n, ARGS="--kills 10 --parts lake --version 5.0.4"
+kills: $(INSTALLED) ## SIGKILL at 50 random moments to everything that reads a deployment; SEED=n, ARGS="--kills 10 --parts lake --version 5.0.4"
 	$(BIN)/python -m tests.kills --seed $(SEED) $(ARGS)
 
 gateway-siege: $(INSTALLED) ## hostile tenants beside an honest client, through one gateway; SECONDS=3600

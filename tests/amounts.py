@@ -7,7 +7,10 @@ A slice finds less than the whole: of thirteen faults planted in the kernel, the
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 WHOLE: Final = os.environ.get("TAILRACE_TESTS") == "whole"
 QUICK: Final = os.environ.get("TAILRACE_TESTS") == "quick"
@@ -16,3 +19,9 @@ QUICK: Final = os.environ.get("TAILRACE_TESTS") == "quick"
 def amount(quick: int, whole: int) -> int:
     """``whole`` where the environment variable TAILRACE_TESTS says ``whole``, ``quick`` otherwise."""
     return whole if WHOLE else quick
+
+
+def half_in_quick(cases: Iterable[T]) -> list[T]:
+    """All of them, and of each four in ``make quick`` the first and the last: with the tests that take turns, one with
+    the compiled kernel and one without it."""
+    return [case for at, case in enumerate(cases) if not QUICK or at % 4 in (0, 3)]

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 LIST: Final = Path(__file__).with_name("heavy.txt")
-SECONDS: Final = 3.0
+SECONDS: Final = 1.5
 _OFFLINE: Final = ("unit", "property", "golden", "tidy")
 _NOT_QUICK: Final = frozenset({"long", "mongod", "spark"})
 

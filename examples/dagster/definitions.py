@@ -21,7 +21,7 @@ _REACHED = re.compile(r"at cluster time (\S+)")
 
 
 def _run(context: dagster.AssetExecutionContext, *command: str) -> str:
-    """What a command prints. Its end with another status than 0 fails the asset, with the command's own words."""
+    """What a command prints. An exit status other than 0 fails the asset, with the command's own message."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     context.log.info(said)

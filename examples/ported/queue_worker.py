@@ -26,7 +26,7 @@ def listen(opened):
         opened.set()
         for number, change in enumerate(stream, 1):
             pool.submit(work, change["documentKey"]["_id"])
-            pool.submit(work, change["documentKey"]["_id"])  # twice: who comes second finds it taken
+            pool.submit(work, change["documentKey"]["_id"])  # twice: the second finds it taken
             if number == JOBS:
                 break
 

@@ -23,7 +23,7 @@ INSERT INTO changes SELECT token, operation_type, collection, document_key, full
 
 
 def opened(file: str) -> duckdb.DuckDBPyConnection:
-    """A file that DuckDB could not begin for want of room is removed: it would be refused ever after."""
+    """A file that DuckDB could not begin because the disk was full is removed: it would be refused from then on."""
     new = not Path(file).exists()
     try:
         return duckdb.connect(file)

@@ -20,7 +20,7 @@ from tailrace.spark import MicroBatch, foreach_batch, local_session
 
 BULK_BYTES = 5_000_000
 TRIES = 8
-#: What an index says of a change that it has, and of a delete of a document that it does not have.
+#: What an index says of a change that it already has, and of a delete of a document that it does not have.
 DONE = (200, 201, 404, 409)
 
 
@@ -64,7 +64,7 @@ def write(batch: MicroBatch, url: str, index: str) -> None:
 
 
 def send(body: list[bytes], url: str, index: str) -> None:
-    """Send the actions; those that the server has no room for (429) again, a little later."""
+    """Send the actions; those that the server has no room for (429) are sent again a little later."""
     for attempt in range(TRIES):
         request = Request(f"{url}/{index}/_bulk", b"".join(body), {"Content-Type": "application/x-ndjson"})
         with urlopen(request, timeout=60) as reply:

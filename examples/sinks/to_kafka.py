@@ -53,7 +53,7 @@ class Topic:
         for row in batch.rows():
             key = document_of(row.event)
             partition = crc32(key) % len(tokens)
-            # What several shards log at one time, such as a drop, may have one token.
+            # What several shards log at one time, such as a drop, may share one token.
             before, again = row.token, again + 1 if row.token == before else 0
             place = f"{row.token}-{again:03}" if again else row.token
             if place <= tokens[partition]:

@@ -7,6 +7,7 @@ combinations. An operator that is new to the registry has no form, and ``test_op
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -38,10 +39,14 @@ class Form:
     def stage(self) -> bytes:
         return bson.encode({"$replaceWith": {"r": self.expression}})
 
-    def documents(self) -> Iterator[bytes]:
-        for combination in _thinned(self.pools, self.limit):
-            named = zip(NAMES, map(values.value_of, combination), strict=False)
-            yield v.object_of((name.encode(), value) for name, value in named if value is not None)[1]
+    @functools.cached_property
+    def documents(self) -> tuple[bytes, ...]:
+        return tuple(map(_document_of, _thinned(self.pools, self.limit)))
+
+
+def _document_of(combination: tuple[Any, ...]) -> bytes:
+    named = zip(NAMES, map(values.value_of, combination), strict=False)
+    return v.object_of((name.encode(), value) for name, value in named if value is not None)[1]
 
 
 def _thinned(pools: tuple[list[Any], ...], limit: int) -> Iterator[tuple[Any, ...]]:
@@ -68,6 +73,7 @@ def _coprime(one: int, other: int) -> bool:
     return one == 1
 
 
+@functools.cache
 def forms_of(name: str) -> list[Form]:
     """The forms of an operator, arguments that are wrong in number or shape first; none for one that is not known."""
     if name in SHAPED:

@@ -44,20 +44,20 @@ def digest_of(name: str) -> str:
     digest = hashlib.sha256()
     for form in forms_of(name):
         digest.update(form.stage())
-        for document in form.documents():
+        for document in form.documents:
             digest.update(document)
     return digest.hexdigest()[:16]
 
 
 def server_answers(server: Server, names: Iterable[str]) -> dict[str, list[Answer]]:
     """What the server makes of every case of the operators."""
-    asked = [(name, form, list(form.documents())) for name in names for form in forms_of(name)]
+    asked = [(name, form, list(form.documents)) for name in names for form in forms_of(name)]
     numbered = enumerate(document for *_, documents in asked for document in documents)
     server.load([_with_id(number, document) for number, document in numbered])
     answers: dict[str, list[Answer]] = {}
     low = 0
     for name, form, documents in asked:
-        answers.setdefault(name, []).extend(_asked(server, form.stage(), low, low + len(documents)))
+        answers.setdefault(name, []).extend(server_answers_of_stage(server, form.stage(), low, low + len(documents)))
         low += len(documents)
     return answers
 
@@ -67,7 +67,7 @@ def _with_id(number: int, document: bytes) -> bytes:
     return v.object_of([(b"_id", v.int32(number)), *fields])[1]
 
 
-def _asked(server: Server, stage: bytes, low: int, high: int) -> list[Answer]:
+def server_answers_of_stage(server: Server, stage: bytes, low: int, high: int) -> list[Answer]:
     """The answers for the documents ``low <= _id < high``: an error ends an aggregation, so halves are asked anew."""
     found = server.run([stage], low, high)
     if isinstance(found, list):
@@ -77,14 +77,14 @@ def _asked(server: Server, stage: bytes, low: int, high: int) -> list[Answer]:
     if high - low == 1:
         return [found]
     middle = (low + high) // 2
-    return _asked(server, stage, low, middle) + _asked(server, stage, middle, high)
+    return server_answers_of_stage(server, stage, low, middle) + server_answers_of_stage(server, stage, middle, high)
 
 
 def our_answers(version: str, name: str) -> list[Answer]:
     """What we make of an operator's cases in that version's language."""
     answers: list[Answer] = []
     for form in forms_of(name):
-        documents = list(form.documents())
+        documents = list(form.documents)
         try:
             pipeline = compile_stages([form.stage()], version=parts(version), now=0)
         except TailraceError as error:

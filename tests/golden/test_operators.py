@@ -74,7 +74,7 @@ def test_every_operator_gives_what_that_server_gives(recorded: dict[str, Any], v
     for name, theirs in recorded["answers"][version].items():
         ours = our_answers(version, name)
         refused += ours.count(NOT_SUPPORTED)
-        cases = [(form.expression, document) for form in forms_of(name) for document in form.documents()]
+        cases = [(form.expression, document) for form in forms_of(name) for document in form.documents]
         for case, server, mine in zip(cases, theirs, ours, strict=True):
             if not is_met(name, version, server, mine):
                 different.setdefault(name, []).append((*case, server, mine))

@@ -14,7 +14,7 @@ from bson.raw_bson import RawBSONDocument
 from tailrace.core import raw_bson
 from tailrace.core.event.resume_token import ResumeToken
 from tailrace.core.oplog.cluster_time import ClusterTime
-from tests.amounts import WHOLE, amount
+from tests.amounts import WHOLE, amount, half_in_quick
 from tests.differential.first_difference import first_difference
 from tests.golden import sharded_recording
 from tests.golden.recording import token_is_high_water_mark, token_time
@@ -62,7 +62,7 @@ def _difference(expected: tuple[bytes, ...], got: list[bytes]) -> str | None:
     return None if len(expected) == len(got) else f"{len(got)} events instead of {len(expected)}"
 
 
-@pytest.mark.parametrize("name", SHARD_STREAMS)
+@pytest.mark.parametrize("name", half_in_quick(SHARD_STREAMS))
 def test_a_shard_s_own_stream_is_given_byte_for_byte(name: str) -> None:
     recording_name, index = SHARD_STREAMS[name]
     recording = RECORDINGS[recording_name]

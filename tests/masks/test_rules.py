@@ -125,7 +125,7 @@ def test_a_declaration_is_read_from_each_form(tmp_path: Path, suffix: str) -> No
         ({}, "must map collections"),
         ({"shop.c": {}}, "must map paths"),
         ({"shop.c": {"x": "hsah"}}, "Did you mean 'hash'"),
-        ({"shop.c": {"x": 1}}, "known ones are"),
+        ({"shop.c": {"x": 1}}, "actions are"),
         ({"shop": {"x": "drop"}}, "names no collections"),
         ({"shop.c": {"_id": "hash"}}, "reaches _id"),
         ({"shop.c": {"_id.x": "hash"}}, "reaches _id"),

@@ -73,11 +73,13 @@ class Warm(_Steady):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
-        failed = call.excinfo is not None
-        if self._in_child:
-            if failed and not call.excinfo.errisinstance((pytest.skip.Exception, pytest.xfail.Exception)):
-                say_and_end(f"killed {item.nodeid}")
-        elif failed:
+        if call.excinfo is None:
+            return
+        if call.excinfo.errisinstance((pytest.skip.Exception, pytest.xfail.Exception)):
+            self._undecided.add(item.nodeid)
+        elif self._in_child:
+            say_and_end(f"killed {item.nodeid}")
+        else:
             self._failed.add(item.nodeid)
 
     @pytest.hookimpl(tryfirst=True)
@@ -86,6 +88,7 @@ class Warm(_Steady):
         self._living = living_functions()
         keep_recordings()
         self._failed: set[str] = set()
+        self._undecided: set[str] = set()
         self._measure()
         killers: dict[str, Counter[str]] = defaultdict(Counter, self.results.killers())
         tests: dict[str, list[str]] = {}
@@ -140,7 +143,7 @@ class Warm(_Steady):
             begun = time.process_time()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             took = time.process_time() - begun
-            if item.nodeid not in self._failed:
+            if item.nodeid not in self._failed | self._undecided:
                 of_modules = {name: sorted(lines) for name, lines in reached.items() if lines}
                 self.reach.tests[item.nodeid] = KnownTest(round(took, 4), of_modules)
             if following is None or following.path != item.path:
@@ -148,6 +151,8 @@ class Warm(_Steady):
                 self.reach.save(self.options.state)
             if number % 200 == 0:
                 self.options.say(f"  what tests reach: {number} of {len(items)}")
+        for name in sorted(self._undecided):
+            self.options.say(f"  skips, or is known to fail, and decides nothing: {name}")
         for name in sorted(self._failed):
             self.options.say(f"  does not pass without a mutant, and decides nothing: {name}")
         for path in modules().values():

@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 
 from tests.gateway.programs import npm, tool
 from tests.patience import PATIENCE_S
-from tests.tables.object_server import SECRET, ObjectServer, free_ports
+from tests.tables.object_server import SECRET, ObjectServer, assert_runs, on_free_ports
 
 _PACKAGES: Final = {"azurite": "3.37.0"}
 ACCOUNT: Final = "tester"
@@ -69,9 +69,14 @@ def signature_for(rights: str, container: str = "tests") -> str:
 @contextmanager
 def azure_server(folder: Path) -> Iterator[AzureServer]:
     """Run one; ``folder`` has its log."""
-    node, program = tool("node"), npm(_PACKAGES) / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     folder.mkdir(parents=True, exist_ok=True)
-    (port,) = free_ports(1)
+    with on_free_ports(1, lambda ports: _running(folder, *ports)) as server:
+        yield server
+
+
+@contextmanager
+def _running(folder: Path, port: int) -> Iterator[AzureServer]:
+    node, program = tool("node"), npm(_PACKAGES) / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     flags = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent"]
     command = [node, str(program), *flags, "--disableTelemetry", "--skipApiVersionCheck"]
     accounts = {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"}
@@ -92,7 +97,7 @@ def _await(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the container is made."""
     last = time.monotonic() + PATIENCE_S
     while True:
-        assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+        assert_runs(process, log)
         try:
             if _make_container(port) in (201, 409):
                 return

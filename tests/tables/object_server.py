@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import obstore
 
@@ -23,6 +24,10 @@ from tailrace.base.object_place import ObjectPlace, object_place
 from tests.patience import PATIENCE_S
 
 KEY, SECRET = "tester", "a-secret-of-the-tests"
+_S = TypeVar("_S")
+_PARTS: Final = ("s3", "master", "volume", "filer")
+#: In the words of Go and of Node.
+_IN_USE: Final = re.compile("address already in use|EADDRINUSE")
 
 
 def weed() -> str | None:
@@ -78,15 +83,19 @@ class ObjectServer:
 @contextmanager
 def object_server(folder: Path) -> Iterator[ObjectServer]:
     """Run one in ``folder``."""
-    program = weed()
-    assert program is not None
-    (folder / "data").mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     keys: dict[str, Any] = {"name": "tester", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
     (folder / "s3.json").write_text(json.dumps({"identities": [keys | {"actions": actions}]}))
-    parts = ("s3", "master", "volume", "filer")
-    ports = free_ports(2 * len(parts))
-    names = [f"-{part}.port{kind}" for part in parts for kind in ("", ".grpc")]
+    with on_free_ports(2 * len(_PARTS), lambda ports: _running(folder, ports)) as server:
+        yield server
+
+
+@contextmanager
+def _running(folder: Path, ports: Sequence[int]) -> Iterator[ObjectServer]:
+    program = weed()
+    assert program is not None
+    names = [f"-{part}.port{kind}" for part in _PARTS for kind in ("", ".grpc")]
     flags = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
     command = [
         program,
@@ -106,10 +115,12 @@ def object_server(folder: Path) -> Iterator[ObjectServer]:
         "-s3.port.lance=0",
         *flags,
     ]
+    shutil.rmtree(folder / "data", ignore_errors=True)  # it notes its ports there
+    (folder / "data").mkdir()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True)
     try:
-        address = "127.0.0.1:" + flags[0].rpartition("=")[2]
+        address = f"127.0.0.1:{ports[0]}"
         _await(address, process, folder / "log")
         yield ObjectServer(address, process.pid, folder / "data")
     finally:
@@ -145,7 +156,7 @@ def _await(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     )
     last = time.monotonic() + PATIENCE_S
     while True:
-        assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+        assert_runs(process, log)
         try:
             (place / str(time.monotonic_ns())).create(b"ready")
             return
@@ -160,3 +171,31 @@ def free_ports(count: int) -> list[int]:
     for one in held:
         one.close()
     return ports
+
+
+class PortTakenError(Exception):
+    """A server could not have a port that was free when it was chosen."""
+
+
+def assert_runs(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Raise ``PortTakenError`` where it has ended because another process was faster."""
+    if process.poll() is None:
+        return
+    said = log.read_text(errors="replace")
+    if _IN_USE.search(said):
+        raise PortTakenError(said[-2000:])
+    raise AssertionError(said[-2000:])
+
+
+@contextmanager
+def on_free_ports(count: int, server: Callable[[list[int]], AbstractContextManager[_S]]) -> Iterator[_S]:
+    """A server on so many ports; on others where another process has taken one between choosing and binding."""
+    with ExitStack() as stack:
+        for last in (False, False, False, True):
+            try:
+                running = stack.enter_context(server(free_ports(count)))
+                break
+            except PortTakenError:
+                if last:
+                    raise
+        yield running

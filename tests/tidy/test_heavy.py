@@ -26,9 +26,9 @@ def test_the_list_is_in_order_and_names_nothing_that_is_kept() -> None:
 
 def test_a_function_is_heavy_by_what_its_cases_cost_together() -> None:
     measured = [
-        "2.00\t9.00\tmongod\ttests/sync/test_a.py::test_one[1]",
-        "1.50\t9.00\tmongod\ttests/sync/test_a.py::test_one[2]",
-        "2.90\t9.00\tmongod\ttests/sync/test_a.py::test_other",
+        "0.80\t9.00\tmongod\ttests/sync/test_a.py::test_one[1]",
+        "0.75\t9.00\tmongod\ttests/sync/test_a.py::test_one[2]",
+        "1.40\t9.00\tmongod\ttests/sync/test_a.py::test_other",
         "9.00\t9.00\t\ttests/unit/test_b.py::test_of_make_quick",
         "9.00\t9.00\tlong\ttests/unit/test_b.py::test_long",
     ]

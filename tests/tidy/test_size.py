@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,26 @@ def too_long_in(path: Path, text: str) -> Iterator[tuple[str, int]]:
     return walk(parse(text), "")
 
 
+def may_be_too_long(text: str) -> bool:
+    """Whether a definition might be above a bound: the next one at its depth or further out, or the end, is far away.
+    Parsing all modules takes seconds."""
+    open_ones: list[tuple[int, int, int]] = []
+    for at, line in enumerate([*text.split("\n"), "def"]):
+        found = _DEFINITION.match(line)
+        if found is None:
+            continue
+        depth = len(found[1])
+        while open_ones and open_ones[-1][0] >= depth:
+            _, begin, bound = open_ones.pop()
+            if at - begin > bound:
+                return True
+        open_ones.append((depth, at, CLASS_LINES_MAX if found[2] == "class" else FUNCTION_LINES_MAX))
+    return False
+
+
+_DEFINITION = re.compile(r"( *)(?:async )?(def|class)\b")
+
+
 @functools.cache
 def too_long() -> dict[str, int]:
     found = {}
@@ -44,7 +65,8 @@ def too_long() -> dict[str, int]:
             lines = text.count("\n")
             if lines > MODULE_LINES_MAX:
                 found[str(name)] = lines
-            found |= dict(too_long_in(name, text))
+            if may_be_too_long(text):
+                found |= dict(too_long_in(name, text))
     return found
 
 
@@ -66,6 +88,10 @@ def test_the_list_of_exceptions_has_no_line_that_is_no_longer_needed() -> None:
 
 def test_a_long_function_and_a_long_class_would_be_found() -> None:
     text = "class A:\n    def long(self):\n" + "        pass\n" * 80
+    assert may_be_too_long(text)
     assert dict(too_long_in(Path("a.py"), text)) == {"a.py::A.long": 81}
     text = "class A:\n" + "    def short(self):\n        pass\n" * 150
+    assert may_be_too_long(text)
     assert dict(too_long_in(Path("a.py"), text)) == {"a.py::A": 301}
+    assert not may_be_too_long("def short():\n    pass\n\n\n" * 40)
+    assert may_be_too_long("def a():\n    def b():\n        pass\n" + "    pass\n" * 70)

@@ -31,6 +31,7 @@ from tailrace.lake.spark.query.offset import Offset
 from tailrace.lake.spark.store.pipeline_file import load
 from tests import commands
 from tests.amounts import amount
+from tests.bound_root import modes_can_hold, modes_hold
 
 TOKEN = ResumeToken.high_water_mark(ClusterTime.of(5, 6))
 
@@ -78,12 +79,14 @@ COMMANDS: dict[str, Sequence[str]] = {
 def test_a_file_that_cannot_be_used_is_told_in_one_sentence(
     command: str, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if kind == "unreadable" and os.geteuid() == 0:
+    if kind == "unreadable" and not modes_can_hold():
         pytest.skip("nothing is unreadable to this user")
     path = tmp_path / "file"
     BAD_FILES[kind](path)
-    status = main([part.format(path) for part in COMMANDS[command]])
+    with modes_hold():
+        status = main([part.format(path) for part in COMMANDS[command]])
     said = capfd.readouterr()
+    assert ("Permission denied" in said.err) == (kind == "unreadable" and command != "token")  # which reads no file
     assert status == 1
     assert said.out == ""
     assert said.err.startswith("tailrace: ")

@@ -178,7 +178,7 @@ def test_the_end_is_now_a_time_or_a_number_of_events() -> None:
     [
         (UsageError("wrong", hint="Do right"), 1, "tailrace: wrong. Do right.\n"),
         (SourceError("cannot use mongodb://ann:secret@h/"), 1, "tailrace: cannot use mongodb://ann:***@h/.\n"),
-        (InternalError("odd"), 1, "tailrace: odd. This is a bug of tailrace: please report it.\n"),
+        (InternalError("odd"), 1, "tailrace: odd. This is a bug in tailrace: please report it.\n"),
         (KeyboardInterrupt(), 130, ""),
         # Any broken pipe was taken for standard output's, whose reader has seen enough: exit status 0.
         (BrokenPipeError(32, "Broken pipe"), 1, "tailrace: Broken pipe.\n"),

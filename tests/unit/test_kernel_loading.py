@@ -136,6 +136,7 @@ def test_nobody_waits_for_compiled_code_of_columns_that_he_does_not_ask_for(code
 RUNS = f"{NONE}from tailrace.core.kernel.runs import copy_runs; print(sum(copy_runs.stats.cache_hits.values()))"
 
 
+@pytest.mark.long
 def test_the_second_process_finds_what_numba_compiled_in_the_cache(tmp_path: Path) -> None:
     assert python(RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
     assert python(RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "1"
@@ -158,6 +159,7 @@ def test_a_damaged_cache_counts_as_empty(tmp_path: Path) -> None:
     assert python(RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "1", "what was compiled again is kept"
 
 
+@pytest.mark.long
 def test_a_damaged_cache_that_cannot_be_mended_does_not_stop_a_process(tmp_path: Path) -> None:
     fails = "import numba.core.caching as c; c.IndexDataCacheFile._save_index = lambda *_: 1 / 0;"
     assert python(fails + RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "0"

@@ -129,3 +129,36 @@ def test_the_key_of_a_token_s_identifier_is_known_where_it_is_parsed(key: object
         )
         parts = ResumeToken.parse(bson.decode(token.to_bson())).parts
         assert parts.identifier_key == keystring.encode(raw_bson.OBJECT, encoded)[0]
+
+
+@pytest.mark.parametrize(("word", "number"), [(0x7FE0 << 48, "Infinity"), (0x7FF0 << 48, "NaN")])
+def test_an_infinite_key_of_a_decimal_has_no_continuation(word: int, number: str) -> None:
+    """A key that no server writes, in the form of a double. No test had one that does not end with a bit of a decimal's
+    continuation."""
+    written, bits = keystring.encode(raw_bson.DECIMAL128, Decimal128("Infinity").bid)
+    assert written.endswith(b"\xff" * 8)
+
+    def read(word: int) -> tuple[int, bytes]:
+        crafted = written[:-8] + word.to_bytes(8, "big")
+        reader = keystring.KeyReader(crafted, keystring.pack_type_bits(bits) or b"")
+        return reader.value(reader.take_byte())
+
+    assert read(word) == (raw_bson.DECIMAL128, Decimal128(number).bid)
+    with pytest.raises(InvalidResumeToken, match="Invalid decimal continuation") as refused:
+        read(word | 1)
+    assert refused.value.code == 50850
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"),
+    [
+        (keystring.ARRAY, bytes([keystring.ARRAY])),
+        (keystring.OBJECT, bytes([keystring.OBJECT]) + b"a\0" + bytes([keystring.OBJECT])),
+    ],
+)
+def test_a_key_that_is_nested_too_deeply_is_refused(kind: int, level: bytes) -> None:
+    """Objects were nested so deeply in tests, and arrays were not."""
+    reader = keystring.KeyReader(level * 250)
+    with pytest.raises(InvalidResumeToken, match="maximum allowable BSON nesting depth") as refused:
+        reader.value(kind)
+    assert refused.value.code == 15

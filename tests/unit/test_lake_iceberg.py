@@ -328,7 +328,7 @@ def test_somebody_else_has_changed_the_table(lake: Grown) -> None:
     assert versions_shown(lake.root) == [2]
     with table_of(lake.root).update_spec() as update:
         update.remove_field("day")
-    with pytest.raises(SinkError, match=r"\(its partitions are others\)"):
+    with pytest.raises(SinkError, match=r"\(its partitions are different\)"):
         mirror_of(lake.root).check()
 
 

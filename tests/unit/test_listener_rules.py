@@ -9,7 +9,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from tailrace.act.consumer.rules.commit_policy import CommitPolicy
-from tailrace.act.consumer.rules.errors import HandlerFailed, LeaseLost, LeaseStoreUnavailable
+from tailrace.act.consumer.rules.errors import Fenced, HandlerFailed, LeaseLost, LeaseStoreUnavailable
 from tailrace.act.consumer.rules.lease import Lease
 from tailrace.act.consumer.rules.listener import ListenerLogic
 from tailrace.act.consumer.rules.need import (
@@ -28,6 +28,7 @@ from tailrace.act.consumer.rules.need import (
     Pause,
     PullChange,
     Pulled,
+    RefreshLease,
     ReleaseLease,
     RenewLease,
     TellGap,
@@ -281,6 +282,45 @@ def test_waits_for_a_stream_that_cannot_be_read_double_until_it_can() -> None:
     assert len(world.of(OpenStream)) == 5
 
 
+@pytest.mark.parametrize("kind", [CommitPosition, RenewLease])
+def test_waits_for_a_store_that_is_away_double_and_a_stop_does_not_end_them(kind: type[Any]) -> None:
+    """A listener that is stopped still commits, and does not ask more often for that."""
+    left = [4]
+
+    def answers(need: ListenerNeed) -> Any:
+        if isinstance(need, kind) and left[0] > 0:
+            left[0] -= 1
+            raise LeaseStoreUnavailable("the store is away")
+        return skipped(need)
+
+    skipped = failing(1 if kind is RenewLease else 0, "skip")
+    world = World([change(10), change(11)], answers).run()
+    waits = [one for one in world.of(Pause) if one.reason == "the store is away"]
+    assert [one.seconds for one in waits] == [0.05, 0.1, 0.2, 0.4]
+    assert all(one.always for one in waits)
+    assert world.of(CommitPosition)[-1].position.token == token(11)
+
+
+@pytest.mark.parametrize("error", [SourceError("away"), ChangeStreamHistoryLost("just gone")])
+def test_waits_for_a_first_start_double_until_it_is_found(error: Exception) -> None:
+    left = [4]
+
+    def answers(need: ListenerNeed) -> Any:
+        match need:
+            case AcquireLease():
+                return Lease("r", "me", 1)
+            case FindStart() if left[0] > 0:
+                left[0] -= 1
+                raise error
+            case FindStart():
+                return Timestamp(70, 1)
+        return NotImplemented
+
+    world = World([change(80)], answers).run()
+    assert [one.seconds for one in world.of(Pause)] == [0.05, 0.1, 0.2, 0.4]
+    assert [one.event["n"] for one in world.of(HandleChange)] == [80]
+
+
 def test_a_source_that_stays_away_ends_the_listener_with_its_error() -> None:
     def answers(need: ListenerNeed) -> Any:
         if isinstance(need, OpenStream):
@@ -361,6 +401,28 @@ def test_a_lease_is_asked_for_until_it_is_there() -> None:
     ]
     assert world.logic.begun
     assert len(world.of(HandleChange)) == 1
+
+
+def test_a_handler_that_was_fenced_while_the_store_is_away_loses_its_lease() -> None:
+    """Whether another owner has the lease cannot be asked: it is acquired again. No test without a server had that."""
+
+    def answers(need: ListenerNeed) -> Any:
+        if isinstance(need, HandleChange) and len(world.of(AcquireLease)) == 1:
+            raise Fenced("a newer owner's token")
+        if isinstance(need, RefreshLease):
+            raise LeaseStoreUnavailable("the store is away")
+        return NotImplemented
+
+    world = World([change(10), change(10)], answers)
+    world.run()
+    assert len(world.of(RefreshLease)) == 1
+    assert len(world.of(AcquireLease)) == 2
+    assert world.logic.statistics.failures == 0
+
+
+def test_a_commit_policy_is_the_arguments_of_a_listener() -> None:
+    expected = {"commit_every": 5, "commit_interval": 2.0, "commit_idle": 7.0}
+    assert CommitPolicy(5, 2.0, 7.0).arguments == expected
 
 
 def test_a_lease_that_is_lost_is_acquired_again_and_nothing_uncommitted_counts() -> None:

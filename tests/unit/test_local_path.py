@@ -74,7 +74,7 @@ def test_the_pipeline_file_refuses_it_by_its_key(key: str, scheme: str, tmp_path
     [
         ("path: s3a://bucket/lake", "lake.path is in an object store: it needs a state directory"),
         ("path: lake, state: state", "a state directory belongs to a lake in an object store"),
-        ("path: gs://bucket/lake, state: state", "nobody has tried Google Cloud Storage"),
+        ("path: gs://bucket/lake, state: state", "Google Cloud Storage is untested"),
         ("path: 'hdfs:///lake'", "HDFS cannot replace a file on the condition"),
         ("path: 's3://key:s3cret@bucket/lake', state: state", "must be s3://BUCKET/PREFIX, without keys"),
         ("path: s3://bucket/lake, state: 5", "lake.state must be text"),

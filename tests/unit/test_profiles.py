@@ -156,6 +156,8 @@ def test_pre_images_are_entries_before_6_0_unless_they_are_computed(version: str
     options = StreamOptions.parse(Scope.of_database("d"), {})
     plan = build_plan(options, profile_for(version))
     assert plan.reads_logged_images == logged
+    assert plan.finds_logged_images == plan.profile.finds_logged_pre_images
+    assert plan.finds_logged_images or not logged
     assert not replace(plan, exact_images=True).reads_logged_images
     assert not replace(plan, exact_images=True).finds_logged_images
 

@@ -71,6 +71,27 @@ def test_another_type_and_another_value_are_refused_with_the_server_s_words(
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "modes"),
+    [
+        ("fullDocument", "One of: default, updateLookup, whenAvailable, required"),
+        ("fullDocumentBeforeChange", "One of: off, whenAvailable, required"),
+    ],
+)
+def test_the_hint_to_an_unknown_mode_lists_those_of_its_option(name: str, modes: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parsed({name: "unheard of"})
+    assert refused.value.hint == modes
+
+
+@pytest.mark.parametrize("database", ["admin", "local", "config"])
+def test_a_stream_of_an_internal_database_is_refused(database: str) -> None:
+    for scope in (Scope.of_database(database), Scope.of_collection(database, "c")):
+        with pytest.raises(UsageError, match=f"the internal {database} database") as refused:
+            StreamOptions.parse(scope, {})
+        assert refused.value.code == 73
+
+
 def test_a_name_that_is_no_utf_8_is_an_unknown_field() -> None:
     stage = bson.encode({"name": 1}).replace(b"name", b"n\xffme")
     with pytest.raises(UsageError, match="is an unknown field") as refused:

@@ -155,7 +155,7 @@ def test_a_thread_that_dies_unseen_decides_the_exit_status(
     assert main(["watch", "mongodb://host"]) == 1
     said = capsys.readouterr().err
     assert "the thread forgotten was ended by error: " in said
-    assert "This is a bug of tailrace" in said
+    assert "This is a bug in tailrace" in said
     assert "Traceback" not in said
     # Another library's thread is told of, and what it was for is not ours to judge.
     monkeypatch.setattr("tailrace.cli.watch.run", lambda args: forgotten(broken))

@@ -32,8 +32,8 @@ def _read_up_to(session, ours, table, table_id):
 
 
 def _committed_ms(table, version):
-    """When a version was committed; None where the log no longer says so. A copy that was written on since then has
-    other versions under the same numbers."""
+    """When a version was committed; None where the log no longer says so. A copy that was written to since then
+    has other versions under the same numbers."""
     entries = table.history(table.version() - version + 1)
     return next((one["timestamp"] for one in entries if one["version"] == version), None)
 
@@ -47,7 +47,7 @@ def _as_it_is(table):
 
 
 def _changes(table, since):
-    """Fails if the feed no longer reaches back to ``since``: run dbt with --full-refresh, or keep it for longer."""
+    """Fails if the feed no longer reaches back to ``since``: run dbt with --full-refresh, or keep the feed longer."""
     wanted = [*COLUMNS, *OF_FEED, "_commit_timestamp"]
     feed = pyarrow.table(table.load_cdf(starting_version=since + 1, ending_version=table.version(), columns=wanted))
     moments = feed["_commit_timestamp"].cast(pyarrow.timestamp("ms")).cast(pyarrow.int64())

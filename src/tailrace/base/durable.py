@@ -110,8 +110,8 @@ def make_private(directory: Path) -> None:
 
 @contextmanager
 def begun_whole(path: Path) -> Iterator[None]:
-    """Remove the file at ``path`` if the block creates it and fails: a file that was begun on a full disk may be one
-    that its library refuses ever after. For a caller that holds the directory's lock."""
+    """Remove the file at ``path`` if the block creates it and fails: its library may refuse a file that was begun on a
+    full disk from then on. For a caller that holds the directory's lock."""
     new = not path.exists()
     try:
         yield

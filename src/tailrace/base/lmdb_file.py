@@ -323,8 +323,8 @@ class _PagesOfFile:
 
 
 def _nodes(page: bytes, kind: int) -> list[tuple[int, int, int, int]]:
-    """Of each node of a page its place, the size of its key, the size of its value (of a branch, the page that it leads
-    to), and its flags. They fill the page's end without a gap."""
+    """For each node of a page: its place, the size of its key, the size of its value (in a branch, the page that it
+    leads to), and its flags. The nodes fill the page's end without a gap."""
     _, _, _, lower, upper = _PAGE.unpack_from(page)
     found, filled = [], 0
     for at in struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", page, _PAGE.size):

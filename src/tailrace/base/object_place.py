@@ -134,7 +134,7 @@ BEGINNINGS: Final = tuple(f"{name}://" for scheme in SCHEMES for name in scheme.
 #: What holds objects or files, and is refused.
 _REFUSED: Final = {
     **dict.fromkeys(
-        ("gs", "gcs"), "nobody has tried Google Cloud Storage, since its emulators do not keep its conditions of writes"
+        ("gs", "gcs"), "Google Cloud Storage is untested, since its emulators ignore the conditions of writes"
     ),
     **dict.fromkeys(("hdfs", "webhdfs", "viewfs"), "HDFS cannot replace a file on the condition that it is unchanged"),
     **dict.fromkeys(("wasb", "wasbs", "adl", "azure"), "a place in Azure begins with az:// or abfss://"),

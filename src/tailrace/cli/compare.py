@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _give_result(comparison: DeploymentComparison, args: argparse.Namespace, path: Path | None) -> int:
-    """Print the result, and write the report; the exit status that it means."""
+    """Print the result, and write the report. Returns the exit status that the result means."""
     from tailrace.watch.compare.report import write_report  # noqa: PLC0415  as in run()
 
     report = comparison.report(show_names=args.show_names)

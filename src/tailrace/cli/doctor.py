@@ -27,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "doctor",
         help="check a deployment: oplog, rights, version, images",
         description="Check whether change events can be read from a deployment's oplog. "
-        "The exit status is 1 where a check fails.",
+        "The exit status is 1 if a check fails.",
     )
     add_uri_argument(parser)
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command. Returns 1 where a check fails. Raises UsageError for a URI that cannot be used."""
+    """Run the command. Returns 1 if a check fails. Raises UsageError for a URI that cannot be used."""
     from tailrace.cli.examination import examine_deployment  # noqa: PLC0415  so that --help does not load the driver
     from tailrace.read.source.mongod import MongodSource  # noqa: PLC0415
 

@@ -135,7 +135,7 @@ def _where(document: dict[str, Any]) -> str:
 
 
 def say_skipped(unknown_operations: Mapping[str, int]) -> None:
-    """What no events were made of because nobody here knows what it means; silent where there is nothing."""
+    """Say which entries gave no events because this version does not know their kinds; silent where there are none."""
     if unknown_operations and sys.stderr is not None:
         named = ", ".join(f"'{kind}' ({count})" for kind, count in sorted(unknown_operations.items()))
         tell(f"tailrace: skipped oplog entries of kinds that this version does not know: {named}")

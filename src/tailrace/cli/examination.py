@@ -231,7 +231,7 @@ def _complaint_about_reading_images(source: MongodSource) -> Finding | None:
 
 def _collections_with_images(client: Any) -> tuple[list[str], list[str]]:
     """The collections that keep images, and the databases whose names are not UTF-8. Such names are text here all the
-    same: each byte that is none is a surrogate, and is shown as a number."""
+    same: each byte that is not UTF-8 is a surrogate, and is shown as a number."""
     enabled = {"options.changeStreamPreAndPostImages.enabled": True}
     listed = client.admin.command("listDatabases", nameOnly=True, codec_options=ANY_NAME)
     names, unreadable = [], []

@@ -1,7 +1,7 @@
 """Telling a person what a command waits for before any server of a deployment has answered.
 
-PyMongo looks for a server for 30 s and says nothing meanwhile. What it learns about them is printed after three
-seconds, once for each server.
+PyMongo looks for a server for 30 s and says nothing meanwhile. What it learns about the servers is printed after three
+seconds, once for each.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ _EXTRAS_OF: Final = {
 _IN_A_STORE: Final = frozenset({"deltalake", "lmdb", "numpy", "obstore", "pyarrow"})
 #: Where our own code lies.
 _OUR_FOLDER: Final = str(Path(__file__).parents[1]) + os.sep
-_BUG: Final = " This is a bug of tailrace: please report it."
+_BUG: Final = " This is a bug in tailrace: please report it."
 _WRONG_USAGE: Final = 2
 #: As a shell has it: 128 and the signal's number.
 _WHEN_SIGNALLED: Final[dict[int, int]] = {signal.SIGINT: 130, signal.SIGTERM: 143}

@@ -25,8 +25,8 @@ _SIGNALLED: Final = 128
 
 
 class Beat:
-    """By what a process of several tells the one that started it that it has begun, and lives: that one tells systemd,
-    which listens to nobody else. Two numbers in shared memory."""
+    """How one of several processes tells the process that started it that it has begun, and lives: that process tells
+    systemd, which listens to no other. Two numbers in shared memory."""
 
     def __init__(self, shared: Any, watchdog_s: float | None) -> None:
         self._shared = shared

@@ -64,7 +64,7 @@ class Archiving:
 def archiving(
     uri: Any, settings: ArchiveSettings | None, stop: threading.Event, *, once: bool
 ) -> Iterator[Recorder | None]:
-    """Keep the archive while the body runs; who writes it. Its failure sets ``stop``, and is raised at the end."""
+    """Keep the archive while the body runs; yields its writer. A failure sets ``stop``, and is raised at the end."""
     if settings is None:
         yield None
         return

@@ -321,9 +321,9 @@ def messaging(
     archive: str | None = None,
     told: TextIO | None = None,
 ) -> Iterator[MessageStreams]:
-    """Publish messages in threads while the body runs; who does it. What ends a thread, whatever it is, sets ``stop``
-    and is raised at the end. With ``once`` everything is published that was there when the body began. ``archive``: a
-    directory with what the oplog no longer holds. ``told``: where messages for people go."""
+    """Publish messages in threads while the body runs; yields those that do it. What ends a thread, whatever it is,
+    sets ``stop`` and is raised at the end. With ``once`` everything is published that was there when the body began.
+    ``archive``: a directory with what the oplog no longer holds. ``told``: where messages for people go."""
     if not entries:
         yield MessageStreams(())
         return

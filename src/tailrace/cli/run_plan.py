@@ -253,7 +253,7 @@ def _costs(options: ReadOptions, deployment: Deployment, position: ClusterTime |
         facts = {"entriesBehind": load.entries, "bytesBehind": load.size, "entriesPerSecond": round(load.rate, 1)}
         yield PlanLine("costs", f"to catch up, {behind} of the server", facts)
         share = load.rate * each * 100
-        then = f"then {load.rate:,.0f} entries/s as so far: {share:.2f} % of a core, one read of each oplog"
+        then = f"then {load.rate:,.0f} entries/s, as until now: {share:.2f} % of a core, one read of each oplog"
         yield PlanLine("costs", then, {"coreShare": round(share / 100, 6)})
     for name, value in options.stage.items():
         if (name, value) in _LOOKED_UP:

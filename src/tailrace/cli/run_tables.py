@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def tabling(
     uri: Any, settings: TableSettings | None, stop: threading.Event, *, once: bool
 ) -> Iterator[TablesWriter | None]:
-    """Keep the tables up to date in a thread while the body runs; who writes them. What ends the thread, whatever it
-    is, sets ``stop`` and is raised at the end. With ``once`` the tables reach the time at which the body began."""
+    """Keep the tables up to date in a thread while the body runs; yields their writer. What ends the thread, whatever
+    it is, sets ``stop`` and is raised at the end. With ``once`` the tables reach the time at which the body began."""
     if settings is None:
         yield None
         return

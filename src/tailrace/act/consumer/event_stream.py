@@ -117,7 +117,7 @@ class WholeEventStream:
 
     def try_next(self) -> RawBSONDocument | Refused | None:
         """The next event, whole; ``None`` while there is none. Raises what ends the stream and is not about an event,
-        which is what leaves it open too: the next call resumes then."""
+        and what leaves the stream open: then the next call resumes it."""
         try:
             found = self._refused or (self._next() if self._failure is None else self._next_made_here())
         except TailraceError as error:

@@ -147,7 +147,7 @@ class LaneQueue:
             return mark
 
     def fail(self, error: BaseException, reader: object) -> None:
-        """Nothing more comes from the reader: who has taken everything learns why."""
+        """Nothing more comes from the reader: whoever has taken everything learns why."""
         with self._changed:
             if self._reader is reader:
                 self._error = error

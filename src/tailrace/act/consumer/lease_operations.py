@@ -25,7 +25,7 @@ from tailrace.errors import UsageError
 
 #: How long, at most, the operator itself holds a lease, for example if it is killed while it moves a position.
 _HOLDS_S: Final = 30.0
-#: A record whose owner changes meanwhile is read again so often.
+#: How often a record whose owner changes meanwhile is read again.
 _TRIES: Final = 20
 _LOOK_S: Final = 0.1
 _LANE: Final = re.compile(r"(.+)/(\d+)", re.DOTALL)
@@ -325,7 +325,7 @@ class LeaseOperations:
         names = self._lanes_of(resource)
         if not force:
             self._refuse_held([resource, *names])
-        # Nobody begins while it is paused; who was about to is found by its lease.
+        # Nobody begins while it is paused; a process that was about to is found by its lease.
         self._amend(resource, instructions.pause)
         removed = [resource]
         try:

@@ -20,7 +20,7 @@ _OPLOG: Final = (
 def erase_letters(letters: DeadLetters, documents: NamedDocuments, *, dry_run: bool = False) -> StoreErasure:
     """Delete the letters whose change is of one of ``documents``. ``dry_run`` counts, and changes nothing.
 
-    Raises UsageError where the collection holds what is no dead letter, and PyMongo's errors."""
+    Raises UsageError if the collection holds a document that is not a dead letter, and PyMongo's errors."""
     report, unclear = StoreErasure(_LETTERS, letters.full_name), 0
     for letter in list(_of_namespaces(letters, documents)):
         is_one = _is_of(letter, documents)

@@ -65,7 +65,7 @@ _FIELDS: Final = frozenset(_FIELD_OF.values())
 _DATES: Final = ("expiresAt", "acquiredAt", "committedAt", "pausedAt", "reservedUntil")
 _UNAUTHORIZED: Final = 13
 _WRITE_CONFLICT: Final = 112
-#: A commit whose outcome is unknown is asked for so often; the driver tries each of them twice.
+#: How often a commit whose outcome is unknown is asked for; the driver tries each of them twice.
 _COMMIT_TRIES: Final = 5
 _TRANSIENT: Final = "TransientTransactionError"
 _UNKNOWN: Final = "UnknownTransactionCommitResult"

@@ -85,7 +85,7 @@ class CappedWriter:
                     self._restore_timestamps(one.body, collections[one.uuid].target)
 
     def _restore_timestamps(self, document: bytes, namespace: str) -> None:
-        """Put the empty timestamps back in whose place the server has put the time: the document stays as large."""
+        """Put back the empty timestamps that the server has replaced by its time: the document keeps its size."""
         database, _, name = namespace.partition(".")
         command = {"update": name, "updates": [insertion(document)], "bypassDocumentValidation": True}
         self._commands.command(database, command, f"write {namespace}")

@@ -80,7 +80,8 @@ class TargetCommands:
                 raise
 
     def _is_of(self, database: str, command: Mapping[str, Any], uuid: bytes) -> bool:
-        """Whether a command by a name would still be of the collection that is meant: otherwise it was done before."""
+        """Whether a command by name would still concern the collection that is meant: if not, it was carried out
+        before."""
         verb, name = next(iter(command.items()))
         if verb == "create":
             return True

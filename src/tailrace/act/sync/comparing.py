@@ -72,7 +72,7 @@ def compare_places(
 
 
 def how_they_differ(mine: bytes, theirs: bytes) -> str:
-    """What is otherwise in two documents of one ``_id``: the first field that is, by name."""
+    """What differs between two documents with one ``_id``: the first such field, by name."""
     return _differing(mine, theirs, "") or "other bytes"
 
 

@@ -270,8 +270,8 @@ class Copy:
         return ranges
 
     def _check_whole(self, ranges: Sequence[_CopyRange]) -> None:
-        """Raise ValueError where something of what was to be copied is noted no more: its documents or its indexes
-        would be left out, and nothing would tell."""
+        """Raise ValueError if something that was to be copied is no longer noted: its documents or its indexes would be
+        left out, and nobody would notice."""
         copies, waiting = self._state.copies(), {(one.uuid, name_of(one.spec)) for one in indexes.waiting(self._state)}
         counts = Counter(one.uuid for one in ranges)
         collections = self._state.collections()

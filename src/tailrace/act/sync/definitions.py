@@ -57,8 +57,8 @@ class TargetDefinitions:
 
     @property
     def notes_at_once(self) -> bool:
-        """Whether what a definition gives to note is to be noted right after it. A command by a name cannot be given
-        twice after others that have changed the names; by what is noted, it is then seen that it was given."""
+        """Whether what is to be noted about a definition must be noted right after it. A command by name cannot be
+        repeated after others that have changed the names; the note then shows that it was already given."""
         return not self._commands.by_uuid
 
     def carry_out(self, definition: Definition, *, consistent: bool) -> list[Note]:

@@ -1,6 +1,6 @@
 """A delta of an oplog entry as an update that the target carries out itself, so that nobody has to read its document.
 
-``$set`` and ``$unset`` do what a delta does as long as it gives fields that are there other values, takes fields away,
+``$set`` and ``$unset`` do what a delta does as long as it gives existing fields other values, takes fields away,
 or sets items of arrays: the order of fields stays. Where a document has a name twice, both change the first. What a
 delta adds has an order of its own, and an array that becomes shorter has no such update. These go as they are, to a
 server that takes them from its clients (``$_internalApplyOplogUpdate``, from 6.0 on).

@@ -237,7 +237,7 @@ class SyncFold:
         return group
 
     def _at(self, waiting: list[_Delayed]) -> Iterator[ChangeSegment | Definition]:
-        """What waits of one time: definitions first. What was before them is written under the names of then."""
+        """What waits of one time: definitions first. What came before them is written under the names of that time."""
         for run, entry, _ in waiting:
             if entry.operation == "n" or (entry.operation in _CRUD and not entry.namespace.endswith(VIEWS)):
                 continue

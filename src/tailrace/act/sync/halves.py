@@ -23,7 +23,7 @@ WritePart = Callable[[Sequence[DocumentChanges], Mapping[bytes, int]], None]
 
 def write_in_parts(documents: Sequence[DocumentChanges], write: WritePart, too_large: SinkError) -> None:
     """Write documents in as many parts as it takes. Raises what ``write`` raises; ``too_large``, the answer to the
-    whole, if a unique value goes from one part to another: the parts are in each other's way in every order then."""
+    whole, if a unique value goes from one part to another: then the parts are in each other's way in any order."""
     try:
         _write_halves(documents, write)
     except SinkError as error:
@@ -31,8 +31,8 @@ def write_in_parts(documents: Sequence[DocumentChanges], write: WritePart, too_l
 
 
 def write_lane(documents: Sequence[DocumentChanges], whole: WritePart, parts: WritePart) -> bool:
-    """Write the documents of a lane: with ``whole``, or with ``parts`` if the whole does not fit. False where another
-    lane has to be first, or a document alone is too much: some may be written then."""
+    """Write the documents of a lane: with ``whole``, or with ``parts`` if the whole does not fit. False if another lane
+    has to be first, or if a single document is too much: in that case some may have been written."""
     try:
         whole(documents, {})
     except OtherWayError:

@@ -278,8 +278,8 @@ def build_early(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Before 6.0 an index is made with a limit of age that is not the highest, which it gets a moment later: so then it
-    is made while the collection is empty."""
+    """Before 6.0 an index is made with a limit of age that is not the highest, which it gets a moment later: so it is
+    made while the collection is empty."""
     early = [spec for spec in collection.indexes if expires(spec) and not waits(spec)]
     if version < (6, 0) and early:
         collated = collection.has_collation

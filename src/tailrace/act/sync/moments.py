@@ -1,5 +1,5 @@
 """Documents of one side of a sync as they were at one moment of its past, by the UUID of their collection: whatever it
-is called, and other writers meanwhile.
+is called, and while others write to it.
 
 Measured: a plain ``find`` at a cluster time works from 5.0 on, on 4.4 inside a transaction. By the UUID it finds a
 collection that was renamed or (7.0) dropped since; before 7.0 the server refuses a time before a rename (246).

@@ -27,7 +27,7 @@ from tailrace.read.source.failure import source_error
 from tailrace.read.source.mongod import MongodSource
 from tailrace.read.source.raw_reply import RawReplyCursor
 
-#: The scan was overtaken by who writes, or the collection is another one: CappedPositionLost, CursorNotFound,
+#: The scan was overtaken by writers, or the collection is another one: CappedPositionLost, CursorNotFound,
 #: NamespaceNotFound, QueryPlanKilled.
 AGAIN: Final = frozenset({26, 43, 136, 175})
 _TOGETHER: Final = 10_000

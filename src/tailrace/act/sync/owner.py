@@ -112,7 +112,8 @@ class SyncOwner:
         recognise(self._ends.state, standing.document_of(self._ends.state))
 
     def _tell(self, *, last: bool = False) -> str | None:
-        """Note how far this process is, and tell it. What is asked of the owner: "paused", or another's request."""
+        """Note and report how far this process is. Returns what is asked of the owner: "paused", or another process's
+        request."""
         document = standing.document_of(self._ends.state)
         standing.note(self._ends.state, {"progress": {**self._counted.fields(), "at": time.time()}})
         found = self._look()

@@ -50,7 +50,7 @@ class SyncProgress:
     verified: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """By the names that programs know."""
+        """For programs: the values under the names that ``--json`` prints."""
         found = asdict(self)
         del found["time"]
         return {

@@ -106,7 +106,7 @@ def may_read_by_uuid(client: MongoClient[Any]) -> bool:
 
 @contextmanager
 def at_side(side: str, client: MongoClient[Any] | None = None) -> Iterator[None]:
-    """Let the error of a user who lacks a right tell at which side: both may be replica sets of one name.
+    """Let the error of a user who lacks a right say on which side that is: both may be replica sets of one name.
 
     ``client``: of that side, where collections are named by their UUIDs. The server does not say whether that is what
     the user may not do.

@@ -60,7 +60,7 @@ _CHUNK_BYTES: Final = 4 << 20
 _RANGE_DOCUMENTS: Final = 50_000
 _RANGES_MAX: Final = 64
 _SAMPLE_DOCUMENTS: Final = 100
-#: A position is used for so long: the older it is, the more the server has to keep.
+#: For how long a position is used: the older it is, the more the server has to keep.
 _MOMENT_S: Final = 1.0
 _WAIT_S: Final = 60.0
 _LOOK_S: Final = 0.2

@@ -32,8 +32,8 @@ _IMAGES: Final = ("config", "system.preimages")
 
 @dataclass(frozen=True)
 class ConsoleOptions:
-    """``host`` and ``port``: where it listens; ``names``: further names by which it may be asked for. ``login``: behind
-    the deployment's users on this machine too. ``images``: documents before and after a change are read."""
+    """``host`` and ``port``: where it listens; ``names``: further names by which it may be asked for. ``login``: only
+    the deployment's users are let in, on this machine too. ``images``: documents before and after a change are read."""
 
     host: str = "127.0.0.1"
     port: int = 8099

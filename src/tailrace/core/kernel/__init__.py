@@ -26,7 +26,7 @@ From entries to events
 
 From a pipeline's batches to events
     ``process_batch(pipeline, batch)`` does the above for a ``ChangeStreamPipeline``: the kernel where it can, the plain
-    stages for the entries it leaves (all of them while the stream searches its start). It is a generator of
+    stages for the entries it leaves (all of them while the stream searches for its start). It is a generator of
     ``EventBlock`` and of requests, which are answered as a pipeline's own. After the transform stand block steps:
     images, the user's stages, the limit of an event's size. Afterwards the pipeline stands where its own ``process``
     leaves it.

@@ -1,8 +1,9 @@
 """Look-ups in bulk: the ``$in`` that asks for many documents by ``_id``, and the documents of the reply put to their
 keys. Both are made in compiled code, without an object for a key or a document.
 
-What equal keys of other bytes could answer (3 and 3.0, collations, regular expressions in a key) is not decided here:
-``Keys.types`` says what the keys are, and a document with an ``_id`` that was not asked for ends the attempt.
+Whether keys that are equal but have other bytes match (3 and 3.0, collations, regular expressions in a key) is not
+decided here: ``Keys.types`` says what the keys are, and a document with an ``_id`` that was not asked for ends the
+attempt.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which values of an event a dotted path stands for, in compiled code. ``expression.match.traverse`` is the reference.
 
 The fields that a program asks for are kept in a tree of *look-ups*, one for each name on a path. A look-up remembers
-what it found in the event, and its fields are walked through once however many paths lead through it: who asks for a
-field goes on with the walk where it stands, and notes the other fields that are asked for on the way. Where a path
+what it found in the event, and its fields are walked through once however many paths lead through it: a request for a
+field continues the walk where it stands, and notes the other fields that are asked for on the way. Where a path
 meets an array, a *walk* of its own gives the values inside it one after another, since functions that call themselves
 cannot be cached.
 """

@@ -1,9 +1,9 @@
 """Loads, stores and copies at plain addresses: what the kernel is written with.
 
 An address is an int64, so every function of the kernel takes and gives int64 only: one specialisation each, quick to
-compile, and no array headers are passed about. Nothing here checks bounds. Who calls ``load`` has compared the address
-with the end of what it reads; who calls ``store`` or ``copy`` has made sure of the room. The Python side keeps the
-arrays alive while compiled code holds their addresses.
+compile, and no array headers are passed about. Nothing here checks bounds. A caller of ``load`` has compared the
+address with the end of what it reads; a caller of ``store`` or ``copy`` has made sure of the room. The Python side
+keeps the arrays alive while compiled code holds their addresses.
 
 Python has no such operations. ``jit_memory`` says in LLVM what they are, for compilation; where the compiled code
 came with the installation, nobody calls them.

@@ -111,7 +111,7 @@ class CompiledLibrary:
         with open(path, "rb") as file:
             content = file.read()
         if sealed(content[: -_SEAL.size]) != content:
-            raise OSError(f"{path} is damaged, or no library of compiled code")
+            raise OSError(f"{path} is damaged, or is not a library of compiled code")
         self._loaded = ctypes.CDLL(path)
         manifest = ctypes.cast(getattr(self._loaded, MANIFEST), ctypes.c_char_p).value or b"{}"
         found = json.loads(manifest)

@@ -104,8 +104,8 @@ def _of_pattern(pattern: object, paths: object, where: str) -> Iterable[MaskRule
     for path, action in paths.items():
         if action not in ACTIONS:
             meant = nearest(action, ACTIONS) if isinstance(action, str) else None
-            hint = f"Did you mean '{meant}'?" if meant else f"The known ones are {', '.join(ACTIONS)}"
-            raise UsageError(f"{where}.{pattern}: nobody knows what to do to {path}", hint=hint)
+            hint = f"Did you mean '{meant}'?" if meant else f"The actions are {', '.join(ACTIONS)}"
+            raise UsageError(f"{where}.{pattern}: the action for {path} is not known", hint=hint)
         yield MaskRule(pattern, _path(path, f"{where}.{pattern}"), ACTIONS.index(action) + 1)
 
 

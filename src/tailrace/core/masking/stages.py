@@ -54,6 +54,6 @@ def _check_fields(fields: bytes, before: bytes) -> None:
 def _check_path(path: bytes) -> None:
     if path.startswith(_WHOLE):
         raise UsageError(
-            f"the pipeline takes {path.decode('utf-8', 'replace')} apart, by which the masks are chosen",
+            f"the pipeline takes {path.decode('utf-8', 'replace')} apart, and the masks are chosen by it",
             hint="Keep documentKey and ns as they are",
         )

@@ -60,7 +60,7 @@ class MaskKey:
         """The BSON type and the value that a token stands for. Raises UsageError for what is no token of this key."""
         text = token.strip().removeprefix(TOKEN_HEAD)
         if text == token.strip():
-            raise UsageError(f"this is no token: tokens begin with {TOKEN_HEAD}")
+            raise UsageError(f"this is not a token: tokens begin with {TOKEN_HEAD}")
         cipher = self._siv()
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415
 

@@ -56,7 +56,8 @@ class ClusterTime(int):
         return f"Timestamp({self.seconds}, {self.increment})"
 
     def __str__(self) -> str:
-        """Date and time, and ``seconds,increment`` as the command line takes it: without it for a whole second."""
+        """Date and time, and ``seconds,increment`` as the command line takes it; a whole second has the date and time
+        alone."""
         text = f"{datetime.fromtimestamp(self.seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
         return text if self.increment == _LAST else f"{text} ({self.seconds},{self.increment})"
 

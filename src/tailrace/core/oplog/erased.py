@@ -135,7 +135,7 @@ def _mark(entry: bytes, collections: Iterable[str]) -> tuple[bytes, bytes]:
 
 
 def _replaced(document: bytes, values: Mapping[bytes, bytes]) -> bytes:
-    """The document with the values of these fields exchanged; of fields with one name, the first one's."""
+    """The document with the values of these fields replaced; of fields with one name, the first one's."""
     parts, waiting = [], dict(values)
     for element in raw_bson.elements(document):
         value = waiting.pop(element.name, None)

@@ -175,7 +175,7 @@ def _one_by_one(pieces: Sequence[EventsPiece]) -> Iterator[ChangeEvent]:
 
 
 def events_of(block: EventBlock) -> list[ChangeEvent]:
-    """A block's events as the stages take them that look at bytes and tokens only."""
+    """A block's events in the form for stages that look at bytes and tokens only."""
     events = []
     parts = zip(block.events(), block.tokens(), block.times(), block.operation.tolist(), strict=True)
     for document, token, time, operation in parts:

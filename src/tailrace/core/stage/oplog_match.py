@@ -48,7 +48,7 @@ class OplogMatch:
                             that are of an unknown kind, by kind
 
     ``passes_unknown``: for code that keeps documents, and refuses what may have changed them. Operations and commands
-    that he does not follow are not counted but pass.
+    that such code does not follow are not counted but pass.
     """
 
     def __init__(
@@ -186,8 +186,8 @@ class OplogMatch:
         return entry.prev_op_time is not None or self._any_inner_matches(entry, counts=True)
 
     def _refuse_later_version(self, entry: OplogEntry, fields: dict[bytes, Element]) -> None:
-        """Raises LaterEntryError where the stream would lose what an entry of a later version holds for it, or give
-        it another form, as the profile's version does that reads such an entry."""
+        """Raises LaterEntryError where the stream would lose what an entry of a later version holds for it, or give it
+        another form, as a server of the profile's version does when it reads such an entry."""
         profile = self._profile
         is_known = profile.multi_op_is_no_transaction if entry.multi_op else profile.unwinds_apply_ops_without_session
         proof = None if is_known else version_proof(entry, fields)

@@ -47,7 +47,7 @@ class Definitions:
         initial_chunks: int | None = None,
     ) -> None:
         """Create a collection sharded by ``key``: ``{"region": 1, "_id": 1}`` by ranges, ``{"sku": "hashed"}`` by hash.
-        All of it is on the primary shard, but the chunks of a hashed key, which are spread over all shards
+        All of it is on the primary shard, except the chunks of a hashed key, which are spread over all shards
         (``initial_chunks``: how many)."""
         database, _, collection = namespace.partition(".")
         if self.dialect.coordinated:
@@ -145,7 +145,7 @@ class Definitions:
         self.catalog.forget_all()
 
     def drain(self, shard: str, others: Sequence[str]) -> None:
-        """Move all that a shard owns to ``others`` by turns: its chunks, and the databases whose primary it is."""
+        """Move all that a shard owns to ``others`` in turn: its chunks, and the databases whose primary it is."""
         targets = cycle(others)
         for found in self.connections.find(CONFIG, "config.collections", {"dropped": {"$ne": True}}):
             for chunk in self.catalog.reload(found["_id"]).chunks:

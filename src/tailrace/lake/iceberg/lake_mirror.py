@@ -81,8 +81,8 @@ class LakeMirror:
         self._mirror.close()
 
     def check(self) -> None:
-        """Raise SinkError where the catalogue has a table of that name that this lake may not write, or does not
-        answer. Of a lake that has not been made, and one that has; nothing is written."""
+        """Raise SinkError if the catalogue has a table of that name that this lake may not write, or does not answer.
+        The lake need not exist yet. Nothing is written."""
         self._mirror.check(LakeOriginal(self._root))
 
     def follow(self) -> None:
@@ -100,7 +100,7 @@ class LakeMirror:
 
     def fault(self) -> str | None:
         """What is wrong with the table that the catalogue has; ``None`` if its snapshot has the files of the commit
-        that it states, and these are there. It goes on after "the Iceberg table"."""
+        that it states, and these are there. It completes a sentence that begins with "the Iceberg table"."""
         return self._mirror.fault(LakeOriginal(self._root))
 
     def release(self, before: datetime) -> None:
@@ -162,7 +162,7 @@ class LakeOriginal(Original):
         return found
 
     def knows(self, snapshot: Snapshot) -> bool:
-        """Of a commit that the log has dropped nobody knows: it is older than any that readers need."""
+        """Nothing is known about a commit that the log has dropped: it is older than any that readers need."""
         summary = snapshot.summary
         return summary is not None and self._log.digest_of(version_of(snapshot)) == summary.get(COMMIT)
 

@@ -98,7 +98,7 @@ class Mirror:
 
     def fault(self, original: Original) -> str | None:
         """What is wrong with the table that the catalogue has; ``None`` if its snapshot has the files of the version
-        that it states, and these are there. It goes on after "the Iceberg table"."""
+        that it states, and these are there. It completes a sentence that begins with "the Iceberg table"."""
         found = self._catalog.ask(lambda catalog: loaded(catalog, original.identifier))
         return "is not in the catalogue" if found is None else _fault_of(found, original)
 
@@ -323,7 +323,7 @@ def _check(found: Table, original: Original) -> None:
     elif found.metadata.format_version != _FORMAT:
         other = f"its format is {found.metadata.format_version}"
     elif found.spec().fields != _spec(found.schema(), original).fields:
-        other = "its partitions are others"
+        other = "its partitions are different"
     if other is not None:
         raise SinkError(f"another program has changed the Iceberg table {name} ({other})", hint=_ANEW)
 

@@ -54,7 +54,7 @@ class AppliedBatches:
     def __init__(self, connection: Any, sink: str, *, table: str = TABLE) -> None:
         _require(_NAME, sink, "the name of a sink")
         if not isinstance(table, str) or not _IDENTIFIER.fullmatch(table):
-            raise UsageError(f"{table!r} cannot be the name of a table", hint="Take letters, digits and _")
+            raise UsageError(f"{table!r} cannot be the name of a table", hint="Use letters, digits and _")
         if getattr(connection, "autocommit", False) is True:
             raise UsageError(
                 "the connection commits each statement on its own (autocommit), but a batch needs one transaction",
@@ -222,4 +222,4 @@ class AppliedBatches:
 
 def _require(pattern: re.Pattern[str], text: object, what: str) -> None:
     if not isinstance(text, str) or not pattern.fullmatch(text):
-        raise UsageError(f"{str(text)[:80]!r} cannot be {what}", hint="Take letters, digits and _ . : -")
+        raise UsageError(f"{str(text)[:80]!r} cannot be {what}", hint="Use letters, digits and _ . : -")

@@ -74,7 +74,8 @@ def backlog_of(progress: StreamingQueryProgress) -> Backlog | None:
 
 
 def rows_by_operation(progress: StreamingQueryProgress) -> dict[str, int]:
-    """The micro-batch's rows by operation, without those that it has none of. Empty where they are not counted."""
+    """The micro-batch's rows by operation, without the operations that it has no rows of. Empty where they are not
+    counted."""
     observed = progress.observedMetrics.get(OBSERVED)
     if observed is None:
         return {}

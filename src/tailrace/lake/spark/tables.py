@@ -55,7 +55,7 @@ def read(spark: SparkSession, path: Path | str, *, version: int | None = None) -
 
 
 def _marked(root: Path, table: DeltaTable) -> list[tuple[str, str]]:
-    """For a table that is merged on read the names of files some of whose rows are gone, each with which these are."""
+    """For a table that is merged on read: the names of the files some of whose rows are gone, each with those rows."""
     from tailrace.lake.tables.live_files import files_at  # noqa: PLC0415
     from tailrace.lake.tables.merge_on_read import has_vectors  # noqa: PLC0415
 

@@ -149,8 +149,8 @@ def new_claim() -> str:
 
 
 def set_superseded_aside(root: Path, checkpoint: Path) -> Path | None:
-    """Move a checkpoint of this lake that a change has shut out away from its place, so that the next run begins a
-    fresh one there. Returns where it is."""
+    """Move away a checkpoint of this lake that a change has shut out, so that the next run begins a fresh one in its
+    place. Returns where the old one is."""
     known, held = read_identity(root), read_held(checkpoint)
     if known is None or held is None or held.get("lake") != known["id"] or held.get("claim") == known["claim"]:
         return None

@@ -52,8 +52,8 @@ _COLUMNS = [
 
 
 def make(layout: LakeLayout, number: int, *, keep: int) -> None:
-    """Write the checkpoint of commit ``number``, the newest; then take away commits older than the last ``keep`` and
-    checkpoints but the last two. The caller holds the lock.
+    """Write the checkpoint of commit ``number``, the newest; then take away commits older than the last ``keep``, and
+    all checkpoints but the last two. The caller holds the lock.
 
     If there is no room for one, the log continues without it: a checkpoint is a shortcut for readers, and the next one
     is tried at its time.

@@ -83,8 +83,8 @@ class CommitLog:
 
     @contextmanager
     def locked(self, *, opening: bool = False) -> Iterator[Head]:
-        """Hold the lake's lock, and give the head. Raises SinkError where the log has lost its newest commit, or, but
-        for a stream that is just ``opening`` the lake, where another machine writes it."""
+        """Hold the lake's lock, and give the head. Raises SinkError where the log has lost its newest commit, or,
+        unless a stream is just ``opening`` the lake, where another machine writes it."""
         with durable.locked(self.layout.lock):
             if not opening:
                 require_session(self.layout)
@@ -92,8 +92,8 @@ class CommitLog:
 
     @contextmanager
     def reading(self) -> Iterator[Head]:
-        """Keep writers out, and give the head, without writing anything: for a lake that is read only, too. Raises
-        as ``locked``."""
+        """Keep writers out, and give the head, without writing anything: also for a lake that is only read. Raises as
+        ``locked``."""
         with durable.locked_for_reading(self.layout.lock):
             yield self._recovered(self._witness())
 

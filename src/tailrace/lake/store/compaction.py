@@ -30,8 +30,8 @@ from tailrace.lake.store.retention import NotReleasedError, Release, check_relea
 from tailrace.lake.store.session import require_session
 
 _READ_ROWS = 8192
-#: How much larger than the largest of them a file is that others become, in a partition that still grows. With 2, 1,024
-#: small commits left 4.1 times the bytes of the live files, with 4 it is 3.6, and with 8 it is 2.6, but of half as many
+#: How much larger than the largest of its parts a merged file is, in a partition that still grows. With 2, 1,024 small
+#: commits left 4.1 times the bytes of the live files, with 4 it is 3.6, and with 8 it is 2.6, but with half as many
 #: live files again.
 _GROWTH = 4
 
@@ -229,8 +229,8 @@ def _merge(log: CommitLog, group: Sequence[FileEntry]) -> CompactionResult:
 
 
 def _write_merged(log: CommitLog, group: Sequence[FileEntry]) -> StagedFile:
-    """The rows of ``group`` in one new file, its count of rows and token range checked against the log's, and how many
-    tokens are there twice against the footers'."""
+    """The rows of ``group`` in one new file, its count of rows and token range checked against the log's, and the
+    number of repeated tokens against the footers'."""
     root = log.layout.root
     equal = sum(equal_tokens_in(root, file) for file in group)
     writer = PartWriter(

@@ -33,7 +33,7 @@ class CompactionPolicy:
             raise UsageError("replaced files can be kept for 0 to 30 days")
 
     def due(self, commit: int) -> bool:
-        """Whether to look after commit number ``commit``."""
+        """Whether to look for files to merge after commit number ``commit``."""
         return self.every > 0 and commit % self.every == 0
 
     def to_options(self) -> dict[str, str]:

@@ -175,8 +175,8 @@ def plain_protocol(*, feeds: bool) -> dict[str, Any]:
 
 
 def naming_protocol(reader_features: Sequence[str], *, feeds: bool) -> dict[str, Any]:
-    """``protocol`` of a table that only those may read who know these features. Writers have to know them too, and what
-    every table asks of them."""
+    """``protocol`` of a table that only readers who know these features may read. Writers have to know them too, and
+    what every table asks of writers."""
     reader, writer = _NAMING_VERSIONS
     also = ["appendOnly", "invariants", *(["changeDataFeed"] if feeds else [])]
     return {

@@ -303,8 +303,8 @@ def _has_begun(checkpoint: Path) -> bool:
 
 
 def _drop_unfinished_start(checkpoint: Path) -> None:
-    """Remove what Spark leaves if it could not write the first micro-batch's offsets: a full disk, or a kill. It would
-    refuse the checkpoint for it ever after (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY, PySpark 4.3)."""
+    """Remove what Spark leaves if it could not write the first micro-batch's offsets: a full disk, or a kill. Otherwise
+    Spark would refuse the checkpoint for good (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY, PySpark 4.3)."""
     for name in (".0.*.tmp", "..0.*.tmp.crc"):
         for path in (checkpoint / "offsets").glob(name):
             path.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ NOWHERE: Final = Path(os.devnull)
 NOT_CHANGED: Final = ("the stream and the columns cannot be changed of", "Begin another lake, beside this one")
 NOT_MIRRORED: Final = ("no Iceberg catalogue can have", "Leave it out, or keep the lake in a directory")
 NOT_PUT_ASIDE: Final = ("there is no quarantine in", "Leave onError out, or keep the lake in a directory")
-#: So often is an object read and exchanged again that others exchange meanwhile.
+#: How often an object is read and replaced again where others replace it meanwhile.
 _TRIES: Final = 8
 
 

@@ -13,7 +13,7 @@
       _staging/                                    files being written; nothing here counts
 
 A file's name begins with the cluster time of its first event, so that names sort in the stream's order; the random part
-makes it unique for ever. Only the log says which files belong to the lake, and which collection a file is of: the name
+makes it unique for ever. Only the log says which files belong to the lake, and to which collection a file: the name
 of its directory is shortened where the collection's cannot be part of a path.
 """
 
@@ -41,7 +41,7 @@ _NAME = re.compile(
     r"(?P<time>[0-9A-F]{16})-(?P<index>[0-9]{5})-(?P<kind>[am])(?P<id>[0-9a-f]{32})\.parquet"
 )
 _TOKEN = re.compile(r"82[0-9A-F]{16}")
-#: Of a token's hexadecimal digits these many are the cluster time and the type byte before it.
+#: This many of a token's hexadecimal digits are the cluster time and the type byte before it.
 TIME_END: Final = 18
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _FOLDER_MAX = 100
@@ -190,7 +190,7 @@ def partition_values(name: str, collection: str | None) -> dict[str, str | None]
 
 
 def is_in_period(name: str, token: str) -> bool:
-    """Whether the event of ``token`` belongs into the file ``name``, by its day and hour."""
+    """Whether the event of ``token`` belongs in the file ``name``, by its day and hour."""
     period = period_of(cluster_time_of(token), hour="/hour=" in name)
     return name.startswith(f"{period}/")
 

@@ -23,7 +23,7 @@ class PlannedRange:
 
     after: ClusterTime
     until: ClusterTime
-    #: Of a micro-batch that copies what was there: how far the copy is behind it, as JSON text. The range is empty
+    #: Of a micro-batch that copies what was there: how far the copy is after it, as JSON text. The range is empty
     #: then: it stands at the copy's time.
     snapshot: str = ""
     #: Marks of entries at or before ``until``, by the oplog's name: by them a deployment that was restored from an
@@ -181,10 +181,10 @@ def with_erasure(erasures: tuple[Erasure, ...], new: Erasure) -> tuple[Erasure, 
 
 @dataclass(frozen=True, slots=True)
 class LakeChange:
-    """The lake's stream or columns were changed: ``keys`` of ``lake.json`` differ from then on. The lake holds what it
-    would hold had it been begun so, of events later than ``since`` (``None``: of all, as where columns alone were
-    changed); ``rows`` events were added to it. ``until`` is the cluster time that the stream had been read to: a fresh
-    checkpoint goes on there (``None``: nothing had been read). ``claim`` is the one that the lake took with the
+    """The lake's stream or columns were changed: ``keys`` of ``lake.json`` differ from then on. Of events later than
+    ``since`` (``None``: of all, as where columns alone were changed) the lake holds what it would hold if it had been
+    begun in this way; ``rows`` events were added to it. ``until`` is the cluster time that the stream had been read to:
+    a fresh checkpoint goes on there (``None``: nothing had been read). ``claim`` is the one that the lake took with the
     change."""
 
     claim: str

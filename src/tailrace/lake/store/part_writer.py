@@ -324,7 +324,7 @@ def parquet_file(place: LakeRoot, size: int | None = None) -> Iterator[pq.Parque
 
 
 def kept_metadata(root: LakeRoot, entry: StagedFile) -> dict[bytes, bytes]:
-    """What of a file's footer is true of one that is made of it, too: Spark's own schema. Raises as
+    """What of a file's footer also holds for a file that is made from it: Spark's own schema. Raises as
     ``opened_checked``."""
     with opened_checked(root, entry) as file:
         found = file.metadata.metadata or {}
@@ -442,7 +442,7 @@ def footer_range(metadata: Mapping[bytes, Any] | None) -> tuple[str, str] | None
 
 
 def footer_equal_tokens(metadata: Mapping[bytes, Any] | None) -> int:
-    """How many of a file's rows repeat the token before them, as its footer says; of a damaged one 0."""
+    """How many of a file's rows repeat the token before them, as its footer says; 0 for a damaged file."""
     text = (metadata or {}).get(EQUAL_TOKENS, b"")
     return int(text) if text.isdigit() else 0
 

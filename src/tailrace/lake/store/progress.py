@@ -16,9 +16,9 @@ _WINDOW_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The newest micro-batch and what has come since the watch began. ``lag_ms`` is from an event's writing in MongoDB
-    (its wall time) to its commit in the lake, for the last event of the micro-batch; ``None`` without that column.
-    ``quarantined`` of the micro-batch's events were put aside."""
+    """The newest micro-batch and what has come since the watch began. ``lag_ms`` is the time from an event's writing in
+    MongoDB (its wall time) to its commit in the lake, for the last event of the micro-batch; ``None`` without that
+    column. ``quarantined`` of the micro-batch's events were put aside."""
 
     commit: int
     batch: int | None

@@ -48,7 +48,8 @@ def expire(path: LakeRoot | str, retention: timedelta, *, release: Release | Non
 
 
 def check_released(root: LakeRoot, release: Release | None) -> None:
-    """Raise UsageError where files are to be removed that Iceberg snapshots have, and nobody lets these go before."""
+    """Raise UsageError where files are to be removed that Iceberg snapshots have, and nobody lets go of these snapshots
+    first."""
     if release is None and is_mirrored(root):
         raise UsageError(
             f"the lake {root} has Iceberg snapshots, which would lose their files",

@@ -77,8 +77,8 @@ class NoFeed(ChangeFeed):
 
 @contextmanager
 def new_feed(root: TablePlace, *, wanted: bool) -> Iterator[ChangeFeed]:
-    """The feed of a commit to the table at ``root``, if it has one. Its files are removed again if it does not come to
-    the commit."""
+    """The feed of a commit to the table at ``root``, if it has one. Its files are removed again if the commit is not
+    made."""
     feed = ChangeFeed(root) if wanted else NoFeed(root)
     try:
         yield feed

@@ -39,7 +39,7 @@ from tailrace.lake.tables.names import BSON, CHANGED, JSON, KEY
 #: A data file grows to about this many bytes of rows (before compression).
 FILE_BYTES: Final = 256 << 20
 REBUILD: Final = "`tailrace tables rebuild` lets the next run rewrite the table from its state"
-#: RowNumbers of a divided table wait in memory until there are this many bytes of them, so that files are not tiny.
+#: Rows of a divided table wait in memory until there are this many bytes of them, so that files are not tiny.
 _WAITING_BYTES: Final = 128 << 20
 _OPEN_MAX: Final = 64
 #: A longer text is cut in the log's bounds.
@@ -216,7 +216,7 @@ class Writers:
 
 @contextlib.contextmanager
 def new_files(root: TablePlace, divide_by: Sequence[str], bounds: Sequence[str]) -> Iterator[Writers]:
-    """Data files for a commit, which are removed again if it does not come to it."""
+    """Data files for a commit, which are removed again if the commit is not made."""
     writers = Writers(root, divide_by, bounds)
     try:
         yield writers

@@ -10,7 +10,7 @@ in ``commitInfo`` are strings, which ``DeltaTable.history()`` shows:
 ``tailrace.state``        the name of the state that the rows come from
 ``tailrace.witness``      whose oplogs led there, with an entry of each (``tailrace.core.oplog.witness``), as JSON
 ``tailrace.previous``     the digests of the versions' files from our last one on, by version, as JSON
-``tailrace.seal``         a digest of the version's number and its file; in place of the seal, the file had zeros then
+``tailrace.seal``         a digest of the version's number and its file, which had zeros in place of the seal
 
 The last two are in every commit of ours, in those that only merge files too (``log_chain.py``).
 """

@@ -114,7 +114,7 @@ def _remove(root: TablePlace, name: str) -> None:
 
 
 def _checked(root: TablePlace, documents: NamedDocuments) -> dict[str, TableMark]:
-    """What the tables took over last, if all that is known about the documents is the past."""
+    """What the tables took over last, if nothing but their past is known about the documents."""
     state = TableState(state_folder(root) / "state", readonly=True)
     try:
         if state.position() is None or state.copy_begun() is not None or state.copying() or state.resyncing():

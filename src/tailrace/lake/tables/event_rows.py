@@ -89,10 +89,10 @@ def _read(raw: bytes, fields: dict[bytes, raw_bson.Element]) -> EventRow:
     id_ = raw_bson.value(raw, fields[b"_id"])
     data = raw_bson.find(id_, b"_data")
     if data is None or data.type != raw_bson.STRING:
-        raise ValueError("its _id is no resume token")
+        raise ValueError("its _id is not a resume token")
     token = raw_bson.read_string(id_, data.value_start).decode()
     if not _TOKEN.fullmatch(token):
-        raise ValueError("its _id is no resume token")
+        raise ValueError("its _id is not a resume token")
     time = ClusterTime.from_bytes_le(raw_bson.value(raw, fields[b"clusterTime"]))
     if fields[b"clusterTime"].type != raw_bson.TIMESTAMP or int(token[2:18], 16) != int(time):
         raise ValueError("its clusterTime is not that of its resume token")

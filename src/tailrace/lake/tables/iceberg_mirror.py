@@ -86,7 +86,7 @@ class IcebergMirror:
 
     def fault(self, table: CollectionTable) -> str | None:
         """What is wrong with the table that the catalogue has; ``None`` if its snapshot has the files of the version
-        that it states, and these are there. It goes on after "the Iceberg table"."""
+        that it states, and these are there. It completes a sentence that begins with "the Iceberg table"."""
         return None if self._mirror is None else self._mirror.fault(CollectionOriginal(table))
 
     def release(self, table: CollectionTable, before_ms: int, *, patient: bool = False) -> None:

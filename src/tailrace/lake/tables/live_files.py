@@ -2,8 +2,8 @@
 vectors of files.
 
 A log is a checkpoint and the commits after it. A file whose deletion vector has changed is removed and added by one
-commit. The log is taken as every reader takes it: whether it is what was written is
-for ``log_chain.py`` to say, and a table is rewritten by removing what readers find in it.
+commit. The log is taken as every reader takes it: ``log_chain.py`` says whether it is what was written, and a table is
+rewritten by removing what readers find in it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def previous(root: TablePlace, number: int) -> dict[int, str]:
 
 
 def damaged(number: int) -> str:
-    """What is wrong with a table whose commit of a version was changed. It goes on after "the table"."""
+    """What is wrong with a table whose commit of a version was changed. It completes a sentence that begins with "the
+    table"."""
     return f"has a log that is not what was written: the file of version {number} was changed"
 
 
@@ -58,7 +59,8 @@ def digest_of(paths: Sequence[TablePlace]) -> str:
 
 
 def harm(root: TablePlace, version: int, checkpoints: Mapping[int, str], digest: str | None = None) -> str | None:
-    """What in the log up to ``version`` is not what was written; ``None`` if nothing is. It goes on after "the table".
+    """What in the log up to ``version`` is not what was written; ``None`` if nothing is. It completes a sentence that
+    begins with "the table".
 
     ``checkpoints``  the digests of those of ours
     ``digest``       that of the file of ``version``, where it is known

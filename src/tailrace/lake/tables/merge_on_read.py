@@ -21,8 +21,8 @@ from tailrace.lake.store import delta
 from tailrace.lake.tables.delta_commit import TableFile
 from tailrace.lake.tables.live_files import FEATURE
 
-#: More than this share of the rows in a table's files are never gone after a merge: a reader reads at most 1.25 rows
-#: for each that is there. With 0.28 Polars' worst read took 1.6 times the time of a compacted table's.
+#: After a merge, at most this share of the rows in a table's files are gone: a reader reads at most 1.25 rows for each
+#: that is there. With 0.28 Polars' worst read took 1.6 times the time of a compacted table's.
 GONE_MAX: Final = 0.2
 #: How many files of about one size are merged. Each file costs Polars about 1 % of a read of 200,000 rows, so 16 were
 #: too many; with fewer than 6 the same rows are written more often.

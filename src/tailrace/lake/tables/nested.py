@@ -254,7 +254,7 @@ def nested_arrow(type_: NestedType) -> pa.DataType:
 
 
 def extends(new: NestedType, old: NestedType) -> bool:
-    """Whether rows that were written as ``old`` can be read as ``new``: it has other fields besides, no more."""
+    """Whether rows that were written as ``old`` can be read as ``new``: it only has further fields."""
     if not (has_leaf(new) or has_leaf(old)):
         return True
     if isinstance(new, LeafType) or isinstance(old, LeafType) or has_leaf(new) != has_leaf(old):

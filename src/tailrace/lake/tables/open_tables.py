@@ -150,8 +150,8 @@ class OpenTables:
         return position
 
     def note_redeclared(self) -> None:
-        """Tables whose declared columns, partitions or policies are others than before are rewritten, unless they hold
-        what they have to hold all the same."""
+        """Tables whose declared columns, partitions or policies differ from those before are rewritten, unless they
+        hold what they have to hold all the same."""
         marks = [
             mark
             for mark in self._state.marks().values()

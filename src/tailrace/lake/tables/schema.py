@@ -91,7 +91,7 @@ class TableSchema:
 
     @property
     def widens(self) -> bool:
-        """Whether columns become wider. A date that no column can hold is NULL then: it costs nobody a column."""
+        """Whether columns become wider. A date that no column can hold is then NULL, and widens no column."""
         return self.policy in ("evolve", "widen")
 
     @property

@@ -97,8 +97,8 @@ class TableSettings:
         return Selection.of((rule.pattern for rule in self.rules), "tables.collections")
 
     def check(self) -> None:
-        """Raises UsageError if a pattern selects nothing that a collection can be called, and where tables of Iceberg
-        cannot lie, or cannot be merged on read."""
+        """Raises UsageError if no collection can have a name that a pattern selects, and if the tables cannot be
+        Iceberg tables: because of the place that they are in, or because they are merged on read."""
         if self.iceberg is not None:
             if self.merge_on_read:
                 raise UsageError(

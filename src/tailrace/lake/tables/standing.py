@@ -23,7 +23,7 @@ from tailrace.lake.tables.state import UNKNOWN, StateTransaction, TableMark, Tab
 
 
 class TableFault(NamedTuple):
-    """Why a table is to be rewritten. ``reason`` goes on after "the table of NAMESPACE"."""
+    """Why a table is to be rewritten. ``reason`` completes a sentence that begins with "the table of NAMESPACE"."""
 
     mark: TableMark
     reason: str
@@ -84,8 +84,8 @@ def has_taken_over(table: CollectionTable, batch: Batch) -> bool:
 
 
 def harm_of(root: TablePlace, mark: TableMark) -> str | None:
-    """What the log lacks of what ``mark`` describes, or has instead; ``None`` if it has all. It goes on after "the
-    table". For readers, while a writer may go on."""
+    """What the log lacks of what ``mark`` describes, or has instead; ``None`` if it has all. It completes a sentence
+    that begins with "the table". For readers, while a writer may go on."""
     if mark.version < 0:
         return None
     if not delta.commit_path(root, mark.version).exists():

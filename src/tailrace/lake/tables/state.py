@@ -162,7 +162,8 @@ class TableState:
                 raise
 
     def _begin(self) -> None:
-        """Compare all metadata: a record whose key was changed would be missed by nobody. Name a new state."""
+        """Compare all metadata: nobody would notice that a record whose key was changed is missing. Name a new
+        state."""
         for _ in self._records(self._databases.meta, b""):
             pass
         if not self._readonly and self._read(_NAME) is None:

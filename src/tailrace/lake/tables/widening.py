@@ -22,8 +22,8 @@ class RetypedError(Exception):
 
 class Widening:
     """A schema that grows while the rows of a table are made. ``quarantine`` is given the documents that do not fit
-    before the table is committed: a crash in between leaves none of them in neither place. ``others``: the table has
-    other rows, which keep their columns' types."""
+    before the table is committed: so a crash in between loses none of them. ``others``: the table has other rows, which
+    keep their columns' types."""
 
     def __init__(
         self, schema: TableSchema, quarantine: Callable[[Sequence[Misfitting]], None], *, others: bool = False

@@ -62,9 +62,8 @@ class FolderClaim:
 
 
 class StoreClaim:
-    """That the archive at ``root`` is this process's to write.
-
-    Raises SinkError where another state's or another process's it is, or the store lacks what is needed.
+    """That the archive at ``root`` is this process's to write. Raises SinkError where it is another state's or another
+    process's, or where the store lacks what is needed.
     """
 
     def __init__(self, root: ObjectPlace, *, take_over: bool = False) -> None:

@@ -1,10 +1,10 @@
 """Take documents out of an archive: the segments that hold something of them are written anew.
 
-A segment is replaced in steps, each of which leaves an archive that is whole: the new files appear beside the old ones,
-of the newest segment the head names the new one, and then the old ones are deleted. Of two segments of one span the one
-counts that the segment after it was written after, or that the head names, so until the last step readers see what they
-saw before. The new footer says whose place it took (``replaces``), which is what the segment after it names, and keeps
-what that one was written after. So no other segment is written.
+A segment is replaced in steps, each of which leaves an archive that is whole: the new files appear beside the old ones;
+if it was the newest segment, the head then names the new file; and then the old ones are deleted. If there are two
+segments of one span, the one that the segment after it, or the head, names counts; so until the last step readers see
+what they saw before. The new footer says whose place it took (``replaces``), which is what the segment after it names,
+and keeps what that one was written after. So no other segment is written.
 """
 
 from __future__ import annotations

@@ -387,7 +387,7 @@ def segment_named(folder: ArchivePlace, name: str, size: int = -1) -> ArchiveSeg
 
 
 def counting(folder: ArchivePlace, reach: Reach, there: Iterable[ArchiveSegment]) -> list[ArchiveSegment]:
-    """Those of the segments that are there which hold what the head promises, in order. In a directory that has one
+    """Of the segments that are there, those that hold what the head promises, in order. In a directory that has one
     writer, it is all of them, and one more that its head does not name yet. None overlap there, unless they were copied
     from a store with what a killed writer had left."""
     found = [segment for segment in there if segment.until > reach.start]

@@ -25,7 +25,7 @@ def stored_between(connection: Connection, after: ClusterTime, until: ClusterTim
     """The pre-images of operations with ``after`` < ts <= ``until``, which a majority must have committed.
 
     They are filed by collection and then by time, so each collection's part is one seek. Servers before 6.0 have none,
-    and give nobody the right to look, ``root`` neither (5.0.4, 4.4.2): theirs are entries of the oplog.
+    and give nobody the right to look, not even ``root`` (5.0.4, 4.4.2): theirs are entries of the oplog.
     """
     try:
         return connection.retrying(lambda: list(_stored(connection, after, until)))

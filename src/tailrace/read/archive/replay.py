@@ -29,7 +29,8 @@ from tailrace.read.source.drive import answers_of, drive
 class ArchiveReplay:
     """The events of the archive at ``folder``, for a stream with these ``options``.
 
-    ``profile``  of the version whose events to give of all entries; ``None``: of each entry those of its own time
+    ``profile``  of the version whose events are given for all entries; ``None``: for each entry, those of its time's
+                 version
     ``until``    later entries of a replica set need not be read
 
     Raises at once where one of the versions refuses the options, and where the archive begins after the start.

@@ -41,7 +41,8 @@ def _size(segment: ArchiveSegment) -> int:
 
 
 def retain(folder: Path, retention: Retention) -> int:
-    """Take away what may go of one oplog; how many segments that were. Its writer calls this, and nobody else."""
+    """Take away what may go of one oplog. Returns how many segments that were. Its writer calls this, and nobody
+    else."""
     reach = head(folder)
     if reach is None:
         return 0

@@ -70,7 +70,7 @@ class OplogWriter:
     ``begin``   where to begin where nothing was archived yet: after this cluster time; ``None``: at the oldest entry
     ``until``   stop when everything up to this cluster time is archived; ``None``: go on
     ``images``  whether stored pre-images are archived too
-    ``cluster`` the cluster's id, where it is one's oplog and known
+    ``cluster`` the cluster's id, where this is a shard's oplog and the id is known
     ``settings_after``  changes of the feature compatibility version up to this cluster time do not count
     ``claim``   that an archive in an object store is this process's
 
@@ -130,7 +130,7 @@ class OplogWriter:
         return self.written.read >= (time_ if self._last is None else min(time_, self._last))
 
     def end_at(self, until: ClusterTime) -> None:
-        """End when everything up to ``until`` is archived: the shard is one no longer. From any thread."""
+        """End when everything up to ``until`` is archived: the shard was removed. From any thread."""
         self._last = until
 
     def run(self) -> None:

@@ -70,7 +70,7 @@ def other_stream(message: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Identifies a directory wherever it is seen. ``replaces``: the ids of lost ones, which it was made again for."""
+    """Identifies a directory wherever it is seen. ``replaces``: the ids of lost ones, in whose place it was made."""
 
     id: str
     replaces: tuple[str, ...] = ()

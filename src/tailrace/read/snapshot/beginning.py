@@ -2,8 +2,8 @@
 
 A copy names a document's collection as it was called at its beginning, and the stream after it shows every rename
 since. Names are looked up a moment later. If a collection got its name in between, the stream would rename what was
-copied under the new name already, and a program that carries out the rename would have nothing left: so then another
-time is taken.
+copied under the new name already, and a program that carries out the rename would find nothing under the old one. In
+that case another time is taken.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The bounds are the server's own: they are found by walking the index of ``_id`` and handed back as they came. Nothing
 here compares two values, so collations, numbers that are equal in different types and values that other languages
-cannot hold are in their place. ``min`` and ``max`` on the index serve for that; ``$gt`` would stay within one type.
+cannot hold do no harm. ``min`` and ``max`` on the index serve for that; ``$gt`` would stay within one type.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ class ChunkReader:
         bytes_max: int | None = None,
         **options: Any,
     ) -> RunOfDocuments:
-        """Documents of a range, or without one that whose ``_id`` is MaxKey; no further reply after ``bytes_max``."""
+        """Documents of a range; without a range, the one whose ``_id`` is MaxKey. No further reply after
+        ``bytes_max``."""
         connection = self._to(client)
         database, _, name = placement.namespace.partition(".")
         collection = connection.majority(database, name, after=after)

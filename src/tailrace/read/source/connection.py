@@ -183,7 +183,7 @@ def _complaint(warning: warnings.WarningMessage, uri: ConnectionString, options:
 
 
 def unusable(said: str | None) -> UsageError | SourceError:
-    """What a URI or options came to that PyMongo does not take; ``said`` is its complaint without secrets."""
+    """The error for a URI or options that PyMongo does not take; ``said`` is its complaint without secrets."""
     if said is not None and "DNS" in said:
         return SourceError(
             f"the name in the mongodb+srv:// URI was not found: {said.rstrip('. ')}",

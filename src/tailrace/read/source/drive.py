@@ -18,8 +18,8 @@ AnswerTo: TypeAlias = Callable[[Need], "Answer | Later"]
 
 
 class AskAgainError(Exception):
-    """A need that cannot be answered at the moment is to be asked again at the next call, which ``error`` says no one
-    waits for. It never leaves ``drive``: ``error`` does."""
+    """A need cannot be answered at the moment, and is to be asked again at the next call: this one ends with ``error``.
+    The exception itself never leaves ``drive``."""
 
     def __init__(self, error: TailraceError) -> None:
         super().__init__(str(error))

@@ -101,7 +101,7 @@ def as_driver_error(error: TailraceError, cause: Exception | type[Exception] | N
 
 
 def _kind_of(error: TailraceError) -> type[Exception] | None:
-    """What PyMongo raises where nobody has said it: by the code, or by who acts next."""
+    """What PyMongo raises where the error has no cause of PyMongo's: by the code, or by who acts next."""
     if isinstance(error, (InternalError, SinkError)):
         return None
     if error.code is not None:

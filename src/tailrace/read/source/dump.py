@@ -109,7 +109,7 @@ class DumpSource:
         batch_bytes_max: int = _BATCH_BYTES_MAX,
         oplog_filter: bytes | None = None,
     ) -> Iterator[OplogBatch]:
-        """The entries with ts > ``after`` to the end of the file, all; a dump has nothing to wait for."""
+        """All entries with ts > ``after``, to the end of the file; a dump has nothing to wait for."""
         self._check_history(after)
         yield from self._batches(after, None, batch_bytes_max)
 

@@ -91,8 +91,8 @@ def changes(config: Connection, after: ClusterTime) -> list[ShardChange]:
 
 
 def added_shards(found: Iterable[ShardChange]) -> dict[str, ClusterTime]:
-    """The cluster time at which each shard was added, of several the first. One whose entry has left the config
-    server's oplog is not in it."""
+    """The cluster time at which each shard was added; the first one where it was added several times. One whose entry
+    has left the config server's oplog is not in it."""
     added: dict[str, ClusterTime] = {}
     for change in found:
         if change.host is not None:
@@ -115,8 +115,8 @@ def removed_shards(config: Connection, found: Iterable[ShardChange]) -> list[Rem
 
 
 def remembered_host(config: Connection, name: str, before: datetime | None = None) -> str | None:
-    """Where a shard was that has been removed: ``config.shards`` has forgotten it, the change log has not.
-    Of several of one name the last that was added, up to ``before`` by the config server's own clock."""
+    """Where a shard was that has been removed: ``config.shards`` has forgotten it, the change log has not. Where
+    several had the name, the one that was added last, up to ``before`` by the config server's own clock."""
     query: dict[str, Any] = {"what": "addShard", "details.name": name}
     if before is not None:
         query["time"] = {"$lte": before}

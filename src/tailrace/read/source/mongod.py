@@ -192,7 +192,7 @@ class MongodSource:
 
     def interrupt(self) -> None:
         """End ``tail`` and ``read`` for good, from any thread: they end or raise SourceError as soon as their wait is
-        over. A server's wait for entries cannot be cut short, by killCursors neither (6.0.27)."""
+        over. A server's wait for entries cannot be cut short, not even by killCursors (6.0.27)."""
         self._connection.interrupted = True
 
     def operation_time(self) -> ClusterTime:

@@ -116,7 +116,8 @@ class OwnerLookup:
         return found
 
     def primary(self, database: str) -> str | None:
-        """The shard that holds what is not sharded of a database; ``None`` where there is no such database."""
+        """The shard that holds the collections of a database that are not sharded; ``None`` where there is no such
+        database."""
         document = self._retrying(
             lambda: self._cluster.config_collection("databases").find_one({"_id": database}, {"primary": 1})
         )

@@ -181,7 +181,8 @@ def _check_entry(mark: EntryMark, source: LiveSource, what: str, hint: str) -> N
 
 
 def _reached(at: ClusterTime, source: LiveSource) -> ClusterTime:
-    """The time of the newest entry, once the member that is read has come as far as ``at``, or does not come."""
+    """The time of the newest entry, once the member that is read has come as far as ``at``; if it does not come so far,
+    after a while."""
     given_up = time.monotonic() + _CATCH_UP_S
     while (newest := source.newest()) < at and time.monotonic() < given_up:
         time.sleep(_LOOK_S)

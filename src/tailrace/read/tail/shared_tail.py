@@ -162,7 +162,8 @@ class SharedTail:
         return TailPlace(key_of(scope), ClusterTime(0), None)
 
     def join_at_end(self, place: TailPlace) -> bool:
-        """Join one who wants what is read from now on and nothing before; whether it is joined. Starts no reader."""
+        """Join one who wants what is read from now on and nothing before. Returns whether it is joined. Starts no
+        reader."""
         with self._lock:
             place.position = self._window.high_water
             place.forget_failures()

@@ -125,8 +125,8 @@ class SharedWindow:
         return self._promised()
 
     def await_time(self, place: TailPlace, time: ClusterTime | None) -> bool:
-        """Tell ``place`` when everything up to ``time`` was read; ``None``: it does not wait for that any more. Whether
-        it was read already, and the stream does not know."""
+        """Tell ``place`` when everything up to ``time`` was read; ``None``: it does not wait for that any more. Returns
+        whether it was read already without the stream's knowing."""
         place.awaits = time
         self._awaiting.discard(place)
         if time is None or not place.joined or time <= place.position:

@@ -25,7 +25,7 @@ from tailrace.read.source.uri import (
 )
 
 _SCHEME: Final = re.compile(r"mongodb(\+srv)?://", re.IGNORECASE)
-#: Options that mean nothing to who reads an oplog, or would change what it reads. The listeners are the user's: they
+#: Options that mean nothing to a reader of the oplog, or would change what it reads. The listeners are the user's: they
 #: are notified only of the user's commands.
 _NOT_OF_READERS: Final = frozenset(
     {"document_class", "tz_aware", "tzinfo", "type_registry", "datetime_conversion", "unicode_decode_error_handler"}

@@ -100,7 +100,7 @@ _set_raw: Any = _setter("raw")
 _set_inflated: Any = _setter("inflated_doc")
 _set_options: Any = _setter("codec_options")
 if RawBSONDocument.__slots__ != ("__codec_options", "__inflated_doc", "__raw"):
-    _set_raw = None  # another PyMongo: its constructor knows what belongs into a document
+    _set_raw = None  # another PyMongo: its constructor knows what belongs in a document
 
 #: ``bson.decode`` without its look at the options, which are good.
 _decode: Callable[[bytes, CodecOptions[Any]], Any] = getattr(bson, "_bson_to_dict", bson.decode)

@@ -10,7 +10,7 @@ from typing import Any
 class ClientReader(asyncio.StreamReader):
     """Tells when the client has gone, while nobody reads.
 
-    ``take``  is offered what comes while nothing waits to be read; whether it has taken it
+    ``take``  is offered what comes while nothing waits to be read; returns whether it has taken it
     """
 
     on_end: Callable[[], None] | None = None

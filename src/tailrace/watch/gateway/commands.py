@@ -384,8 +384,8 @@ class Commands:
         return True
 
     async def _kill_operation(self, connection: ClientConnection, command: ClientCommand) -> bool:
-        """End a stream, or its opening, by its number. Who may not is refused by the server, which has no operation of
-        such a number: its own have 32 bits."""
+        """End a stream, or its opening, by its number. A user who may not do that is refused by the server, which has
+        no operation of such a number: its own have 32 bits."""
         asked = raw_bson.find(command.document, b"op")
         if asked is None or asked.type != raw_bson.INT64:
             return False

@@ -484,7 +484,7 @@ class ClientConnection:
         return self._at_rest and not (self._awaited or self._leaving or self._server_left)
 
     def quick_is_done(self) -> None:
-        """What was answered without a task is; if the connection is to end, it ends."""
+        """A getMore that was carried out without a task is done; if the connection is to end, it ends now."""
         if self._serving is not None and (self._server_left or (self._leaving and not self._is_owed())):
             self._serving.cancel()
 

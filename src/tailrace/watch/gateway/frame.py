@@ -273,7 +273,7 @@ def check_document(document: bytes) -> None:
 
 def check_checksum(message: bytes) -> None:
     """Raise BadFrame if an OP_MSG carries a CRC-32C and that is wrong. About 0.1 s a MB: for commands answered here,
-    which are short. A message that is passed on is checked by whom it is passed to."""
+    which are short. A message that is passed on is checked by its receiver."""
     if not _flags(message)[0] & CHECKSUM_PRESENT:
         return
     crc = 0xFFFFFFFF

@@ -38,7 +38,7 @@ class KeptTails:
         self._idle_since = None
 
     def are_idle(self) -> bool:
-        """There is no stream. Whether this was said for long enough to let go of them."""
+        """There is no stream. Returns whether that has been so for long enough to let go of the tails."""
         now = time.monotonic()
         if not self._kept:
             self._idle_since = None

@@ -79,7 +79,7 @@ class Relayed:
 
 
 class RelayedConnection:
-    """A client's connection that another process has, to the code that carries its command out here."""
+    """Stands for a client's connection that another process has, for the code that carries its command out here."""
 
     is_relayed = True
     server_left = False

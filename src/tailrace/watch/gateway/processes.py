@@ -170,7 +170,7 @@ class GatewayProcesses:
                     self._pause()
 
     def _hand_over(self, client: socket.socket) -> bool:
-        """Give a client to the process with the fewest that takes it; whether one does."""
+        """Give a client to the process that has the fewest, of those that take it. Returns whether one does."""
         return any(process.take(client) for process in sorted(self.processes, key=lambda one: one.clients))
 
     def _pause(self) -> None:
@@ -296,7 +296,7 @@ class _Process:
 
     @property
     def clients(self) -> int:
-        """How many it has, and no fewer: those that have left since its last report count."""
+        """How many clients it has at most: those that have left since its last report still count."""
         report = self.report
         return self._handed - (0 if report is None else report.adopted - report.connected)
 

@@ -108,8 +108,8 @@ def weighed(action: Action, answer: Any, size: int, stream: ServedStream | None)
 
 
 def expire_in_processes(streams: Iterable[ServedStream], now_ms: int) -> int:
-    """Kill the cursors of processes that nobody has asked for long; how many they are. Those of the registry expire
-    there."""
+    """Kill the cursors in worker processes that nobody has used for long. Returns how many they are. Those of the
+    registry expire there."""
     idle = [
         one for one in streams if one.worker is not None and not one.is_busy and now_ms - one.used_ms >= IDLE_MS_MAX
     ]

@@ -32,8 +32,8 @@ class CpuUse:
 
 
 class Turns:
-    """One at a time. Of those who wait, the tenant comes first that has computed least lately; of one tenant, who asked
-    first."""
+    """One at a time. Of those who wait, the tenant that has computed least lately comes first; within a tenant, whoever
+    asked first."""
 
     def __init__(self, use: CpuUse) -> None:
         self._use = use

@@ -13,8 +13,8 @@ from tailrace.read.source.member_version import PresentMember, present_member
 
 
 class UpgradeWatch:
-    """Asks for the version before a stream is opened, where the deployment may have another one since the last time:
-    other members' processes are there, or the feature compatibility version may have been set.
+    """Asks for the version before a stream is opened, if it may be another one than the last time: because there are
+    other processes of members, or because the feature compatibility version may have been set.
 
     ``client``  what the gateway's user has named
     ``ask``     gives the version

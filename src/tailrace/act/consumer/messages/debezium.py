@@ -129,13 +129,13 @@ class DebeziumMessages:
     ) -> None:
         if not isinstance(topic_prefix, str) or not topic_prefix or _NOT_IN_TOPICS.search(topic_prefix):
             raise UsageError(
-                f"topic_prefix is the beginning of a topic's name, not {topic_prefix!r}",
-                hint="Letters, digits, dots, dashes and underscores",
+                f"topic_prefix must be the beginning of a topic's name, not {topic_prefix!r}",
+                hint="Use letters, digits, dots, dashes and underscores",
             )
         if others not in ("skip", "refuse"):
-            raise UsageError(f"others are skip or refuse, not {others!r}")
+            raise UsageError(f"others must be skip or refuse, not {others!r}")
         if cloud_events not in (None, "structured", "binary"):
-            raise UsageError(f"CloudEvents are structured or binary, not {cloud_events!r}")
+            raise UsageError(f"cloud_events must be structured or binary, not {cloud_events!r}")
         self._prefix = topic_prefix
         self._converter = JsonConverter() if converter is None else converter
         self._key_converter = self._converter if key_converter is None else key_converter

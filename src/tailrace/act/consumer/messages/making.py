@@ -139,7 +139,7 @@ class ChangeMessages:
         masks: Masks | None = None,
     ) -> None:
         if body not in ("json", "bson"):
-            raise UsageError(f"a message's body is json or bson, not {body!r}")
+            raise UsageError(f"a message's body must be json or bson, not {body!r}")
         self._topic = topic
         self._body = body
         self._cloud_events = _checked(cloud_events)
@@ -245,7 +245,7 @@ _MISSING: Final = object()
 
 def _checked(cloud_events: Any) -> CloudEvents | None:
     if cloud_events not in (None, "structured", "binary"):
-        raise UsageError(f"CloudEvents are structured or binary, not {cloud_events!r}")
+        raise UsageError(f"cloud_events must be structured or binary, not {cloud_events!r}")
     return cloud_events  # type: ignore[no-any-return]
 
 

@@ -61,7 +61,7 @@ def storable(
     messages: Sequence[Message], server: str, unfit: Callable[[Message], str | None] = lambda message: None
 ) -> Sequence[Message]:
     """The messages, from the first on, that a server without tombstones can store as they are. ``unfit`` says what else
-    the server cannot store of a message. Raises MessageRefused where the first is none of them."""
+    the server cannot store of a message. Raises MessageRefused if the first is not one of them."""
     for index, message in enumerate(messages):
         wrong = "no message without a body, such as a tombstone" if message.body is None else unfit(message)
         if wrong is not None:

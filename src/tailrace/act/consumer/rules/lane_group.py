@@ -55,8 +55,8 @@ GroupSteps = Generator[GroupNeed, Outcome, Any]
 
 
 def _has_skip(lanes: tuple[Record | None, ...]) -> bool:
-    """Whether a change is still to be left out, of lanes that are all at work: what is first in a lane is first in no
-    lane of another number of lanes."""
+    """Whether a change is still to be left out in lanes that are all at work. With another number of lanes, the first
+    change of a lane need not be the first of any."""
     leases = [record.lease for record in lanes if record is not None]
     return any(lease.skip is not None for lease in leases) and not any(is_sealed(lease.position) for lease in leases)
 

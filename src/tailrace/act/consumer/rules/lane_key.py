@@ -51,7 +51,7 @@ class PlacedEvent(NamedTuple):
 
 def outline(event: bytes) -> PlacedEvent:
     """Read one event. Raises UsageError where a user's pipeline took away what the lane is chosen by, OplogFormatError
-    where the bytes are no document."""
+    where the bytes are not a document."""
     common = _COMMON.match(event)
     if common is not None:
         return PlacedEvent(common[1], crc32(common[2]))

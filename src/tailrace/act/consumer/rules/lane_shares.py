@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Moves(NamedTuple):
-    """Lanes for one process to ``take`` (their leases may be had) and to ``give_up``."""
+    """Lanes for one process to ``take`` (their leases are free) and to ``give_up``."""
 
     take: tuple[int, ...]
     give_up: tuple[int, ...]

@@ -121,7 +121,7 @@ class Refused(NamedTuple):
 
 def refused_event(error: TailraceError) -> Refused | None:
     """The event that ``error`` is about, where the stream knows it. One whose ``_id`` the user's stages have changed
-    is none: so would every other be."""
+    does not count: they would change every other one, too."""
     if not isinstance(error, ServerError) or not isinstance(error.event, ChangeEvent):
         return None
     return Refused(bson.decode(error.event.token_bson), QuarantinedEvent.of(error.event, error).event, error)

@@ -99,8 +99,8 @@ class ListenerLogic(SkippingLogic):
         yield CloseStream()
 
     def _leave(self, owned: Ownership) -> Steps:
-        """Commit what was handled, give the lease back. What fails now fails for the next owner to see: it begins at
-        the position that stands in the store."""
+        """Commit what was handled, give the lease back. A failure here does no harm: the next owner begins at the
+        position that is in the store."""
         try:
             if self._position is not None and self._position != self._committed:
                 yield from self._commit(owned)
@@ -210,8 +210,8 @@ class ListenerLogic(SkippingLogic):
             self._committed_at = self._now
 
     def _gather(self, owned: Ownership, first: Pulled) -> Steps:
-        """``first``, and with a handler that takes several changes what is at hand after it; ``None`` when the stream
-        had to be opened again, and will give them once more."""
+        """``first`` and, with a handler that takes several changes, those that are ready after it; ``None`` if the
+        stream had to be opened again and will give them once more."""
         batch, size, room = [first], first.size, self.settings.batch
         if first.position is None:  # inside a chunk of a snapshot nothing can be committed
             room = min(room, self.settings.commits.every - self._uncommitted)
@@ -298,7 +298,7 @@ class ListenerLogic(SkippingLogic):
             self._uncommitted += done.count
 
     def _doubt(self, owned: Ownership, error: Exception) -> Steps:
-        """The handler ended with an error that is no matter of its change. Raises."""
+        """The handler ended with an error that has nothing to do with its change. Raises."""
         owned.busy_since = None
         if isinstance(error, LeaseStoreUnavailable):
             # The transaction may have been committed or not: only the store knows, so the position is read back.

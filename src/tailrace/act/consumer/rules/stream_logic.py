@@ -147,7 +147,7 @@ class StreamLogic(LeaseLogic):
 
     def _mark(self, further: StreamPosition | None = None) -> Steps:
         """Let the position, or the one ``further`` on to which it moves then, know the entries that stand there: on a
-        deployment that was restored from an older backup they are not there, and it is not gone on with.
+        deployment that was restored from an older backup they are missing, and the stream is not continued there.
 
         The token of a change names an entry itself, so that its stream finds it or fails; a high-water mark does not.
         So the position moves to one only with its entries, and stays where it is when they cannot be read now.

@@ -47,8 +47,8 @@ def is_coroutine_function(called: Any) -> bool:
 
 
 def check_runs(called: Any, what: str, *, awaited: bool = False) -> None:
-    """Raises UsageError where it can be seen that calling ``called`` does not do its work: that of a generator, or,
-    unless it is ``awaited``, of a coroutine function."""
+    """Raises UsageError if it can be seen that calling ``called`` does not do its work: it is a generator function or,
+    unless it is ``awaited``, a coroutine function."""
     function = _function(called)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"{what} is a generator, and would never run", hint=_GENERATOR_HINT)

@@ -50,7 +50,8 @@ class ViewDocuments:
     """The documents of a view, for the code that keeps it.
 
     Args:
-        client: of ``tailrace.connect()``: one deployment holds target and source, a cluster is written by a mongos
+        client: from ``tailrace.connect()``: one deployment holds target and source; a cluster is written to through a
+            mongos
         batch: how many sources are read by one command
     """
 

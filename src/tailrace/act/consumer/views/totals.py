@@ -2,7 +2,7 @@
 
 The rule is that of a view (``views.view``), with an aggregation in place of one source document: a writer computes the
 totals after the time of the change in its hands, and writes them only over an older version. Nothing is added up from
-change to change, so a change that is handled twice, late or not alone does no harm, and the values are the server's
+change to change, so a change that is handled twice, late or with others does no harm, and the values are the server's
 own. Which totals a deletion or a move reduces is remembered in a ledger (``views.ledger``).
 """
 

@@ -126,7 +126,7 @@ class TotalsUpkeep(ViewUpkeep):
 
     def sources_changed(self, changes: Sequence[Change]) -> int:
         """The handler for changes of the source: the totals of everything that the documents named before, or name now,
-        are computed again. How many are done, from the first; raises what is wrong with the first."""
+        are computed again. Returns how many are done, from the first on; raises what is wrong with the first."""
         try:
             return self._sources_changed(changes)
         except SinkError:
@@ -254,8 +254,8 @@ class TotalsUpkeep(ViewUpkeep):
         self._ledger.begin()
 
     def fill(self, *, check: Callable[[], None] = lambda: None) -> Timestamp:
-        """Write down what each source document names; the time that the ledger knows everything from. The totals are
-        to be computed after it: whatever they count is in the ledger then, or in a change that follows."""
+        """Write down what each source document names. Returns the time from which the ledger knows everything. The
+        totals are to be computed after it: whatever they count is in the ledger then, or in a change that follows."""
         readers = readers_of(self._client)
         reader = SnapshotReader(readers.cluster or readers.client, Scope.parse(self.view.source))
         start = reader.state.start.to_timestamp()

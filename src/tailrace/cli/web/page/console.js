@@ -77,9 +77,9 @@ function drawTail() {
     const pause = el("button", { class: "button", id: "pause", type: "button", "aria-pressed": String(tail.paused), onclick: () => {
       tail.paused = !tail.paused;
       pause.setAttribute("aria-pressed", String(tail.paused));
-      pause.textContent = tail.paused ? "Paused: go on" : "Pause";
+      pause.textContent = tail.paused ? "Paused: resume" : "Pause";
       if (!tail.paused) { tail.held.splice(0).forEach(keep); rows.replaceChildren(...tail.events.filter(fits).map(rowOf)); }
-    } }, tail.paused ? "Paused: go on" : "Pause");
+    } }, tail.paused ? "Paused: resume" : "Pause");
     const filter = el("input", { id: "filter", placeholder: "Filter by namespace, kind or _id", "aria-label": "Filter", spellcheck: "false", oninput: () => {
       tail.filter = filter.value;
       rows.replaceChildren(...tail.events.filter(fits).map(rowOf));

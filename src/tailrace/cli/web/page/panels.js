@@ -154,7 +154,7 @@ export function difference(event, decode) {
     el("td", { class: "after" }, after === null ? "" : after)));
   const head = el("tr", {}, el("th", { scope: "col" }, "field"), el("th", { scope: "col" }, "before"), el("th", { scope: "col" }, "after"));
   return el("div", { class: "inside" },
-    rows.length ? el("div", { class: "diff" }, el("table", {}, el("thead", {}, head), el("tbody", {}, rows))) : el("p", { class: "muted" }, "Nothing is known but that it happened."),
+    rows.length ? el("div", { class: "diff" }, el("table", {}, el("thead", {}, head), el("tbody", {}, rows))) : el("p", { class: "muted" }, "Nothing more is known about it."),
     event.left_out ? el("p", { class: "note" }, `${count(event.left_out)} further fields are not shown`) : null,
     event.token ? el("div", { class: "note mono" }, `token ${event.token.slice(0, 46)}${event.token.length > 46 ? "…" : ""}  `,
       el("a", { href: `#token?${encodeURIComponent(event.token)}`, onclick: decode }, "decode")) : null);
@@ -185,7 +185,7 @@ export function tailRow(event, isOpen, toggled) {
 function streams(panels) {
   const panel = panels.streams;
   if (panel && panel.error && panel.error.includes("not a gateway")) {
-    return [quiet("No gateway is looked at. Name one with --gateway URI: then its streams, and the processes that compute for them, are here.")];
+    return [quiet("No gateway is shown. Name one with --gateway URI to see its streams, and the processes that compute for them.")];
   }
   const gone = missing(panel, "Streams");
   if (gone) return [gone];
@@ -262,7 +262,7 @@ function tablesCard(one) {
   const data = one.data;
   const rows = data.tables.map((table) => el("tr", {}, el("td", { class: "name" }, table.namespace, table.trouble ? el("div", { class: "note" }, table.trouble) : null), el("td", { class: "number" }, count(table.rows)),
     el("td", { class: "number" }, count(table.files)), el("td", { class: "number" }, bytes(table.bytes)), el("td", { class: "number" }, count(table.version)), el("td", { class: "muted" }, table.changed ? moment(Number(table.changed.split(",")[0])) : "never")));
-  return card(one.place, "tables", facts([["equal their collections at", data.time ? moment(data.time.t) : "no time yet: a copy has not caught up"], ["that is ago", span(data.lag)]]),
+  return card(one.place, "tables", facts([["equal their collections at", data.time ? moment(data.time.t) : "no time yet: a copy has not caught up"], ["lag", span(data.lag)]]),
     rows.length ? table([["collection"], ["rows", "number"], ["files", "number"], ["size", "number"], ["version", "number"], ["changed"]], rows) : el("p", { class: "muted" }, "No collection matches."));
 }
 
@@ -282,11 +282,11 @@ function kept(panels) {
     if (gone) found.push(gone);
     else found.push(...panels[name].data.map(draw));
   }
-  return found.length ? found : [quiet("No directory is looked at. --lake DIR, --tables DIR and --archive DIR name some.")];
+  return found.length ? found : [quiet("No directory is shown. Name some with --lake DIR, --tables DIR and --archive DIR.")];
 }
 
 function syncs(panels) {
-  if (!("syncs" in panels.known)) return [quiet("No sync is looked at. --sync TARGET names the target of one.")];
+  if (!("syncs" in panels.known)) return [quiet("No sync is shown. Name the target of one with --sync TARGET.")];
   const gone = missing(panels.syncs, "Syncs");
   if (gone) return [gone];
   return panels.syncs.data.flatMap((target) => target.error ? [card(target.place, "target", error(target))]
@@ -301,7 +301,7 @@ const MARKS = { ok: "good", warn: "warn", fail: "bad" };
 function doctor(panels) {
   const gone = missing(panels.doctor, "Doctor");
   if (gone) return [gone];
-  return [card("What tailrace doctor says", `looked at ${clock(panels.doctor.at)}`, panels.doctor.data.map((one) => el("div", { class: "finding" }, pill(one.status, MARKS[one.status]),
+  return [card("What tailrace doctor says", `checked at ${clock(panels.doctor.at)}`, panels.doctor.data.map((one) => el("div", { class: "finding" }, pill(one.status, MARKS[one.status]),
     el("div", {}, el("b", {}, one.check), el("div", {}, one.found), one.advice ? el("div", { class: "note" }, one.advice) : null))))];
 }
 

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from tailrace.core.expression.language.core import operator_of, parse_arguments, regroup
 from tailrace.core.expression.language.expression import Bindings, Evaluate, Expression, Frame
 from tailrace.core.expression.language.registry import failure, register
-from tailrace.core.expression.operators.arithmetic import CONTEXT, DoubleSum, float_of, widest
+from tailrace.core.expression.operators.arithmetic import CONTEXT, DoubleSum, float_of, plus, times, widest
 from tailrace.core.expression.values import value as v
 from tailrace.core.expression.values.compare import Order
 from tailrace.core.expression.values.value import Maybe, Value
@@ -157,8 +157,8 @@ def _deviation(sample: bool) -> Callable[[Iterable[Maybe]], Maybe]:
             count += 1
             delta = number - mean
             if delta != 0:
-                mean = delta / count + mean  # in this order, here and below: of two NaNs the first one stays
-                squares = delta * (number - mean) + squares
+                mean = plus(mean, delta / count)  # in this order, here and below: of two NaNs the second one stays
+                squares = plus(squares, times(number - mean, delta))
         least = count - 1 if sample else count
         if least <= 0:
             return v.NULL

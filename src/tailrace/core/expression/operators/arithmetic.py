@@ -27,7 +27,7 @@ class DoubleSum:
     def add(self, number: float) -> None:
         """What was lost before is added to ``number`` first, as the server does it: a sum that comes to zero is zero
         then, whatever was lost. Of what this loses in turn, it keeps the part that the shorter method sees."""
-        self.special += number
+        self.special = plus(self.special, number)
         joined = number + self.addend
         lost = self.addend - (joined - number)
         self.sum, self.addend = _two_sum(self.sum, joined)
@@ -59,6 +59,28 @@ class DoubleSum:
             return None
         total = int(Decimal(high) + Decimal(low))
         return total if v.INT64_MIN <= total <= v.INT64_MAX else None
+
+
+def plus(a: float, b: float) -> float:
+    """The sum; of two NaNs ``b`` stays, as on servers since 5.0.
+
+    Python leaves that to its C compiler, and so it changes with the build, and within one process: code that has run
+    often enough is specialised, and then adds the other way round.
+    """
+    total = a + b
+    return total if total == total else _nan_of(a, b, total)  # noqa: PLR0124
+
+
+def times(a: float, b: float) -> float:
+    """The product; of two NaNs ``b`` stays, as on servers."""
+    product = a * b
+    return product if product == product else _nan_of(a, b, product)  # noqa: PLR0124
+
+
+def _nan_of(a: float, b: float, computed: float) -> float:
+    if v.is_nan(b):
+        return b + 0.0  # which makes a signalling one quiet
+    return a + 0.0 if v.is_nan(a) else computed
 
 
 def _two_sum(a: float, b: float) -> tuple[float, float]:
@@ -112,7 +134,7 @@ class _Addition:
                 self.total = v.decimal_of_double(plain) if isinstance(plain, float) else Decimal(plain)
             self.total = CONTEXT.add(Decimal(self.total), v.decimal_of(value))
         elif self.kind == v.DOUBLE:
-            self.total = float(self.total) + float_of(value)
+            self.total = plus(float(self.total), float_of(value))
         else:
             exact = int(self.total) + v.integer_of(value)
             if v.INT64_MIN <= exact <= v.INT64_MAX:
@@ -157,7 +179,7 @@ def _add_two(a: Value, b: Value) -> Value:
     """The same of two numbers, neither of which is a decimal."""
     left, right = v.PLAIN_NUMBERS[a[0]](a[1])[0], v.PLAIN_NUMBERS[b[0]](b[1])[0]
     if v.DOUBLE in (a[0], b[0]):
-        return v.double(0.0 + left + right)  # from zero, so that no sum is -0.0
+        return v.double(plus(0.0 + left, float(right)))  # from zero, so that no sum is -0.0
     total = left + right
     if not v.INT64_MIN <= total <= v.INT64_MAX:
         return v.double(float(left) + float(right))
@@ -185,7 +207,7 @@ def _multiply(args: Iterable[Maybe]) -> Maybe:
             product = CONTEXT.multiply(Decimal(product), v.decimal_of(value))
             continue
         number = v.number_of(value)
-        as_double *= float(number)
+        as_double = times(as_double, float(number))
         if kind != v.DOUBLE:
             product = int(product) * int(number)
             if not v.INT64_MIN <= product <= v.INT64_MAX:
@@ -201,7 +223,7 @@ def _multiply_two(a: Value, b: Value) -> Value:
     """The same of two numbers, neither of which is a decimal."""
     left, right = v.PLAIN_NUMBERS[a[0]](a[1])[0], v.PLAIN_NUMBERS[b[0]](b[1])[0]
     if v.DOUBLE in (a[0], b[0]):
-        return v.double(float(left) * float(right))
+        return v.double(times(float(left), float(right)))
     product = left * right
     if not v.INT64_MIN <= product <= v.INT64_MAX:
         return v.double(float(left) * float(right))
@@ -291,6 +313,8 @@ def _mod(a: Maybe, b: Maybe) -> Maybe:
             return v.decimal(decimal_remainder(v.decimal_of(a), v.decimal_of(b)))
         if kind == v.DOUBLE and not (a[0] != v.DOUBLE and _is_int(float_of(b))):
             left, right = float_of(a), float_of(b)
+            if v.is_nan(left) or v.is_nan(right):
+                return v.double((left if v.is_nan(left) else right) + 0.0)  # of two NaNs the first one stays here
             return v.double(-math.nan if math.isinf(left) else math.fmod(left, right))
         left_whole, right_whole = v.integer_of(a), int(v.number_of(b))
         rest = abs(left_whole) % abs(right_whole) * (-1 if left_whole < 0 else 1)
@@ -343,15 +367,20 @@ def _abs(value: Maybe) -> Maybe:
     if found is None:
         return v.NULL
     if found[0] == v.DOUBLE:
-        return v.double(math.fabs(float_of(found)))
+        return (v.DOUBLE, _without_sign(found[1]))
     if found[0] == v.DECIMAL:
-        return v.decimal(v.decimal_of(found).copy_abs())
+        return (v.DECIMAL, _without_sign(found[1]))
     number = abs(v.integer_of(found))
     if found[0] == v.INT64:
         if number > v.INT64_MAX:
             raise failure(28680, "can't take $abs of long long min")
         return v.int64(number)
     return v.integer(number)
+
+
+def _without_sign(data: bytes) -> bytes:
+    """A double or a decimal with the sign's bit cleared, which leaves even a signalling NaN as it is."""
+    return data[:-1] + bytes((data[-1] & 0x7F,))
 
 
 unary("$abs", _ARITHMETIC, "3.2", _abs)
@@ -364,11 +393,11 @@ def _rounding(name: str, rounding: str) -> None:
             return v.NULL
         if found[0] == v.DOUBLE:
             number = float_of(found)
-            return found if not math.isfinite(number) else v.double(_rounded_double(number, rounding))
+            return v.double(_rounded_double(number, rounding) if math.isfinite(number) else number)
         if found[0] == v.DECIMAL:
             exact = v.decimal_of(found)
             # quantized, not merely integral: the server gives the exponent 0, and NaN where 34 digits do not reach
-            return found if exact.is_nan() else v.decimal(exact.quantize(_ONE, rounding, CONTEXT))
+            return v.decimal(exact if exact.is_nan() else exact.quantize(_ONE, rounding, CONTEXT))
         return found
 
     unary(name, _ARITHMETIC, "3.2", apply)

@@ -30,7 +30,7 @@ def _sqrt(value: Maybe) -> Maybe:
     if found[0] == v.DECIMAL:
         number = v.decimal_of(found)
         if number.is_nan():
-            return found
+            return v.decimal(number)
         if number < 0:
             raise failure(28714, "$sqrt's argument must be greater than or equal to 0")
         return v.decimal(CONTEXT.sqrt(number))
@@ -65,7 +65,7 @@ def _logarithm(name: str, code: int, function: Callable[[float], float]) -> None
             return v.NULL
         number = v.number_of(found)
         if v.is_nan(number):
-            return v.double(math.nan) if found[0] == v.DECIMAL else found
+            return v.double(float(number))
         if number <= 0:
             raise failure(code, f"{name}'s argument must be a positive number, but is {number}")
         if found[0] == v.DECIMAL:
@@ -114,9 +114,17 @@ def _pow(a: Maybe, b: Maybe) -> Maybe:
     kind = widest(a[0], b[0])  # type: ignore[index]
     if kind == v.DECIMAL:
         raise not_exact("$pow of a decimal")
+    if _signals(a) or _signals(b):
+        return v.double(float(base if v.is_nan(base) else exponent))  # even to the power of 0, and of 1
     if isinstance(base, int) and isinstance(exponent, int):
         return _integer_power(base, exponent, kind)
     return v.double(_float_power(float(base), float(exponent)))
+
+
+def _signals(value: Maybe) -> bool:
+    """A signalling NaN, which a computation makes quiet."""
+    number = int.from_bytes(value[1], "little") if value is not None and value[0] == v.DOUBLE else 0
+    return number >> 51 & 0xFFF == 0xFFE and number << 13 & (1 << 64) - 1 != 0
 
 
 def _integer_power(base: int, exponent: int, kind: int) -> Value:
@@ -139,6 +147,8 @@ def _bounded_power(base: int, exponent: int) -> int | None:
 
 
 def _float_power(base: float, exponent: float) -> float:
+    if v.is_nan(base) and exponent % 2 == 1 and math.copysign(1.0, base) < 0:
+        return -base  # Python gives the base itself, the server's library that of an odd power's sign
     try:
         return math.pow(base, exponent)
     except OverflowError:
@@ -186,9 +196,11 @@ def _precision(name: str, value: Maybe) -> int:
 def _rounded(name: str, value: Value, places: int, rounding: str) -> Value:
     if value[0] == v.DECIMAL:
         number = v.decimal_of(value)
-        return value if not number.is_finite() else v.decimal(quantized(number, places, rounding))
+        return v.decimal(quantized(number, places, rounding) if number.is_finite() else number)
     if value[0] == v.DOUBLE:
         plain = float_of(value)
+        if v.is_nan(plain):
+            return v.double(_nan_by_way_of_decimal(plain))
         if places == 0:
             return v.double(_whole_double(plain, rounding))
         if not math.isfinite(plain):
@@ -203,6 +215,11 @@ def _rounded(name: str, value: Value, places: int, rounding: str) -> Value:
         return v.int64(whole)
     # Below the least int the server's result wraps around; above the greatest one it is a long.
     return v.int32(whole + (1 << 32)) if whole < v.INT32_MIN else v.integer(whole)
+
+
+def _nan_by_way_of_decimal(number: float) -> float:
+    """The server rounds doubles as decimals, in which a NaN's payload has 33 digits at most: a longer one is lost."""
+    return number if v.decimal_of_double(number).as_tuple().digits else math.copysign(math.nan, number)
 
 
 def _whole_double(number: float, rounding: str) -> float:

@@ -49,7 +49,8 @@ def coerced(value: Maybe) -> bytes:
 def number_text(value: Value) -> str:
     """A number as the server writes it: doubles with up to 17 digits but no more than needed."""
     if value[0] == v.DECIMAL:
-        return str(v.decimal_of(value))
+        exact = v.decimal_of(value)
+        return "NaN" if exact.is_nan() else str(exact)
     number = v.number_of(value)
     if isinstance(number, float):
         return double_text(number)

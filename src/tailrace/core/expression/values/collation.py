@@ -255,7 +255,7 @@ def order_of(collation: Collation | None) -> Order:
 
 
 def _collator(collation: Collation) -> Any:
-    """ICU's collator with every option set: what a locale implies here must not hang on ICU's version."""
+    """ICU's collator with every option set: what a locale implies here must not depend on ICU's version."""
     try:
         import icu  # noqa: PLC0415  an extra, and only a collation needs it
     except ImportError as error:

@@ -121,11 +121,17 @@ def integer(number: int) -> Value:
 
 
 def double(number: float) -> Value:
-    return (DOUBLE, _F64.pack(number))
+    return (DOUBLE, _F64.pack(number * 1.0))  # no operator of the server gives a signalling NaN
+
+
+_DECIMAL_NAN: Final = 0x7C << 120
 
 
 def decimal(number: Decimal) -> Value:
-    """A decimal128, rounded to 34 digits."""
+    """A decimal128, rounded to 34 digits. NaN keeps its sign and payload."""
+    if number.is_nan():
+        payload = int("".join(map(str, number.as_tuple().digits)) or "0")
+        return (DECIMAL, (_DECIMAL_NAN | number.is_signed() << 127 | payload).to_bytes(16, "little"))
     return (DECIMAL, Decimal128(DECIMAL_CONTEXT.create_decimal(number)).bid)
 
 
@@ -484,7 +490,7 @@ def number_of(value: Value) -> Number:
         plain: int | float = PLAIN_NUMBERS[kind](data)[0]
         return plain
     number = Decimal128.from_bid(data).to_decimal()
-    return number if not number.is_nan() else float("nan")
+    return number if not number.is_nan() else _double_nan(data)
 
 
 def integer_of(value: Value) -> int:
@@ -510,7 +516,8 @@ def text_of(value: Value) -> str:
 def decimal_of(value: Value) -> Decimal:
     """A numeric value as decimal; a double is converted as the server converts it: to 15 digits."""
     if value[0] == DECIMAL:
-        return Decimal128.from_bid(value[1]).to_decimal()
+        number_or_nan = Decimal128.from_bid(value[1]).to_decimal()
+        return _with_payload(value[1]) if number_or_nan.is_nan() else number_or_nan
     number = number_of(value)
     if isinstance(number, float):
         return decimal_of_double(number)
@@ -518,13 +525,35 @@ def decimal_of(value: Value) -> Decimal:
 
 
 def decimal_of_double(number: float) -> Decimal:
-    """The server's conversion of a double: its 15 significant digits, with all their zeros. NaN keeps its sign."""
-    if is_nan(number) or number == 0:
-        text = "NaN" if number else "0"
-        return Decimal("-" + text if math.copysign(1.0, number) < 0 else text)
+    """The server's conversion of a double: its 15 significant digits, with all their zeros. NaN keeps its sign, and its
+    payload at the other end of a decimal's longer one."""
+    if is_nan(number):
+        bits = _U64.unpack(_F64.pack(number))[0]
+        return _nan(bits >> 63, (bits & (1 << 51) - 1) << 59)
+    if number == 0:
+        return Decimal("-0" if math.copysign(1.0, number) < 0 else "0")
     if math.isinf(number):
         return Decimal(number)
     return Decimal(f"{number:.14e}")
+
+
+def _nan(negative: int, payload: int) -> Decimal:
+    """A decimal NaN; a payload that is no number of 33 digits counts as 0."""
+    digits = str(payload) if 0 < payload < 10**33 else ""
+    return Decimal(f"{'-' if negative else ''}NaN{digits}")
+
+
+def _double_nan(bid: bytes) -> float:
+    """The double of a decimal NaN: with its sign, and of its payload what a double has room for."""
+    negative, digits, _ = _with_payload(bid).as_tuple()
+    payload = int("".join(map(str, digits)) or "0")
+    number: float = _F64.unpack(_U64.pack(negative << 63 | 0x7FF8 << 48 | payload >> 59))[0]
+    return number
+
+
+def _with_payload(bid: bytes) -> Decimal:
+    bits = int.from_bytes(bid, "little")
+    return _nan(bits >> 127, bits & (1 << 110) - 1)
 
 
 def truthy(value: Maybe) -> bool:

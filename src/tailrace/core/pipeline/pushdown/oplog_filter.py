@@ -9,6 +9,7 @@ counts because their kind is not known.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -227,6 +228,7 @@ class _OplogFilter:
         return every(query.one_of(b"ns", self._namespaces), field(b"op", nin=known))
 
 
+@functools.cache
 def _unknown_command() -> Filter:
     """A command that has no field of a known one's name."""
     return query.none_of(any_of(*(exists(b"o." + name) for name in sorted(KNOWN_COMMANDS))))

@@ -137,8 +137,8 @@ class Deployment(ABC):
             _require_marked(marks, sources, lambda check, names: self._asked_all(list(names), check))
 
     def _marked(self, position: Offset, offset: Offset) -> Offset:
-        """``offset`` with an entry of each oplog at or before it: of one that has none after ``position``, that of
-        ``position``."""
+        """``offset`` with an entry of each oplog at or before it: for an oplog that has none after ``position``, the
+        entry of ``position``."""
         sources = {name: one for name, one in self._marked_sources(position).items() if name in offset.shard_names}
         after, until = position.cluster_time, offset.cluster_time
         before = dict(position.entries)

@@ -108,8 +108,8 @@ class ExactStates:
         return replace(offset, images=(Mark.read(self._folder) or Mark.make(self._folder)).id)
 
     def checked(self, offset: Offset, members: Callable[[], Sequence[StateOf]]) -> Offset:
-        """An offset of a checkpoint. A directory that was lost is made again of the archive. Raises UsageError if
-        there is none, or if the directory is not the checkpoint's."""
+        """An offset of a checkpoint. A directory that was lost is made again from the archive. Raises UsageError if
+        there is no archive, or if the directory is not the checkpoint's."""
         mark = Mark.read(self._folder)
         if mark is None and self._recovers and is_new(self._folder):
             mark = Mark.make(self._folder, replaces=offset.images)

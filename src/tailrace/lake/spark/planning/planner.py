@@ -84,8 +84,8 @@ def cuts(
 
 
 def parts_of_full(buckets: Sequence[Bucket], limits: Limits, parts: int) -> int:
-    """How many of the ``parts`` of a micro-batch that ``limits`` bound are to be made of this one: all where it is
-    full."""
+    """Into how many parts to cut this micro-batch, where one that fills its ``limits`` is cut into ``parts``: its share
+    of them."""
     shares = [sum(bucket.events for bucket in buckets) / limits.events] if limits.events else []
     shares += [sum(bucket.bytes for bucket in buckets) / limits.bytes] if limits.bytes else []
     return round(parts * min(1.0, max(shares, default=0.0)))

@@ -38,7 +38,8 @@ def token_not_found(slice_: OplogSlice) -> ChangeStreamFatal:
 
 
 def report_skipped(stream: Stream) -> None:
-    """Say in the worker's log, once for each kind, what no events were made of because nobody knows it here."""
+    """Say in the worker's log, once for each kind, which entries gave no events because this version does not know
+    them."""
     for kind in stream.statistics.unknown_operations.keys() - _reported:
         _reported.add(kind)
         _log.warning("oplog entries of the kind '%s' are skipped: this version of Tailrace does not know it", kind)

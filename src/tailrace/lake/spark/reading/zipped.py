@@ -18,8 +18,8 @@ _PACKAGE: Final = "tailrace.core.kernel"
 
 def use_kernel_of_zip_file() -> None:
     """Have ``native`` use the library in the zip file that this package comes from. Does nothing where the package is
-    in no zip file, where that holds no library, and where the system has no memory of that kind (it is Linux's). To be
-    called before any module of the kernel is imported."""
+    in no zip file, where that holds no library, and where the system has no memory of that kind (only Linux has it). To
+    be called before any module of the kernel is imported."""
     library = files(_PACKAGE) / native.FILE
     if isinstance(library, Path) or not library.is_file() or not hasattr(os, "memfd_create"):
         return

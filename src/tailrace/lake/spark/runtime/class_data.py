@@ -72,7 +72,7 @@ def class_data_options(java: Java, given: str = "") -> str:
 
 
 def _key(java: Java, files: list[Path], options: list[str]) -> str:
-    """Of another Java, other jars, or other options of the JVM, there is another archive."""
+    """Another Java, other jars, or other options of the JVM have an archive of their own."""
     digest = hashlib.sha256(" ".join([java.version, str(java.home), *options]).encode())
     for line in _facts(files):
         digest.update(line.encode())

@@ -55,8 +55,8 @@ class Java:
 
 
 def use_java() -> Java:
-    """Find Java and set ``JAVA_HOME`` of this process, which Spark's launcher reads. Says what it chose by returning
-    it. Call it before the first Spark session; a running JVM is not touched. Raises UsageError."""
+    """Find Java and set ``JAVA_HOME`` of this process, which Spark's launcher reads. Returns what it chose. Call it
+    before the first Spark session; a running JVM is not touched. Raises UsageError."""
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     return java

@@ -108,8 +108,8 @@ def local_session(
 
 
 def java_options(java: Java, given: str, *, fast_start: bool, class_data: bool) -> str:
-    """The options of the driver's JVM: ours, then those that the user has ``given``, of which the last one counts. Ours
-    are left out where Java would not start with both."""
+    """The options of the driver's JVM: ours, then those that the user has ``given``, since of equal options the last
+    one counts. Ours are left out where Java would not start with both."""
     temporary = tempfile.gettempdir()
     ours = [
         class_data_options(java, given) if class_data else "",

@@ -57,10 +57,10 @@ _OTHERWISE: Final = "Change the lake from now on (--from-now), or begin another 
 
 @dataclass(frozen=True, slots=True)
 class ChangeReport:
-    """What was changed, or would be: ``differences`` are keys with the values before and after. ``since`` is the
-    cluster time after which the lake holds what it would hold had it been begun so (``None``: all of it), ``until``
-    where its stream stands. ``rows`` events were added, ``made`` files took the place of ``gone`` ones. ``superseded``
-    is where the checkpoint lies that the lake no longer takes."""
+    """What was changed, or would be: ``differences`` are keys with the values before and after. After the cluster time
+    ``since`` the lake holds what it would hold if it had been begun in this way (``None``: from its beginning);
+    ``until`` is where its stream stands. ``rows`` events were added, ``made`` files took the place of ``gone`` ones.
+    ``superseded`` is where the checkpoint lies that the lake no longer takes."""
 
     differences: tuple[tuple[str, Any, Any], ...]
     since: ClusterTime | None = None
@@ -135,7 +135,8 @@ class _ChangeWork:
         self._old_documents = str(stream.get("documents"))
 
     def plan(self) -> ChangeReport:
-        """What is to be done. Raises what stands against it, as far as that is known before an event is read."""
+        """What is to be done. Raises an error for whatever prevents it, as far as that is known before an event is
+        read."""
         until, since = _read_to(self._before), None
         if self._new_stream:
             self._check_continued()

@@ -241,7 +241,9 @@ class _Entry:
         known = _CONFIG_KEYS.get(broker)
         unknown = None if known is None else next((key for key in given if key not in known), None)
         if known is not None and unknown is not None:
-            raise self._wrong(f"config.{unknown}", f"is not a setting of {broker}", f"There are {', '.join(known)}")
+            raise self._wrong(
+                f"config.{unknown}", f"is not a setting of {broker}", f"The known ones are {', '.join(known)}"
+            )
         for key in ("maxLength", "replicas") if broker == "redis" else ():
             if key in given:
                 whole_number(given[key], f"{self._where}.config.{key}", least=1)

@@ -14,7 +14,8 @@ def get_more_wait_ms(
     ``round_trip_s``  the shortest way to the server and back
     """
     if max_await_time_ms is None or limit_s is None or left_s is None or max_await_time_ms >= limit_s * 1000:
-        # Who lets one look wait for longer than a call may take gets a time-out of every quiet look, as from PyMongo.
+        # A caller that lets one look wait longer than a call may take gets a time-out from every quiet look, as from
+        # PyMongo.
         return max_await_time_ms
     return max(1, min(max_await_time_ms, int((left_s - round_trip_s) * 1000)))
 

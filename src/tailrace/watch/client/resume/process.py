@@ -88,5 +88,5 @@ class ResumeProcess:
         if not is_resumable(failure):
             return Next.END
         # One attempt for each failure: that of an aggregate is not followed by another attempt in the same call. It
-        # leaves the stream open, as PyMongo's does, so that who waits for a better day may call again.
+        # leaves the stream open, as PyMongo's does, so that a caller who waits for a better day may call again.
         return Next.RAISE if failure.command == "aggregate" else Next.RESUME
