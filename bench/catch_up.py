@@ -219,7 +219,7 @@ def child(
     lake: str | None = None,
     label: str = "",
 ) -> dict[str, float]:
-    """Run one side. ``place``: the uri, where to start, and the shards' uris. ``lake``: the URI of a lake in a store."""
+    """Run one side. ``place``: the uri, where to start, and the shards' uris. ``lake``: the URI of one in a store."""
     uri, since, *shards = place
     out.mkdir()
     began = time.perf_counter()

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 from bench.places import KINDS, Requests, store_of
-from catch_up import ROWS, child, digest, fill
 
+from catch_up import ROWS, child, digest, fill
 from tailrace.embedded import ReplicaSet
 from tests.tables.object_server import ObjectServer
 
@@ -48,7 +48,7 @@ def compare(args: argparse.Namespace) -> int:
     return int(len(digests) != 1)
 
 
-def _run(
+def _run(  # noqa: PLR0917  as ``child``
     kind: str,
     store: ObjectServer | None,
     out: Path,
