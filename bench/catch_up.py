@@ -49,6 +49,8 @@ URI, SHARDS = "TAILRACE_BENCH_URI", "TAILRACE_BENCH_SHARDS"
 DATABASE, COLLECTION = "bench", "entries"
 #: Operations in a transaction.
 OPERATIONS = 10
+#: ``maxBytesPerTrigger`` that no oplog here is longer than.
+WHOLE = "1g"
 #: A row of the result, and what it must reach, by the number of entries from which on that holds.
 ROWS = (("again", "in a running session"), ("first", "first of a session"), ("all", "with the start of everything"))
 BARS = {
@@ -71,7 +73,7 @@ def main() -> int:
         nargs="+",
         help="compare lakes in these places instead; stores are SeaweedFS and Azurite (needs npm) on this machine",
     )
-    parser.add_argument("--max-bytes", default="1g", help="maxBytesPerTrigger; with --place, of the counted run")
+    parser.add_argument("--max-bytes", default=WHOLE, help="maxBytesPerTrigger; with --place, of the counted run")
     parser.add_argument("--lake", help=argparse.SUPPRESS)
     parser.add_argument("--child", choices=("spark", "native"), help=argparse.SUPPRESS)
     parser.add_argument("--since", help=argparse.SUPPRESS)

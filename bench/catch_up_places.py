@@ -1,7 +1,8 @@
 """``bench/catch_up.py --place``: the stream into a lake on a local disk, and into one in an object store, in one run.
 
 Each side runs in a process of its own, in turns. Then the store's side runs twice more by a proxy that counts the
-requests: in one micro-batch, and in several (``--max-bytes``). The difference is what a further micro-batch asks for.
+requests: in one micro-batch, and in several (of ``--max-bytes``, by default 16m). The difference is what a further
+micro-batch asks for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from bench.places import KINDS, Requests, store_of
 
-from catch_up import ROWS, child, digest, fill
+from catch_up import ROWS, WHOLE, child, digest, fill
 from tailrace.embedded import ReplicaSet
 from tests.tables.object_server import ObjectServer
 
@@ -31,6 +32,8 @@ def compare(args: argparse.Namespace) -> int:
         ExitStack() as stack,
     ):
         folder = Path(name)
+        several = "16m" if args.max_bytes == WHOLE else args.max_bytes
+        args.max_bytes = WHOLE
         since = fill([members.uri], args)
         place = (members.uri, since, members.uri)
         stores = {kind: stack.enter_context(store_of(kind, folder / kind)) for kind in args.place if kind != "disk"}
@@ -43,7 +46,7 @@ def compare(args: argparse.Namespace) -> int:
                 digests.add(digest(out / "first") if kind == "disk" else _digest(stores[kind], out))
         _print(results, args)
         for kind, store in stores.items():
-            _count(kind, store, folder, place, args)
+            _count(kind, store, folder, place, argparse.Namespace(**vars(args) | {"max_bytes": several}))
     print(f"the same bytes in every run: {'yes' if len(digests) == 1 else 'NO'}")
     return int(len(digests) != 1)
 
@@ -102,7 +105,7 @@ def _print(results: dict[str, list[dict[str, float]]], args: argparse.Namespace)
 def _count(kind: str, store: ObjectServer, folder: Path, place: tuple[str, ...], args: argparse.Namespace) -> None:
     """Requests of a whole run, and of one more micro-batch in it."""
     found: list[tuple[int, Counter[str], int]] = []
-    for number, max_bytes in enumerate(("1g", args.max_bytes)):
+    for number, max_bytes in enumerate((WHOLE, args.max_bytes)):
         once = argparse.Namespace(**vars(args) | {"again": 0, "max_bytes": max_bytes})
         with Requests(store) as requests:
             took = _run(kind, store, folder / f"{kind}-counted-{number}", place, once, requests.address)
