@@ -30,7 +30,7 @@ from tests.products.play import Play, Report
 from tests.products.products import PRODUCTS
 from tests.products.restored import RESTORED
 from tests.products.spark_child import SparkChild
-from tests.products.stored_tables import store_for, without_store
+from tests.products.stores import store_for, without_store
 from tests.products.truth import Truth, difference_of, first_of
 from tests.products.writes import ROOT_PASSWORD, ReplicaSetWrites
 
@@ -288,9 +288,10 @@ def test_a_seed_is_equal_or_refused(start_replica_set: Callable[..., ReplicaSet]
     here = start_replica_set(version=version, enable_test_commands=True)
     there = start_replica_set(version=version, enable_test_commands=True)
     report = Report()
-    products = [PRODUCTS[name] for name in without_store([*PRODUCTS])]
+    names = without_store([*PRODUCTS])
+    products = [PRODUCTS[name] for name in names]
     try:
-        with store_for(products, tmp_path):
+        with store_for(names, tmp_path):
             run_seed(here, there, tmp_path, report, Chosen(9331, products))
     finally:
         lake.end()
@@ -308,7 +309,7 @@ def test_a_deployment_and_leases_that_are_put_back_are_equal_or_refused(
     here = start_replica_set(version=version, enable_test_commands=True)
     products = tuple(name for name in without_store([*PRODUCTS]) if not PRODUCTS[name].on_spark)
     kinds = frozenset({RESTORED, "older leases"})
-    with store_for([PRODUCTS[name] for name in products], tmp_path):
+    with store_for(products, tmp_path):
         report = play(here, tmp_path, seed=9335, products=products, operations=150, faults=15, kinds=kinds)
     assert report.differences == {}
     assert report.faults.keys() == kinds
