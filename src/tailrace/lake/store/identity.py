@@ -199,12 +199,7 @@ def read_identity(root: LakeRoot) -> dict[str, Any] | None:
     path = log.layout.identity
     value = read_sealed(path)
     if value is not None:
-        value = _in_force(log, value)
-        check_format(value, path)
-        for key, kind in (("id", str), ("claim", str), ("stream", dict), ("columns", list), ("created", str)):
-            if not isinstance(value.get(key), kind):
-                raise SinkError(f"{path} is damaged: no {key}")
-        return value
+        return _checked(log, value)
     if root.exists() or isinstance(root, ObjectPlace):
         if isinstance(root, Path) and not root.is_dir():
             raise UsageError(f"{root} is not a directory")
@@ -282,10 +277,21 @@ def metadata_after(known: Mapping[str, Any], state: LogState, commit: Commit) ->
     )
 
 
-def check_claim(root: LakeRoot, claim: str) -> dict[str, Any]:
+def _checked(log: CommitLog, value: dict[str, Any]) -> dict[str, Any]:
+    """What ``lake.json`` holds, in force and whole."""
+    path, value = log.layout.identity, _in_force(log, value)
+    check_format(value, path)
+    for key, kind in (("id", str), ("claim", str), ("stream", dict), ("columns", list), ("created", str)):
+        if not isinstance(value.get(key), kind):
+            raise SinkError(f"{path} is damaged: no {key}")
+    return value
+
+
+def check_claim(log: CommitLog, claim: str) -> dict[str, Any]:
     """Refuse to commit under a claim that is not, or no longer, the lake's. The caller holds the lake's lock. Returns
     the content of ``lake.json``."""
-    known = read_identity(root)
+    root = log.layout.root
+    known = read_identity(root) if log.identity is None else _checked(log, log.identity)
     if known is None:
         raise SinkError(f"{root} is no longer a lake: lake.json is gone")
     if known["claim"] != claim:
