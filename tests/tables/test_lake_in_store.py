@@ -5,6 +5,7 @@ The lake's own tests over a directory are tests/unit/test_lake_*.py; here is wha
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 import duckdb
 import obstore
 import polars
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -25,12 +27,13 @@ from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace, StoreAwayError, object_place
 from tailrace.cli.main import main
 from tailrace.errors import SinkError, TailraceError, UsageError
+from tailrace.lake.spark.store import stored_rows
 from tailrace.lake.store import commit_log, part_writer
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.committer import abort_batch, commit_batch
 from tailrace.lake.store.compaction import compact
 from tailrace.lake.store.erasure import drop_days, erase
-from tailrace.lake.store.identity import open_lake
+from tailrace.lake.store.identity import open_lake, read_identity
 from tailrace.lake.store.lake_root import writable_root
 from tailrace.lake.store.layout import LakeLayout
 from tailrace.lake.store.manifest import Commit
@@ -185,6 +188,50 @@ def test_nothing_holds_a_key(root: ObjectPlace, tmp_path: Path) -> None:
     local = b"".join(one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())
     assert SECRET.encode() not in b"".join(held_in(root).values()) + local
     assert list((tmp_path / "state" / "uploads").iterdir()) == []
+
+
+def test_sparks_reader_gives_what_the_files_hold(
+    object_store: ObjectServer, root: ObjectPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Spark's tasks call it; with Spark: tests/spark/test_lake_in_store.py."""
+    keys_from(object_store, monkeypatch)
+    monkeypatch.setattr(stored_rows, "_TASK_BYTES", stored_rows._FILE_BYTES * 5 // 2)
+    claim = opened(root, tmp_path / "checkpoint")
+    for number in range(3):
+        start = 86_400 - 15 + number * 10
+        put(root, claim, number, range(start, start + 10), tmp_path / "checkpoint")
+    known = read_identity(root)
+    assert known is not None
+    known["columns"] += [{"name": "later", "type": "string", "nullable": False, "metadata": {}}]
+    schema, state = stored_rows.columns_of(known), CommitLog(root).state()
+    listed = stored_rows.unpacked(stored_rows.packed(state.in_order))
+    reader = stored_rows.StoredRowsReader(str(root), schema, listed)
+    tasks = reader.partitions()
+    assert len(tasks) == 2
+    found = pa.Table.from_batches(batch for task in tasks for batch in reader.read(task))
+    assert found.schema.names == ["token", "number", "event", "later", "day"]
+    wanted = ["token", "number", "event", "day"]
+    truth = table_of(root).to_pyarrow_table().sort_by("token").select(wanted)
+    assert found.select(wanted).cast(truth.schema).equals(truth)
+    assert found["later"].null_count == 30
+    name = state.in_order[1].name
+    content = (root / name).read_bytes()
+    for damage, whole in ((content[:200] + b"x" + content[201:], 1 << 20), (content[:-1], 10)):
+        monkeypatch.setattr(part_writer, "_WHOLE_MAX", whole)  # larger ones are compared by size and pages
+        obstore.put(root.bucket.store, f"{root.key}/{name}", damage)
+        with pytest.raises(SinkError, match="damaged"):
+            list(reader.read(tasks[0]))
+    (root / name).unlink()
+    with pytest.raises(SinkError, match="cannot be read"):
+        list(reader.read(tasks[0]))
+    with pytest.raises(SinkError, match="cannot be a file of a lake"):
+        stored_rows.unpacked(stored_rows.packed([dataclasses.replace(state.in_order[0], name="../x")]))
+
+
+def keys_from(object_store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment that commands and tasks find the store by."""
+    for name, value in object_store.environment().items():
+        monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "AWS_ENDPOINT" else name, value)
 
 
 # -- kills ------------------------------------------------------------------------------------------------------------
