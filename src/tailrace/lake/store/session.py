@@ -42,7 +42,13 @@ def require_session(layout: LakeLayout) -> None:
         return
     require_state(layout.root)
     found = read_sealed(layout.identity)
-    if found is not None and found.get(SESSION) not in _known(layout.local):
+    if found is not None:
+        refuse_other_session(layout, found.get(SESSION))
+
+
+def refuse_other_session(layout: LakeLayout, session: object) -> None:
+    """Raise SinkError for the ``session`` of a stream that the state directory does not know."""
+    if session not in _known(layout.local):
         raise SinkError(
             f"the lake {layout.root} is written by a stream with another state directory, or with a newer copy of this "
             f"one ({layout.local})",
