@@ -57,8 +57,8 @@ class QuarantineIndex:
             and isinstance(going, list)
         ):
             raise SinkError(f"{place} is damaged: it does not name the files of a quarantine", hint=_RESTORE)
-        names = [tuple(checked_quarantine_name(one, place) for one in some) for some in (files, going)]
-        return cls(session, commit, *names, etag=etag)
+        counting, replaced = (tuple(checked_quarantine_name(one, place) for one in some) for some in (files, going))
+        return cls(session, commit, counting, replaced, etag)
 
     def with_commit(self, commit: Commit | None) -> QuarantineIndex:
         """With the files that ``commit`` names, if the index does not know it yet."""
@@ -67,7 +67,7 @@ class QuarantineIndex:
         return replace(self, commit=commit.number, files=tuple(sorted({*self.files, *commit.quarantined})))
 
     def exchange(self, layout: LakeLayout, known: QuarantineIndex | None) -> None:
-        """Put this index in the place of the one that is ``known``. Raises FileExistsError where another one is there."""
+        """Put this index in the place of the one that is ``known``. Raises FileExistsError where that is another."""
         value = {"session": self.session, "commit": self.commit, "files": [*self.files], "going": [*self.going]}
         if known is None:
             _place(layout).create(durable.sealed(value))
@@ -192,10 +192,8 @@ def _remove(layout: LakeLayout, names: Collection[str] | Sequence[str]) -> None:
 
 
 def _changed(layout: LakeLayout) -> SinkError:
-    return SinkError(
-        f"another program has changed {_place(layout)} meanwhile",
-        hint="A lake has one stream. Start again if this is it",
-    )
+    hint = "A lake has one stream. Start again if this is it"
+    return SinkError(f"another program has changed {_place(layout)} meanwhile", hint=hint)
 
 
 def _root(layout: LakeLayout) -> ObjectPlace:
