@@ -86,9 +86,8 @@ def _merge(log: CommitLog, group: Sequence[LakeRoot]) -> None:
             merge.note(layout)
             quarantine.finish_merge(layout)
     except BaseException:
-        if (
-            isinstance(layout.root, ObjectPlace) or quarantine.QuarantineMerge.noted(layout) != merge
-        ):  # otherwise the next program finishes it
+        noted = None if isinstance(layout.root, ObjectPlace) else quarantine.QuarantineMerge.noted(layout)
+        if noted != merge:  # otherwise the next program finishes it
             staged.unlink(missing_ok=True)
         raise
 
