@@ -129,8 +129,10 @@ def test_a_pipeline_file_and_every_flag_that_reads_it(
     environment = {("AWS_ENDPOINT_URL" if n == "AWS_ENDPOINT" else n): v for n, v in object_store.environment().items()}
     uri, file = object_store.uri(prefix), tmp_path / "pipeline.yaml"
     file.write_text(
-        f"source: {{uri: '{replica_set.uri}', database: lakestorefile, startingFrom: snapshot}}\n"
-        f"lake: {{path: '{uri}', state: ./state, partitionBy: [day, collection]}}\ntrigger: {{availableNow: true}}\n"
+        f"source: {{uri: '{replica_set.uri}', database: lakestorefile, startingFrom: snapshot,\n"
+        "  pipeline: [{$addFields: {fullDocument.q: {$divide: [1, $fullDocument.d]}}}]}\n"
+        f"lake: {{path: '{uri}', state: ./state, partitionBy: [day, collection], onError: quarantine}}\n"
+        "trigger: {availableNow: true}\n"
     )
 
     def run(*flags: str) -> str:
@@ -148,11 +150,14 @@ def test_a_pipeline_file_and_every_flag_that_reads_it(
         assert f"a new lake at {uri}" in run("--dry-run")
         run()
         assert "30 events" in run("--verify", "--full")
+        client["lakestorefile"]["a"].insert_one({"_id": 99, "d": 0})  # is put aside
         client["lakestorefile"]["a"].delete_one({"_id": 3})
     assert f"the lake at {uri}, which has 30 events" in run("--dry-run")
     run()
     run("--compact")
-    assert "31 events" in run("--verify", "--full")
+    found = run("--verify", "--full")
+    assert "31 events" in found
+    assert "1 event in quarantine" in found
     options = dict(object_store.place(prefix, tmp_path / "x").bucket.options)
     rows = polars.scan_delta(uri, storage_options=options).sort("token").collect()
     assert rows["operation_type"].to_list() == ["snapshot"] * 30 + ["delete"]
