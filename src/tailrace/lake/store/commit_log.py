@@ -231,6 +231,11 @@ class CommitLog:
             reached = _later(reached, commit.reaches)
         return found
 
+    def checked(self) -> Iterator[Commit]:
+        """Of a lake in a store, the commits that ``problems`` has read: each is a request."""
+        for number, content in sorted(self._checked.items()):
+            yield decode(content, number, self.layout.commit(number))
+
     def _added_up(self, base: int, target: int) -> LogState:
         state = LogState()
         if base >= 0:

@@ -35,6 +35,7 @@ from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import Commit, Gap
 from tailrace.lake.store.partitioning import BY_DAY, Partitioning
 from tailrace.lake.store.quarantine import settle
+from tailrace.lake.store.quarantine_index import open_index
 from tailrace.lake.store.retention import remove_leftovers
 from tailrace.lake.store.session import SESSION, begin_session
 
@@ -100,7 +101,7 @@ def open_lake(
         continued = held if begun and gap is None else None
         if continued is not None:  # before anything goes: data files of a log that was set back may be wanted again
             _check_held(log, head, checkpoint, known, continued)
-        if isinstance(log.layout.root, Path):
+        if isinstance(log.layout.root, Path):  # of a lake in a store when it is given (``_give``)
             settle(log.layout, log.newest_batch(head))
             remove_leftovers(log)
         if continued is not None:
@@ -130,10 +131,11 @@ def _give(log: CommitLog, head: Head, known: Mapping[str, Any], claim: str, *, n
         if new or known["claim"] != claim:
             write_sealed(layout.identity, {**known, "claim": claim})
         return
-    value = {**known, "claim": claim, SESSION: begin_session(layout)}
-    exchange_sealed(layout.identity, value, None if new else known)
+    session = begin_session(layout)
+    exchange_sealed(layout.identity, {**known, "claim": claim, SESSION: session}, None if new else known)
     durable.step("claim.lake")
     if new:
+        open_index(layout, session, None, ())
         return
     try:
         log.write(Commit(head.number + 1, "start", claim, head.digest, newest=head.newest))
@@ -145,6 +147,9 @@ def _give(log: CommitLog, head: Head, known: Mapping[str, Any], claim: str, *, n
             hint="It can no longer do so. Start again: this stream goes on after what the other one has written",
         ) from error
     durable.step("claim.start")
+    aside = head.newest is not None and head.newest.aside
+    open_index(layout, session, log.newest_batch(head) if aside else None, log.checked())
+    durable.step("claim.quarantine")
     remove_leftovers(log)
 
 

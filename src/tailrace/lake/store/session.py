@@ -45,14 +45,20 @@ def require_session(layout: LakeLayout) -> dict[str, object] | None:
         return None
     require_state(layout.root)
     found = read_sealed(layout.identity)
-    if found is not None and found.get(SESSION) not in _known(layout.local):
+    if found is not None:
+        refuse_other_session(layout, found.get(SESSION))
+    return found
+
+
+def refuse_other_session(layout: LakeLayout, session: object) -> None:
+    """Raise SinkError for the ``session`` of a stream that the state directory does not know."""
+    if session not in _known(layout.local):
         raise SinkError(
             f"the lake {layout.root} is written by a stream with another state directory, or with a newer copy of this "
             f"one ({layout.local})",
             hint="Work on it where that stream runs, with its state directory. If that is lost, start the stream with "
             "a fresh state directory and a fresh checkpoint: it goes on after the lake's last event",
         )
-    return found
 
 
 def _known(local: Path) -> list[str]:
