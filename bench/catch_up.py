@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ URI, SHARDS = "TAILRACE_BENCH_URI", "TAILRACE_BENCH_SHARDS"
 DATABASE, COLLECTION = "bench", "entries"
 #: Operations in a transaction.
 OPERATIONS = 10
+#: ``maxBytesPerTrigger`` that no oplog here is longer than.
+WHOLE = "1g"
 #: A row of the result, and what it must reach, by the number of entries from which on that holds.
 ROWS = (("again", "in a running session"), ("first", "first of a session"), ("all", "with the start of everything"))
 BARS = {
@@ -65,6 +67,14 @@ def main() -> int:
     parser.add_argument("--again", type=int, default=2)
     parser.add_argument("--documents", choices=("bson", "variant", "json"), nargs="+", default=["bson"])
     parser.add_argument("--workload", choices=tuple(BARS), default="plain")
+    parser.add_argument(
+        "--place",
+        choices=("disk", "s3", "azure"),
+        nargs="+",
+        help="compare lakes in these places instead; stores are SeaweedFS and Azurite (needs npm) on this machine",
+    )
+    parser.add_argument("--max-bytes", default=WHOLE, help="maxBytesPerTrigger; with --place, of the counted run")
+    parser.add_argument("--lake", help=argparse.SUPPRESS)
     parser.add_argument("--child", choices=("spark", "native"), help=argparse.SUPPRESS)
     parser.add_argument("--since", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -73,6 +83,11 @@ def main() -> int:
         return run_spark(args)
     if args.child == "native":
         return run_native(args)
+    if args.place:
+        sys.path.append(str(Path(__file__).resolve().parents[1]))  # the tests start the stores
+        from catch_up_places import compare as compare_places
+
+        return compare_places(args)
     return compare(args)
 
 
@@ -196,13 +211,23 @@ def change(number: int, chance: random.Random) -> dict[str, Any]:
     }
 
 
-def child(side: str, out: Path, documents: str, place: Sequence[str], args: argparse.Namespace) -> dict[str, float]:
-    """Run one side. ``place``: the uri, where to start, and the shards' uris."""
+def child(
+    side: str,
+    out: Path,
+    documents: str,
+    place: Sequence[str],
+    args: argparse.Namespace,
+    *,
+    lake: str | None = None,
+    label: str = "",
+) -> dict[str, float]:
+    """Run one side. ``place``: the uri, where to start, and the shards' uris. ``lake``: the URI of one in a store."""
     uri, since, *shards = place
     out.mkdir()
     began = time.perf_counter()
     command = [sys.executable, __file__, "--child", side, "--since", since, "--out", str(out)]
     command += ["--entries", str(args.entries), "--documents", documents, "--again", str(args.again)]
+    command += ["--max-bytes", args.max_bytes] + (["--lake", lake] if lake else [])
     done = subprocess.run(
         command,
         env={**os.environ, URI: uri, SHARDS: " ".join(shards)},
@@ -213,13 +238,13 @@ def child(side: str, out: Path, documents: str, place: Sequence[str], args: argp
     )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     result["all"] = result.pop("first_done") - began
-    print(side, documents, {name: round(value, 2) for name, value in result.items()}, file=sys.stderr)
+    print(label or side, documents, {name: round(value, 2) for name, value in result.items()}, file=sys.stderr)
     return result
 
 
-def repeatedly(work: Callable[[Path], int], args: argparse.Namespace) -> None:
+def repeatedly(work: Callable[[Path], int], args: argparse.Namespace, more: Mapping[str, float]) -> None:
     """Do the work several times. Print the seconds of the first and of the quickest other, and the CPU seconds of the
-    last, mongod's among them."""
+    last, mongod's among them; and ``more``."""
     started = time.perf_counter()
     assert work(args.out / "first") == args.entries
     first_done = time.perf_counter()
@@ -229,7 +254,8 @@ def repeatedly(work: Callable[[Path], int], args: argparse.Namespace) -> None:
         assert work(args.out / f"again-{number}") == args.entries
         times.append(time.perf_counter() - begun)
     used = cpu_seconds() - cpu
-    print(json.dumps({"first": first_done - started, "first_done": first_done, "again": min(times), "cpu": used}))
+    result = {"first": first_done - started, "first_done": first_done, "again": min(times, default=0.0), "cpu": used}
+    print(json.dumps(result | more))
     sys.stdout.flush()
 
 
@@ -254,6 +280,7 @@ def run_spark(args: argparse.Namespace) -> int:
     from tailrace.lake.spark.runtime.session import local_session
     from tailrace.lake.spark.store.stream import write_stream
     from tailrace.lake.store.commit_log import CommitLog
+    from tailrace.lake.store.lake_root import writable_root
 
     spark = local_session(cores=2, fast_start=True)  # as the pages say for a lake
     source = {
@@ -262,13 +289,18 @@ def run_spark(args: argparse.Namespace) -> int:
         "collection": COLLECTION,
         "startAtOperationTime": args.since,
         "documents": args.documents[0],
+        "maxBytesPerTrigger": args.max_bytes,
     }
+    found: dict[str, float] = {}
 
     def work(out: Path) -> int:
-        write_stream(spark, source, out, available_now=True).awaitTermination()
-        return sum(file.rows for file in CommitLog(out).live_files())
+        lake, state = (out, None) if args.lake is None else (f"{args.lake}/{out.name}", out)
+        write_stream(spark, source, lake, state=state, available_now=True).awaitTermination()
+        log = CommitLog(writable_root(lake, state))
+        found["commits"] = sum(commit.batch is not None for commit in log.commits())
+        return sum(file.rows for file in log.live_files())
 
-    repeatedly(work, args)
+    repeatedly(work, args, found)
     sys.exit(0)
 
 
@@ -285,7 +317,7 @@ def run_native(args: argparse.Namespace) -> int:
             batches = native_batches(clients, Timestamp(seconds, increment), args)
             return sum(file.rows for file in PartWriter(out, "native").write_all(batches))
 
-        repeatedly(work, args)
+        repeatedly(work, args, {})
     return 0
 
 
