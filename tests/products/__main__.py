@@ -36,7 +36,7 @@ from tests.products.planted import PLANTED, planted_here
 from tests.products.play import ROUNDS, Play, Report, said
 from tests.products.product import Product
 from tests.products.products import PRODUCTS
-from tests.products.stored_tables import store_for, without_store
+from tests.products.stores import store_for, without_store
 from tests.products.truth import Truth
 from tests.products.writes import ReplicaSetWrites, ServerFailed
 from tests.seeds import end_in_order, parser_of_seeds
@@ -116,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     report = Report()
     with ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-products-"))
-        stack.enter_context(store_for([PRODUCTS[name] for name in options.products], Path(root), azure=True))
+        stack.enter_context(store_for(options.products, Path(root), azure=True))
         deployments = stack.enter_context(closing(Deployments(options.version, options.kind)))
         for seed in options.seeds:
             begun = time.monotonic()

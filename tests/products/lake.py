@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import random
 import re
 import shutil
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.lake.store.identity import partitioning_of, read_identity
+from tailrace.lake.store.lake_root import LakeRoot
 from tests.products.archive import ArchiveProduct, came_or_went, record
 from tests.products.lake_catalogue import CATALOGUE, catalogue_of, unlike_iceberg
 from tests.products.late_source import lakes_beginning_at
 from tests.products.product import Job, Product
-from tests.products.put_aside import is_of, kind_put_aside, pipeline_of, put_aside
+from tests.products.put_aside import Kind, is_of, kind_put_aside, pipeline_of, put_aside
 from tests.products.snapshot import kind_of, unlike_a_copy
 from tests.products.truth import Truth, first_of, time_of
 from tests.sharded import native
@@ -64,6 +67,16 @@ class LakeProduct(Product):
     may_be_removed = "_quarantine"
     on_spark = True
     limits = ArchiveProduct.limits
+    #: Whether some seeds have an Iceberg table, events that are put aside, and a stream that is widened.
+    has_extras: ClassVar[bool] = True
+
+    def lake_of(self, job: Job) -> LakeRoot:
+        """Where the lake is, for whoever reads it."""
+        return job.root / "lake"
+
+    def written_to(self, job: Job) -> dict[str, Any]:
+        """The same for a stream."""
+        return {"lake": job.root / "lake"}
 
     def advance(self, job: Job) -> None:
         from tailrace.lake import CompactionPolicy
@@ -79,7 +92,7 @@ class LakeProduct(Product):
         begin = {"startAtOperationTime": f"{start.seconds},{start.increment}"}
         copied = {"startingFrom": "snapshot", "fullDocument": "updateLookup"}
         options |= copied if _begins_with_a_copy(job) else begin
-        kind = kind_put_aside(job)
+        kind = kind_put_aside(job) if self.has_extras else None
         if kind is not None:
             options["pipeline"] = pipeline_of(kind)
         late: AbstractContextManager[None] = contextlib.nullcontext()
@@ -90,11 +103,13 @@ class LakeProduct(Product):
             "compaction": CompactionPolicy(every=4, fan_in=2),
             "partition_by": rng.choice((None, ("day", "hour"), *divided)),
             "on_error": rng.choice(("fail", "quarantine")) if kind is None else "quarantine",
-            "iceberg": catalogue_of(job),
+            "iceberg": catalogue_of(job) if self.has_extras else None,
             **_planted_sink(job.planted),
         }
+        if not self.has_extras:
+            chosen["on_error"] = "fail"
         with late:
-            if "pipeline" not in options and "startingFrom" not in options and _begins_narrow(job):
+            if self.has_extras and "pipeline" not in options and "startingFrom" not in options and _begins_narrow(job):
                 self._widen(options, job, chosen)
             self._write(options, job, chosen)
 
@@ -130,7 +145,7 @@ class LakeProduct(Product):
     def _write(self, options: dict[str, str], job: Job, chosen: dict[str, Any]) -> None:
         from tailrace.lake.spark.store.stream import write_stream
 
-        query = write_stream(session(), options, job.root / "lake", available_now=True, **chosen)
+        query = write_stream(session(), options, **self.written_to(job), available_now=True, **chosen)
         try:
             query.awaitTermination(job.options.get("stopped_after_s"))
         except PySparkException as error:
@@ -142,20 +157,17 @@ class LakeProduct(Product):
     def differences(self, job: Job, truth: Truth) -> list[str]:
         from tailrace.lake import files, verify
 
-        lake = job.root / "lake"
+        lake = self.lake_of(job)
         try:
-            events = [
-                event
-                for file in files(lake)
-                for event in pq.read_table(file, page_checksum_verification=True).column("event").to_pylist()
-            ]
+            events = [event for file in files(lake) for event in _events_in(lake, file)]
         except (OSError, pa.ArrowException) as error:  # what a reader says of a file that is damaged or missing
             raise SinkError(f"the lake cannot be read: {error}") from error
         if partitioning_of(read_identity(lake) or {}).collection:
             events = _in_one_order(events)
-        told = _unlike(events, put_aside(lake), job, truth)
-        if (catalogue := catalogue_of(job)) is not None:
-            told += unlike_iceberg(lake, catalogue, events)
+        kind = kind_put_aside(job) if self.has_extras else None
+        told = _unlike(events, put_aside(lake), kind, job, truth)
+        if self.has_extras and (catalogue := catalogue_of(job)) is not None:
+            told += unlike_iceberg(job.root / "lake", catalogue, events)
         problems = verify(lake, full=True).problems
         for problem in filter(_NOT_AS_WRITTEN, problems):
             # A reader of Parquet takes one whole file for another; who wants to know asks ``verify`` (how-to/lake.md).
@@ -163,9 +175,17 @@ class LakeProduct(Product):
         return told + [f"lake verify: {problem}" for problem in problems]
 
 
-def _unlike(events: list[bytes], aside: list[bytes], job: Job, truth: Truth) -> list[str]:
-    """In what a lake's events, and those in its quarantine, are not what the server says."""
-    kind = kind_put_aside(job)
+def _events_in(lake: LakeRoot, name: str) -> list[bytes]:
+    """The events of a file that the lake names."""
+    where: Any = name
+    if isinstance(lake, ObjectPlace):
+        where = io.BytesIO((lake / name.removeprefix(f"{lake}/")).read_bytes())
+    found: list[bytes] = pq.read_table(where, page_checksum_verification=True).column("event").to_pylist()
+    return found
+
+
+def _unlike(events: list[bytes], aside: list[bytes], kind: Kind | None, job: Job, truth: Truth) -> list[str]:
+    """In what a lake's events, and those in its quarantine, are not what the server says. ``kind`` is put aside."""
     strange = [event for event in aside if kind is None or not is_of(kind, event)]
     told = (
         [f"{len(strange)} events in the quarantine that can be written, first {strange[0]!r}"[:600]] if strange else []

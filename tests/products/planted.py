@@ -324,6 +324,7 @@ def _damaged_tokens() -> list[Undo]:
 
 PLANTED: dict[str, Callable[[], list[Undo]]] = {
     "a lake that was set back goes on": _lake_set_back,
+    "a lake in a store that was set back goes on": _lake_set_back,
     "a table that was set back goes on": _table_set_back,
     "an altered state of tables is taken over": _altered_state,
     "an altered log of a table is read": _altered_log,

@@ -8,6 +8,7 @@ from tests.products.images import ImagesProduct
 from tests.products.lake import LakeProduct
 from tests.products.product import Product
 from tests.products.snapshot import SnapshotProduct
+from tests.products.stored_lake import StoredLakeProduct
 from tests.products.stored_tables import StoredTablesProduct
 from tests.products.tables import AsOfProduct, TablesProduct
 
@@ -22,5 +23,6 @@ _ALL: tuple[Product, ...] = (
     ListenerProduct(),
     LakeProduct(),
     StoredTablesProduct(),
+    StoredLakeProduct(),
 )
 PRODUCTS: dict[str, Product] = {one.name: one for one in _ALL}

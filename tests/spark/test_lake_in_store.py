@@ -23,6 +23,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.lake import verify
 from tailrace.lake.store.commit_log import CommitLog
 from tests.spark.lake_driving import PATIENCE_S, driver, options_for
+from tests.spark.sparkless_lake import fill
 from tests.spark.streams import newest, server_events
 from tests.spark.test_lake_crash import at_work
 from tests.tables.object_server import ObjectServer
@@ -76,14 +77,62 @@ def test_after_kills_the_lake_is_the_servers_stream(
     assert held <= set(live.files) | set(live.removed)
 
 
+_READ = """
+import sys
+from tailrace.lake import read
+from tailrace.spark import local_session
+
+spark = local_session("reads", cores=2, fast_start=True)
+one, other, empty = (read(spark, place) for place in sys.argv[1:])
+assert one.dtypes == other.dtypes == empty.dtypes, (one.dtypes, other.dtypes, empty.dtypes)
+assert dict(other.dtypes)["full_document"] == "variant" and dict(other.dtypes)["hour"] == "int", other.dtypes
+wanted = [name if kind != "variant" else f"to_json({name})" for name, kind in one.dtypes]
+rows = [frame.orderBy("token").selectExpr(*wanted).collect() for frame in (one, other)]
+assert rows[0] == rows[1] and len(rows[0]) == 60, (len(rows[0]), len(rows[1]))
+assert other.where("hour >= 0 AND operation_type = 'insert'").count() == 60 and empty.count() == 0
+print("the same")
+"""
+
+
+def test_spark_reads_the_rows_of_a_lake_in_a_directory(
+    replica_set: ReplicaSet, object_store: ObjectServer, prefix: str, tmp_path: Path
+) -> None:
+    """The reader without Spark: tests/tables/test_lake_in_store.py."""
+    environment = {("AWS_ENDPOINT_URL" if n == "AWS_ENDPOINT" else n): v for n, v in object_store.environment().items()}
+    database = "lakestoreread"
+    with pymongo.MongoClient[Any](replica_set.uri, w="majority") as client:
+        client.drop_database(database)
+        start = newest(replica_set.uri)
+        for number in range(60):
+            client[database][f"n{number % 3}"].insert_one({"_id": number, "v": {"x": [number, None, "é"]}})
+    options = options_for(replica_set.uri, database, start, maxEventsPerTrigger="25", documents="variant")
+    places: list[Any] = [tmp_path / "lake", object_store.place(prefix, tmp_path / "s")]
+    for place in places:
+        fill(options, place, newest(replica_set.uri), partition_by=("day", "hour", "collection"))
+    empty = object_store.place(f"{prefix}/empty", tmp_path / "e")
+    nothing = options_for(replica_set.uri, "nothingever", start, documents="variant")
+    fill(nothing, empty, newest(replica_set.uri), partition_by=("day", "hour", "collection"))
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, *map(str, [*places, empty])],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "the same\n"), done.stderr[-3000:]
+
+
 def test_a_pipeline_file_and_every_flag_that_reads_it(
     replica_set: ReplicaSet, object_store: ObjectServer, prefix: str, tmp_path: Path
 ) -> None:
     environment = {("AWS_ENDPOINT_URL" if n == "AWS_ENDPOINT" else n): v for n, v in object_store.environment().items()}
     uri, file = object_store.uri(prefix), tmp_path / "pipeline.yaml"
     file.write_text(
-        f"source: {{uri: '{replica_set.uri}', database: lakestorefile, startingFrom: snapshot}}\n"
-        f"lake: {{path: '{uri}', state: ./state, partitionBy: [day, collection]}}\ntrigger: {{availableNow: true}}\n"
+        f"source: {{uri: '{replica_set.uri}', database: lakestorefile, startingFrom: snapshot,\n"
+        "  pipeline: [{$addFields: {fullDocument.q: {$divide: [1, $fullDocument.d]}}}]}\n"
+        f"lake: {{path: '{uri}', state: ./state, partitionBy: [day, collection], onError: quarantine}}\n"
+        "trigger: {availableNow: true}\n"
     )
 
     def run(*flags: str) -> str:
@@ -101,11 +150,14 @@ def test_a_pipeline_file_and_every_flag_that_reads_it(
         assert f"a new lake at {uri}" in run("--dry-run")
         run()
         assert "30 events" in run("--verify", "--full")
+        client["lakestorefile"]["a"].insert_one({"_id": 99, "d": 0})  # is put aside
         client["lakestorefile"]["a"].delete_one({"_id": 3})
     assert f"the lake at {uri}, which has 30 events" in run("--dry-run")
     run()
     run("--compact")
-    assert "31 events" in run("--verify", "--full")
+    found = run("--verify", "--full")
+    assert "31 events" in found
+    assert "1 event in quarantine" in found
     options = dict(object_store.place(prefix, tmp_path / "x").bucket.options)
     rows = polars.scan_delta(uri, storage_options=options).sort("token").collect()
     assert rows["operation_type"].to_list() == ["snapshot"] * 30 + ["delete"]

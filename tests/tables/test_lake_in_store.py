@@ -187,6 +187,12 @@ def test_nothing_holds_a_key(root: ObjectPlace, tmp_path: Path) -> None:
     assert list((tmp_path / "state" / "uploads").iterdir()) == []
 
 
+def keys_from(object_store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment that commands and tasks find the store by."""
+    for name, value in object_store.environment().items():
+        monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "AWS_ENDPOINT" else name, value)
+
+
 # -- kills ------------------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tailrace.cli.main import main
 from tailrace.core.event.resume_token import encode_event_token
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import OtherHistoryError, SinkError, TailraceError, UsageError
+from tailrace.lake.spark.tables_writer import tables_writer
 from tailrace.lake.tables.as_of import as_of
 from tailrace.lake.tables.delta_commit import stated
 from tailrace.lake.tables.event_rows import read_rows
@@ -313,3 +315,13 @@ def test_the_commands_for_tables_that_rest(begun: Path, tmp_path: Path, capsys: 
     assert main(["tables", "rebuild", str(query.root), "shop.orders"]) == 0
     query.give(insert(3, 9))
     assert query.held() == {1: {"_id": 1, "n": 1}, 2: {"_id": 2}, 3: {"_id": 3}}
+
+
+def test_the_page_has_every_argument_and_says_which_settings_are_refused() -> None:
+    """Nothing had held the page's table against the function."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "tables.md").read_text()
+    part = page[page.index("## From a stream of your own in Spark") : page.index("**What the rows must have.**")]
+    rows = [line.split("|")[1].strip() for line in part.splitlines() if line.startswith("| `")]
+    assert rows == [f"`{name}`" for name in signature(tables_writer).parameters]
+    [settings] = [line for line in part.splitlines() if line.startswith("| `tables` |")]
+    assert "in an object store, Iceberg and masks are refused" in settings

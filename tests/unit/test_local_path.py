@@ -79,7 +79,6 @@ def test_the_pipeline_file_refuses_it_by_its_key(key: str, scheme: str, tmp_path
         ("path: 's3://key:s3cret@bucket/lake', state: state", "must be s3://BUCKET/PREFIX, without keys"),
         ("path: s3://bucket/lake, state: 5", "lake.state must be text"),
         ("path: s3://bucket/lake, state: s3://bucket/state", "the state is a URI that begins with 's3:'"),
-        ("path: s3://bucket/lake, state: state, onError: quarantine", "no quarantine in a lake in an object store"),
         ("path: s3://bucket/lake, state: state, iceberg: 'sqlite:///x.db'", "no Iceberg catalogue can have a lake in"),
     ],
 )

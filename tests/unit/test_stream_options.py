@@ -8,6 +8,7 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
+from tailrace.core.event.bson_text import document_text
 from tailrace.core.event.resume_token import ResumeToken
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.namespace import Scope
@@ -114,3 +115,15 @@ def test_an_option_that_came_later_is_unknown_to_an_older_server_whatever_its_ty
             Scope.of_collection("shop", "orders"), {"showExpandedEvents": value}, profile=profile_for("5.0.4")
         )
     assert refused.value.code == 40415
+
+
+def test_options_do_not_print_their_stages() -> None:
+    """They are bytes, and hold the user's values."""
+    scope = Scope.of_collection("shop", "orders")
+    options = StreamOptions(scope, pipeline=(bson.encode({"$match": {"secret": "value"}}),))
+    assert "secret" not in repr(options)
+
+
+def test_a_text_that_is_no_utf_8_is_printed_in_a_message() -> None:
+    document = bson.encode({"name": "abc"}).replace(b"abc", b"a\xffc")
+    assert document_text(document) == '{name: "a\N{REPLACEMENT CHARACTER}c"}'

@@ -67,10 +67,16 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--letters", default=LETTERS, metavar="DB.COLL", help=f"where dead letters are kept (default: {LETTERS})"
     )
-    for flag, what in (("lake", "a lake"), ("tables", "tables")):
-        group.add_argument(
-            f"--{flag}", action="append", default=[], type=Path, metavar="DIR", help=f"{what}; may be repeated"
-        )
+    group.add_argument(
+        "--lake",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a lake, in a directory, or at s3://BUCKET/PREFIX or az://CONTAINER/PREFIX; may be repeated",
+    )
+    group.add_argument(
+        "--tables", action="append", default=[], type=Path, metavar="DIR", help="tables; may be repeated"
+    )
     group.add_argument(
         "--archive",
         action="append",
@@ -86,6 +92,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
 def targets_of(args: argparse.Namespace) -> Targets:
     """What is shown next to the deployment. Raises UsageError."""
     from tailrace.cli.panels.sources import Targets  # noqa: PLC0415  so that --help does not load it
+    from tailrace.lake.store.lake_root import given_root  # noqa: PLC0415  as well
     from tailrace.read.archive.place import archive_place  # noqa: PLC0415  as well
 
     for namespace in (args.store, args.letters):
@@ -94,7 +101,7 @@ def targets_of(args: argparse.Namespace) -> Targets:
         store=args.store,
         letters=args.letters,
         gateway=None if args.gateway is None else find_uri(args.gateway),
-        lakes=args.lake,
+        lakes=[given_root(one, None) for one in args.lake],
         tables=args.tables,
         archives=[archive_place(one) for one in args.archive],
         syncs=[find_uri(target) for target in args.sync],

@@ -23,7 +23,7 @@ from tailrace.lake.store import quarantine
 from tailrace.lake.store.checkpoint_file import CHECKPOINT_FILE, read_held
 from tailrace.lake.store.commit_log import CommitLog, Head, check_present
 from tailrace.lake.store.identity import CHANGING, metadata_after, partitioning_of, read_identity
-from tailrace.lake.store.lake_root import write_sealed
+from tailrace.lake.store.lake_root import LakeRoot, write_sealed
 from tailrace.lake.store.layout import merged_name, new_name
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import Commit, FileEntry, LakeChange, Removal, StagedFile
@@ -73,7 +73,7 @@ def lake_before(root: Path) -> Iterator[LakeBefore]:
         yield before
 
 
-def _reasons(paths: Sequence[Path]) -> dict[str, str]:
+def _reasons(paths: Sequence[LakeRoot]) -> dict[str, str]:
     tables = [quarantine.read_checked(path).select(["token", "reason"]) for path in paths]
     return {str(row["token"]): str(row["reason"]) for table in tables for row in table.to_pylist()}
 

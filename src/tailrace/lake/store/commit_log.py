@@ -79,6 +79,8 @@ class CommitLog:
         self.layout = LakeLayout(rooted(root))
         #: Whether a commit may have been made although the store has not said so.
         self.in_doubt = False
+        #: The ``lake.json`` of a lake in a store, as it was after the lock's holder had read the head.
+        self.identity: dict[str, Any] | None = None
         self._checked: dict[int, bytes] = {}
 
     @contextmanager
@@ -86,9 +88,9 @@ class CommitLog:
         """Hold the lake's lock, and give the head. Raises SinkError where the log has lost its newest commit, or,
         unless a stream is just ``opening`` the lake, where another machine writes it."""
         with durable.locked(self.layout.lock):
-            if not opening:
-                require_session(self.layout)
-            yield self._recover()
+            head = self._recover()
+            self.identity = None if opening else require_session(self.layout)  # after the head: see session.py
+            yield head
 
     @contextmanager
     def reading(self) -> Iterator[Head]:
@@ -228,6 +230,11 @@ class CommitLog:
                 found.append(f"{self.layout.commit(number)} {hole}")
             reached = _later(reached, commit.reaches)
         return found
+
+    def checked(self) -> Iterator[Commit]:
+        """Of a lake in a store, the commits that ``problems`` has read: each is a request."""
+        for number, content in sorted(self._checked.items()):
+            yield decode(content, number, self.layout.commit(number))
 
     def _added_up(self, base: int, target: int) -> LogState:
         state = LogState()

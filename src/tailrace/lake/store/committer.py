@@ -52,9 +52,9 @@ def commit_batch(
         checked_name(file.name, f"micro-batch {batch}")
     log = CommitLog(root)
     with log.locked() as head:
-        known = check_claim(root, claim)
+        known = check_claim(log, claim)
         held = None if checkpoint is None else _held(log, head, claim, checkpoint)
-        if isinstance(root, Path):  # a lake in a store has no quarantine
+        if isinstance(root, Path) or (head.newest is not None and head.newest.aside):  # in a store each is a request
             quarantine.settle(log.layout, log.newest_batch(head))
         if files and _is_replay(head, claim, batch, planned):
             _discard(log.layout, files)
@@ -77,7 +77,8 @@ def commit_batch(
             sync_directories({(root / file.name).parent for file in rows} | {log.layout.staging})
         durable.step("commit.files")
         last = max(file.last_token for file in files)
-        mark = BatchMark(head.number + 1, claim, batch, planned, first, last, sum(file.rows for file in rows))
+        count = sum(file.rows for file in rows)
+        mark = BatchMark(head.number + 1, claim, batch, planned, first, last, count, len(aside))
         commit = append_commit(head, claim, batch, mark, rows, quarantined=aside)
         _remember(checkpoint, held, log.write(commit, _metadata(log, head, commit, known)))
         quarantine.settle(log.layout, commit)

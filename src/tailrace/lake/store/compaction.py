@@ -26,6 +26,7 @@ from tailrace.lake.store.layout import merged_name
 from tailrace.lake.store.manifest import Commit, FileEntry, Removal, StagedFile
 from tailrace.lake.store.part_writer import FileLimits, PartWriter, equal_tokens_in, kept_metadata, opened_checked
 from tailrace.lake.store.quarantine_merge import merge_quarantine
+from tailrace.lake.store.remembered import remembered
 from tailrace.lake.store.retention import NotReleasedError, Release, check_released, remove_replaced
 from tailrace.lake.store.session import require_session
 
@@ -112,14 +113,19 @@ def compact_after(
 
 def compact_idle(root: LakeRoot, policy: CompactionPolicy, release: Release | None = None) -> CompactionResult:
     """What a stream does where nothing has happened for a while: what ``compact_after`` would do at its next turn,
-    which may not come soon."""
-    state = CommitLog(root).state()
-    if policy.every == 0 or not state.files:
+    which may not come soon. What was found at the newest commit is remembered."""
+    if policy.every == 0:
         return CompactionResult()
-    files, until = state.in_order, datetime.now(UTC) - policy.retention
+    now = datetime.now(UTC)
+    known, state = remembered(CommitLog(root))
+    if not state.files or known.is_idle(policy, now):
+        return CompactionResult()
+    files, until = state.in_order, now - policy.retention
     growing = max(files, key=lambda file: file.last_token).period
     due = any(_tail(lane, policy) for lane in _partitions([file for file in files if file.period == growing]))
     if not due and not present(root, (one.name for one in state.removed.values() if one.at <= until)):
+        next_at = min((one.at for one in state.removed.values() if one.at > until), default=None)
+        known.idle = policy, None if next_at is None else next_at + policy.retention
         return CompactionResult()
     return _compact_beside(root, growing, policy, release)
 

@@ -295,6 +295,7 @@ def mark_to_json(mark: BatchMark) -> dict[str, Any]:
         "firstToken": mark.first_token,
         "lastToken": mark.last_token,
         "rows": mark.rows,
+        **({"aside": mark.aside} if mark.aside else {}),
     }
 
 
@@ -307,6 +308,7 @@ def mark_from_json(value: Mapping[str, Any]) -> BatchMark:
         first_token=_text(value["firstToken"]),
         last_token=_text(value["lastToken"]),
         rows=_natural_number(value["rows"]),
+        aside=_natural_number(value.get("aside", 0)),
     )
     cluster_time_of(mark.last_token)
     return mark

@@ -17,6 +17,7 @@ from tailrace.lake.store.erasure import EVENT, READ_ROWS, erasable, erase, match
 from tailrace.lake.store.erasure_preview import preview
 from tailrace.lake.store.lake_root import LakeRoot, size_of
 from tailrace.lake.store.part_writer import parquet_file
+from tailrace.lake.store.quarantine_index import uncounted
 
 #: The types of events that are of a document. Others name a collection at most.
 _OF_DOCUMENTS: Final = ("insert", "update", "replace", "delete")
@@ -95,6 +96,7 @@ def _loose_files(log: CommitLog) -> Iterator[LakeRoot]:
     if isinstance(root, ObjectPlace):
         held = log.state().files
         yield from (root / name for name in log.layout.files_present() if name not in held)
+        yield from uncounted(log.layout, log.newest_batch(log.head()))
         return
     present = [root / name for name in log.layout.files_present()]
     staged = list(log.layout.staging.rglob("*")) if log.layout.staging.is_dir() else []

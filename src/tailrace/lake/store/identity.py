@@ -35,6 +35,7 @@ from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import Commit, Gap
 from tailrace.lake.store.partitioning import BY_DAY, Partitioning
 from tailrace.lake.store.quarantine import settle
+from tailrace.lake.store.quarantine_index import open_index
 from tailrace.lake.store.retention import remove_leftovers
 from tailrace.lake.store.session import SESSION, begin_session
 
@@ -100,7 +101,7 @@ def open_lake(
         continued = held if begun and gap is None else None
         if continued is not None:  # before anything goes: data files of a log that was set back may be wanted again
             _check_held(log, head, checkpoint, known, continued)
-        if isinstance(log.layout.root, Path):
+        if isinstance(log.layout.root, Path):  # of a lake in a store when it is given (``_give``)
             settle(log.layout, log.newest_batch(head))
             remove_leftovers(log)
         if continued is not None:
@@ -130,10 +131,11 @@ def _give(log: CommitLog, head: Head, known: Mapping[str, Any], claim: str, *, n
         if new or known["claim"] != claim:
             write_sealed(layout.identity, {**known, "claim": claim})
         return
-    value = {**known, "claim": claim, SESSION: begin_session(layout)}
-    exchange_sealed(layout.identity, value, None if new else known)
+    session = begin_session(layout)
+    exchange_sealed(layout.identity, {**known, "claim": claim, SESSION: session}, None if new else known)
     durable.step("claim.lake")
     if new:
+        open_index(layout, session, None, ())
         return
     try:
         log.write(Commit(head.number + 1, "start", claim, head.digest, newest=head.newest))
@@ -145,6 +147,9 @@ def _give(log: CommitLog, head: Head, known: Mapping[str, Any], claim: str, *, n
             hint="It can no longer do so. Start again: this stream goes on after what the other one has written",
         ) from error
     durable.step("claim.start")
+    aside = head.newest is not None and head.newest.aside
+    open_index(layout, session, log.newest_batch(head) if aside else None, log.checked())
+    durable.step("claim.quarantine")
     remove_leftovers(log)
 
 
@@ -199,12 +204,7 @@ def read_identity(root: LakeRoot) -> dict[str, Any] | None:
     path = log.layout.identity
     value = read_sealed(path)
     if value is not None:
-        value = _in_force(log, value)
-        check_format(value, path)
-        for key, kind in (("id", str), ("claim", str), ("stream", dict), ("columns", list), ("created", str)):
-            if not isinstance(value.get(key), kind):
-                raise SinkError(f"{path} is damaged: no {key}")
-        return value
+        return _checked(log, value)
     if root.exists() or isinstance(root, ObjectPlace):
         if isinstance(root, Path) and not root.is_dir():
             raise UsageError(f"{root} is not a directory")
@@ -282,10 +282,21 @@ def metadata_after(known: Mapping[str, Any], state: LogState, commit: Commit) ->
     )
 
 
-def check_claim(root: LakeRoot, claim: str) -> dict[str, Any]:
+def _checked(log: CommitLog, value: dict[str, Any]) -> dict[str, Any]:
+    """What ``lake.json`` holds, in force and whole."""
+    path, value = log.layout.identity, _in_force(log, value)
+    check_format(value, path)
+    for key, kind in (("id", str), ("claim", str), ("stream", dict), ("columns", list), ("created", str)):
+        if not isinstance(value.get(key), kind):
+            raise SinkError(f"{path} is damaged: no {key}")
+    return value
+
+
+def check_claim(log: CommitLog, claim: str) -> dict[str, Any]:
     """Refuse to commit under a claim that is not, or no longer, the lake's. The caller holds the lake's lock. Returns
     the content of ``lake.json``."""
-    known = read_identity(root)
+    root = log.layout.root
+    known = read_identity(root) if log.identity is None else _checked(log, log.identity)
     if known is None:
         raise SinkError(f"{root} is no longer a lake: lake.json is gone")
     if known["claim"] != claim:

@@ -26,7 +26,6 @@ NOWHERE: Final = Path(os.devnull)
 #: What lakes in a store do not have yet, and what to do.
 NOT_CHANGED: Final = ("the stream and the columns cannot be changed of", "Begin another lake, beside this one")
 NOT_MIRRORED: Final = ("no Iceberg catalogue can have", "Leave it out, or keep the lake in a directory")
-NOT_PUT_ASIDE: Final = ("there is no quarantine in", "Leave onError out, or keep the lake in a directory")
 #: How often an object is read and replaced again where others replace it meanwhile.
 _TRIES: Final = 8
 

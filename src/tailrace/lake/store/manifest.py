@@ -101,7 +101,7 @@ class Removal:
 @dataclass(frozen=True, slots=True)
 class BatchMark:
     """The newest micro-batch that added events: commit ``number``, ``batch`` under ``claim``, the range it was planned
-    for, and what it brought."""
+    for, and what it brought: of the events that were put aside the number of files."""
 
     number: int
     claim: str
@@ -110,6 +110,7 @@ class BatchMark:
     first_token: str
     last_token: str
     rows: int
+    aside: int = 0
 
     @property
     def last_cluster_time(self) -> ClusterTime:

@@ -312,6 +312,24 @@ def opened_checked(root: LakeRoot, entry: StagedFile) -> Iterator[pq.ParquetFile
 
 
 @contextmanager
+def opened_to_read(root: LakeRoot, entry: StagedFile) -> Iterator[pq.ParquetFile]:
+    """A file of the lake, for a reader: a small one is compared with the log as a whole, of a larger one the size and
+    the checksums of the pages that are read. Raises SinkError where it is missing, or not what was written."""
+    if entry.size <= _WHOLE_MAX:
+        with opened_checked(root, entry) as file:
+            yield file
+        return
+    path = root / entry.name
+    try:
+        if size_of(path) != entry.size:
+            raise SinkError(f"{path} is damaged: its size is not the log's", hint="Restore it from a copy")
+        with parquet_file(path, entry.size) as file:
+            yield file
+    except (OSError, pa.ArrowException) as error:
+        raise SinkError(f"{path} cannot be read: {error}", hint="Restore it from a copy") from error
+
+
+@contextmanager
 def parquet_file(place: LakeRoot, size: int | None = None) -> Iterator[pq.ParquetFile]:
     """A Parquet file to read; the checksums of its pages are compared. An object that is known to be small is read in
     one request. Raises FileNotFoundError."""

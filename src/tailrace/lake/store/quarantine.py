@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError
-from tailrace.lake.store.lake_root import sha256_of
+from tailrace.lake.store.lake_root import LakeRoot, sha256_of
 from tailrace.lake.store.layout import QUARANTINE, LakeLayout, checked_quarantine_name, cluster_time_of, is_quarantine
 from tailrace.lake.store.manifest import Commit, StagedFile
+from tailrace.lake.store.quarantine_index import add_commit, replace_files, stored_files
 
 #: What may be done with an event that cannot be written: end the stream, or put the event aside.
 ON_ERRORS: Final = ("fail", "quarantine")
@@ -71,9 +72,9 @@ def schema() -> pa.Schema:
     )
 
 
-def stage(root: Path, events: Sequence[QuarantinedEvent], *, one_token: int = 1) -> StagedFile:
+def stage(root: LakeRoot, events: Sequence[QuarantinedEvent], *, one_token: int = 1) -> StagedFile:
     """Write events to a file, in the order of the stream, that a commit may name. ``one_token`` is how many events may
-    have one token: the number of shards that they come from. Raises LakeFullError."""
+    have one token: the number of shards that they come from. Raises LakeFullError and StoreAwayError."""
     import pyarrow as pa  # noqa: PLC0415
 
     now = time.time_ns() // 1000
@@ -93,14 +94,33 @@ def stage(root: Path, events: Sequence[QuarantinedEvent], *, one_token: int = 1)
     ]
     first, last = ordered[0].token, ordered[-1].token
     name = f"{QUARANTINE}/{cluster_time_of(first):016X}-{uuid.uuid4().hex}.parquet"
-    path = waiting(LakeLayout(root), name)
+    place = waiting(LakeLayout(root), name)
+    path = LakeLayout(root).staging / f"{_WAITING}{place.name}" if isinstance(place, ObjectPlace) else place
     with durable.writing(path):
         try:
+            if isinstance(place, ObjectPlace):
+                durable.make_private(path.parent)
             write_rows(pa.Table.from_pylist(rows, schema()), path)
+            staged = StagedFile(name, len(rows), path.stat().st_size, sha256_of(path), first, last)
+            if isinstance(place, ObjectPlace):
+                move_up(path, place)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-    return StagedFile(name, len(rows), path.stat().st_size, sha256_of(path), first, last)
+    return staged
+
+
+def name_after(path: LakeRoot) -> str:
+    """A new name for what takes the place of a file; it sorts where that did."""
+    return f"{path.name.partition('-')[0]}-{uuid.uuid4().hex}.parquet"
+
+
+def move_up(path: Path, place: ObjectPlace) -> None:
+    """Upload a file that was written for it, and remove it here."""
+    try:
+        place.upload(path)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _token_of(event: QuarantinedEvent) -> str:
@@ -138,13 +158,13 @@ def write_rows(table: pa.Table, path: Path) -> None:
     durable.sync_file(path)
 
 
-def read_checked(path: Path) -> pa.Table:
+def read_checked(path: LakeRoot) -> pa.Table:
     """The rows of a file. Raises FileNotFoundError, and SinkError where it is damaged or was changed."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with pq.ParquetFile(_source(path), page_checksum_verification=True) as file:
             known = (file.metadata.metadata or {}).get(_DIGEST)
             table: pa.Table = file.read()
         if known is not None and RowsDigest().add(table).metadata[_DIGEST] != known:
@@ -156,8 +176,18 @@ def read_checked(path: Path) -> pa.Table:
     return table
 
 
-def waiting(layout: LakeLayout, name: str) -> Path:
-    """Where a file lies until its commit has been made."""
+def _source(path: LakeRoot) -> Any:
+    """What Arrow reads: an object as a whole, since these are small."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    return path if isinstance(path, Path) else pa.BufferReader(path.read_bytes())
+
+
+def waiting(layout: LakeLayout, name: str) -> LakeRoot:
+    """Where a file lies until its commit has been made. In a store it lies at its place from the beginning
+    (``quarantine_index.py``)."""
+    if isinstance(layout.root, ObjectPlace):
+        return layout.root / name
     return layout.staging / f"{_WAITING}{name.removeprefix(f'{QUARANTINE}/')}"
 
 
@@ -170,8 +200,9 @@ def check_waiting(layout: LakeLayout, files: Sequence[StagedFile]) -> None:
 
 def settle(layout: LakeLayout, commit: Commit | None) -> None:
     """Move the files that ``commit`` names to their place, if they are not there yet, and finish a merge that a crash
-    has interrupted. The caller holds the lock. A lake in a store has no quarantine."""
+    has interrupted. The caller holds the lock. In a store the index names them."""
     if isinstance(layout.root, ObjectPlace):
+        add_commit(layout, commit)
         return
     finish_merge(layout)
     names = [] if commit is None else [name for name in commit.quarantined if waiting(layout, name).exists()]
@@ -182,7 +213,7 @@ def settle(layout: LakeLayout, commit: Commit | None) -> None:
         durable.make_directory(folder)
         durable.sync_directory(layout.root)
         for name in names:
-            waiting(layout, name).rename(layout.root / name)
+            os.rename(str(waiting(layout, name)), layout.root / name)
         durable.sync_directory(folder)
     durable.step("commit.quarantine")
 
@@ -243,12 +274,12 @@ def finish_merge(layout: LakeLayout) -> None:
         durable.sync_directory(layout.local)
 
 
-def files_of(layout: LakeLayout, newest: Commit | None) -> list[Path]:
+def files_of(layout: LakeLayout, newest: Commit | None) -> list[LakeRoot]:
     """The files of the quarantine, those of the newest micro-batch included that still wait. Takes no lock."""
     if isinstance(layout.root, ObjectPlace):
-        return []
+        return [*stored_files(layout, newest)]
     folder = layout.root / QUARANTINE
-    found = {path.name: path for path in folder.glob("*.parquet")} if folder.is_dir() else {}
+    found: dict[str, LakeRoot] = {path.name: path for path in folder.glob("*.parquet")} if folder.is_dir() else {}
     for name in newest.quarantined if newest is not None else ():
         path = waiting(layout, name)
         if path.exists():
@@ -261,46 +292,49 @@ def files_of(layout: LakeLayout, newest: Commit | None) -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
-def rows_in(paths: Sequence[Path]) -> int:
+def rows_in(paths: Sequence[LakeRoot]) -> int:
     """How many events are in these files."""
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    return sum(_read(path, lambda found: pq.read_metadata(found).num_rows) for path in paths)
+    return sum(_read(path, lambda found: pq.read_metadata(_source(found)).num_rows) for path in paths)
 
 
-def events_in(paths: Sequence[Path]) -> Iterator[bytes]:
+def events_in(paths: Sequence[LakeRoot]) -> Iterator[bytes]:
     """The events in these files."""
     for path in paths:
         yield from _read(path, read_checked).column("event").to_pylist()
 
 
-def last_token(paths: Sequence[Path]) -> str | None:
+def last_token(paths: Sequence[LakeRoot]) -> str | None:
     """The greatest token in these files, which are checked."""
 
-    def last_of(path: Path) -> str:
+    def last_of(path: LakeRoot) -> str:
         return str(read_checked(path).column("token")[-1].as_py())
 
     return max((_read(path, last_of) for path in paths), default=None)
 
 
-def _read(path: Path, read: Callable[[Path], T]) -> T:
+def _read(path: LakeRoot, read: Callable[[LakeRoot], T]) -> T:
     """What ``read`` gives for a file, which may be moved to its place meanwhile."""
     try:
         return read(path)
     except FileNotFoundError:
+        if isinstance(path, ObjectPlace):
+            raise
         return read(path.parent.parent / QUARANTINE / path.name.removeprefix(_WAITING))
 
 
 class QuarantineRemoval:
     """Rows to take out of the quarantine. What stays of each file is written next to it first, since that needs room;
-    ``carry_out`` only renames and removes. The caller holds the lock. Raises LakeFullError.
+    ``carry_out`` only renames and removes, or exchanges the index. The caller holds the lock. Raises LakeFullError.
 
     ``rows`` are to go, of ``searched`` that were read.
     """
 
-    def __init__(self, layout: LakeLayout, paths: Sequence[Path], goes: Callable[[dict[str, Any]], bool]) -> None:
+    def __init__(self, layout: LakeLayout, paths: Sequence[LakeRoot], goes: Callable[[dict[str, Any]], bool]) -> None:
         self.rows = self.searched = 0
-        self._changes: list[tuple[Path, Path | None]] = []
+        self._layout = layout
+        self._changes: list[tuple[LakeRoot, LakeRoot | None]] = []
         try:
             for path in paths:
                 self._prepare(layout, path, goes)
@@ -308,7 +342,7 @@ class QuarantineRemoval:
             self.discard()
             raise
 
-    def _prepare(self, layout: LakeLayout, path: Path, goes: Callable[[dict[str, Any]], bool]) -> None:
+    def _prepare(self, layout: LakeLayout, path: LakeRoot, goes: Callable[[dict[str, Any]], bool]) -> None:
         import pyarrow as pa  # noqa: PLC0415
 
         table = read_checked(path)
@@ -317,27 +351,44 @@ class QuarantineRemoval:
         if all(left):
             return
         self.rows += left.count(False)
-        beside = layout.staging / f"{_WAITING}{uuid.uuid4().hex}" if any(left) else None
-        self._changes.append((path, beside))
-        if beside is not None:
-            with durable.writing(beside):
-                write_rows(table.filter(pa.array(left)), beside)
+        if not any(left):
+            self._changes.append((path, None))
+            return
+        beside = layout.staging / f"{_WAITING}{uuid.uuid4().hex}"
+        place = path.parent / name_after(path) if isinstance(path, ObjectPlace) else beside
+        self._changes.append((path, place))
+        with durable.writing(beside):
+            write_rows(table.filter(pa.array(left)), beside)
+        if isinstance(place, ObjectPlace):
+            move_up(beside, place)
 
     def carry_out(self) -> None:
         """Replace each file with what stays of it, one after another. If this fails, the remaining files are as they
-        were, and their rows can be taken out by another try."""
+        were, and their rows can be taken out by another try. In a store all are replaced at once, and then removed."""
+        if isinstance(self._layout.root, ObjectPlace):
+            self._exchange()
+            return
         try:
             for path, beside in self._changes:
+                assert isinstance(path, Path)
                 with durable.writing(path):
                     if beside is None:
                         path.unlink()
                     else:
-                        os.replace(beside, path)
+                        os.replace(str(beside), path)
                     durable.sync_directory(path.parent)
                 durable.step("quarantine.removed")
         except BaseException:
             self.discard()
             raise
+
+    def _exchange(self) -> None:
+        """If this fails, what was uploaded stays: a request may still be done. The next start removes it."""
+        replaced = {
+            f"{QUARANTINE}/{path.name}": None if other is None else f"{QUARANTINE}/{other.name}"
+            for path, other in self._changes
+        }
+        replace_files(self._layout, replaced)
 
     def discard(self) -> None:
         """Remove what was written next to the files."""

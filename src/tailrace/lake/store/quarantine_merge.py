@@ -16,9 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError
 from tailrace.lake.store import quarantine
 from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.lake_root import LakeRoot, size_of
+from tailrace.lake.store.layout import QUARANTINE
+from tailrace.lake.store.quarantine_index import replace_files
 
 
 def merge_quarantine(log: CommitLog, target_bytes: int) -> tuple[int, int]:
@@ -35,13 +39,13 @@ def merge_quarantine(log: CommitLog, target_bytes: int) -> tuple[int, int]:
     return before, after
 
 
-def _groups(files: Sequence[Path], target: int) -> Iterator[list[Path]]:
+def _groups(files: Sequence[LakeRoot], target: int) -> Iterator[list[LakeRoot]]:
     """Groups of two or more neighbouring files, in the order of the stream. Large files are left out."""
-    group: list[Path] = []
+    group: list[LakeRoot] = []
     size, last = 0, ""
     for path in files:
         first, end = _ends(path)
-        own = path.stat().st_size
+        own = size_of(path)
         if own >= target or size + own > target * 3 // 2 or first <= last:
             if len(group) > 1:
                 yield group
@@ -54,23 +58,25 @@ def _groups(files: Sequence[Path], target: int) -> Iterator[list[Path]]:
         yield group
 
 
-def _ends(path: Path) -> tuple[str, str]:
+def _ends(path: LakeRoot) -> tuple[str, str]:
     """The first and the last token of a file."""
     tokens = quarantine.read_checked(path).column("token")
     return str(tokens[0].as_py()), str(tokens[-1].as_py())
 
 
-def _merge(log: CommitLog, group: Sequence[Path]) -> None:
+def _merge(log: CommitLog, group: Sequence[LakeRoot]) -> None:
     layout = log.layout
-    time = group[0].name.partition("-")[0]
     merge = quarantine.QuarantineMerge(
-        f"{time}-{uuid.uuid4().hex}.parquet",
+        quarantine.name_after(group[0]),
         f"merge-quarantine-{uuid.uuid4().hex}",
         tuple(path.name for path in group),
     )
     staged = merge.staged_at(layout)
     try:
         _write(group, staged)
+        if isinstance(layout.root, ObjectPlace):
+            _merge_stored(log, merge, layout.root / QUARANTINE / merge.name)
+            return
         durable.step("quarantine.merged")
         with log.locked():
             for path in group:
@@ -80,12 +86,23 @@ def _merge(log: CommitLog, group: Sequence[Path]) -> None:
             merge.note(layout)
             quarantine.finish_merge(layout)
     except BaseException:
-        if quarantine.QuarantineMerge.noted(layout) != merge:  # otherwise the next program finishes it
+        noted = None if isinstance(layout.root, ObjectPlace) else quarantine.QuarantineMerge.noted(layout)
+        if noted != merge:  # otherwise the next program finishes it
             staged.unlink(missing_ok=True)
         raise
 
 
-def _write(group: Sequence[Path], staged: Path) -> None:
+def _merge_stored(log: CommitLog, merge: quarantine.QuarantineMerge, place: ObjectPlace) -> None:
+    """Nothing is noted: the exchange of the index is one step. What is uploaded in vain goes at the next start."""
+    quarantine.move_up(merge.staged_at(log.layout), place)
+    durable.step("quarantine.merged")
+    with log.locked():
+        replaced: dict[str, str | None] = {f"{QUARANTINE}/{name}": None for name in merge.replaces}
+        replaced[f"{QUARANTINE}/{merge.replaces[0]}"] = f"{QUARANTINE}/{merge.name}"
+        replace_files(log.layout, replaced)
+
+
+def _write(group: Sequence[LakeRoot], staged: Path) -> None:
     """The rows of ``group``, one file after the other, so that only one is in memory."""
     digest, rows = quarantine.RowsDigest(), 0
     with durable.writing(staged):

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from tailrace.base import durable
+from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.compaction_policy import CompactionPolicy
 from tailrace.lake.store.lake_root import LakeRoot, present, rooted
 from tailrace.lake.store.layout import LakeLayout, is_lake_file, is_merged
 from tailrace.lake.store.mirrored import ICEBERG, is_mirrored
+from tailrace.lake.store.quarantine_index import uncounted
 from tailrace.lake.store.session import require_session
 
 #: Lets the snapshots go that have files which were replaced at this moment or earlier.
@@ -97,5 +99,9 @@ def remove_leftovers(log: CommitLog) -> int:
                 continue
             if no_compaction or not is_merged(name):
                 (log.layout.root / name).unlink(missing_ok=True)
+                removed += 1
+        if no_compaction and isinstance(log.layout.root, ObjectPlace):
+            for place in uncounted(log.layout, None):  # the caller has let the index name what counts
+                place.unlink()
                 removed += 1
     return removed

@@ -7,7 +7,8 @@ to change the lake, and finds a session that its directory does not know, is ref
 
 A program elsewhere may have looked at ``lake.json`` just before. So a stream that opens the lake also makes a commit
 that adds nothing (``start``): what the other one is about to commit has that number, and fails; and it looks again
-before it takes the next one. From then on no commit can name a file that none has named, and those are removed.
+before it takes the next one. It looks at ``lake.json`` after the head: what it had seen before could be older than the
+commit that it follows. From then on no commit can name a file that none has named, and those are removed.
 """
 
 from __future__ import annotations
@@ -35,14 +36,23 @@ def begin_session(layout: LakeLayout) -> str:
     return session
 
 
-def require_session(layout: LakeLayout) -> None:
+def require_session(layout: LakeLayout) -> dict[str, object] | None:
     """Raise SinkError where a stream with another state directory has opened the lake last, UsageError where there is
-    no such directory. In a directory of its own a lake's locks decide. (Where there is no lake, the caller says so.)"""
+    no such directory. In a directory of its own a lake's locks decide. (Where there is no lake, the caller says so.)
+
+    Returns the ``lake.json`` that was read in a store for it."""
     if not isinstance(layout.root, ObjectPlace):
-        return
+        return None
     require_state(layout.root)
     found = read_sealed(layout.identity)
-    if found is not None and found.get(SESSION) not in _known(layout.local):
+    if found is not None:
+        refuse_other_session(layout, found.get(SESSION))
+    return found
+
+
+def refuse_other_session(layout: LakeLayout, session: object) -> None:
+    """Raise SinkError for the ``session`` of a stream that the state directory does not know."""
+    if session not in _known(layout.local):
         raise SinkError(
             f"the lake {layout.root} is written by a stream with another state directory, or with a newer copy of this "
             f"one ({layout.local})",

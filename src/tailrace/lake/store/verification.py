@@ -21,6 +21,7 @@ from tailrace.lake.store.lake_root import NOWHERE, LakeRoot, rooted, sha256_of, 
 from tailrace.lake.store.layout import is_in_period, is_lake_file
 from tailrace.lake.store.manifest import Erasure, FileEntry, Gap, LakeChange
 from tailrace.lake.store.part_writer import TOKEN, count_equal, footer_equal_tokens, footer_range, parquet_file
+from tailrace.lake.store.quarantine_index import index_fault, uncounted
 
 _PROBLEMS_MAX = 100
 _READ_ROWS = 65_536
@@ -85,7 +86,12 @@ def verify(path: LakeRoot | str, *, full: bool = False, checkpoint: Path | None 
         state = log.state(head.number if isinstance(root, ObjectPlace) and head.number >= 0 else None)
         present = set(log.layout.files_present())
         # Under the lock, since a compaction or an erasure may replace these files.
-        _check_quarantine(quarantine.files_of(log.layout, log.newest_batch(head)), report)
+        newest = log.newest_batch(head)
+        _check_quarantine(quarantine.files_of(log.layout, newest), report)
+        if isinstance(root, ObjectPlace):
+            report.leftovers += len(uncounted(log.layout, newest))
+            if (fault := index_fault(log.layout, newest, log.checked())) is not None:
+                report.add(fault)
     live = state.in_order
     report.gaps = state.gaps
     report.days = len({file.day for file in live})
@@ -124,7 +130,7 @@ def _compare_with_checkpoint(log: CommitLog, head: Head, checkpoint: Path, lake_
         report.add(error.message)
 
 
-def _check_quarantine(paths: Sequence[Path], report: LakeReport) -> None:
+def _check_quarantine(paths: Sequence[LakeRoot], report: LakeReport) -> None:
     try:
         report.quarantined = quarantine.rows_in(paths)
         report.last_token = quarantine.last_token(paths)  # it may be the last one that the log knows of

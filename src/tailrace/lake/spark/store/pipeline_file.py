@@ -20,7 +20,7 @@ from tailrace.lake.spark.query.options import KNOWN
 from tailrace.lake.spark.store import message_settings
 from tailrace.lake.spark.store.message_settings import MessageSettings, messages_of
 from tailrace.lake.store.compaction_policy import CompactionPolicy
-from tailrace.lake.store.lake_root import NOT_MIRRORED, NOT_PUT_ASIDE, LakeRoot, refuse_in_store, writable_root
+from tailrace.lake.store.lake_root import NOT_MIRRORED, LakeRoot, refuse_in_store, writable_root
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.partitioning import Partitioning
 from tailrace.lake.store.pipeline_values import shown, size, whole_number
@@ -282,8 +282,6 @@ def _lake_root(lake: Mapping[str, Any], base: Path) -> LakeRoot:
     """Where the lake is. What a lake in an object store does not have yet is refused before anything is begun."""
     state = _text(lake["state"], "lake.state") if "state" in lake else None
     root = writable_root(_text(lake["path"], "lake.path"), state, base=base, name="lake.path")
-    if lake.get("onError", "fail") != "fail":
-        refuse_in_store(root, *NOT_PUT_ASIDE)
     if "iceberg" in lake:
         refuse_in_store(root, *NOT_MIRRORED)
     return root

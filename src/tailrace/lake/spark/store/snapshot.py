@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import UsageError
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.identity import partitioning_of, read_identity
-from tailrace.lake.store.lake_root import LakeRoot, refuse_in_store, rooted
+from tailrace.lake.store.lake_root import LakeRoot, rooted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,18 +33,40 @@ def read(spark: SparkSession, path: LakeRoot | str, *, version: int | None = Non
 
     The files are those that the log names now (or at ``version``); they stay for the compaction's retention, so the
     DataFrame may be used while the lake grows and is compacted. Order by ``token`` for the order of the stream.
+    A lake in an object store needs no JARs either: the tasks read it with the keys that are in their environment.
     Raises what ``files`` raises.
     """
-    refuse_in_store(path, "tailrace.lake.read does not read", 'Read it with deltalake, Polars or format("delta")')
-    assert not isinstance(path, ObjectPlace)
-    names = files(path, version=version)
+    root = rooted(path)
+    if isinstance(root, ObjectPlace):
+        return _stored(spark, root, version)
+    names = files(root, version=version)
     if names:
-        return spark.read.option("basePath", str(Path(path).absolute())).parquet(*names)
+        return spark.read.option("basePath", str(root.absolute())).parquet(*names)
     from pyspark.sql.types import StructType  # noqa: PLC0415  with a session only
 
     from tailrace.lake.spark.query.schema import spark_schema  # noqa: PLC0415
 
-    known = read_identity(Path(path)) or {}
+    known = read_identity(root) or {}
     schema = spark_schema(known["stream"]["columns"], known["stream"]["documents"])
     divided = StructType.fromJson({"type": "struct", "fields": partitioning_of(known).fields()})
     return spark.createDataFrame([], StructType([*schema.fields, *divided.fields]))
+
+
+def _stored(spark: SparkSession, root: ObjectPlace, version: int | None) -> DataFrame:
+    from tailrace.lake.spark.runtime.session import register  # noqa: PLC0415  with a session only
+    from tailrace.lake.spark.store.stored_rows import (  # noqa: PLC0415  the same
+        COLUMNS,
+        FILES,
+        LAKE,
+        StoredRows,
+        columns_of,
+        packed,
+    )
+
+    state = CommitLog(root).state(version)
+    known = read_identity(root)  # after the log: columns that were added between the two are NULL
+    if known is None:
+        raise UsageError(f"{root} is not a lake of Tailrace")
+    register(spark, StoredRows)
+    reader = spark.read.format(StoredRows.name()).option(LAKE, str(root))
+    return reader.option(COLUMNS, columns_of(known).json()).option(FILES, packed(state.in_order)).load()

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
@@ -168,7 +167,6 @@ class LakeStreamReader(TailraceStreamReader):
         files = writer.write_all(counting(operations, after_edge(edge, batches)))
         kept = [event for event in aside or () if _is_after(edge, event.token)]
         if kept:
-            assert isinstance(root, Path)  # no lake in a store
             staged = stage(root, kept, one_token=shards)
             operations[QUARANTINED] = staged.rows
             files = (*files, staged)

@@ -34,7 +34,6 @@ from tailrace.lake.store.compaction_policy import CompactionPolicy
 from tailrace.lake.store.identity import Opening, open_lake, partitioning_of, read_identity
 from tailrace.lake.store.lake_root import (
     NOT_MIRRORED,
-    NOT_PUT_ASIDE,
     LakeRoot,
     refuse_in_store,
     state_of,
@@ -119,7 +118,7 @@ def write_stream(
     from tailrace.lake.spark.monitoring import counted_files  # noqa: PLC0415  so that --help needs no pyspark
 
     root = writable_root(lake, state)
-    _refuse(root, on_error, iceberg)
+    _refuse(root, iceberg)
     where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
     policy = compaction or CompactionPolicy()
     source = lake_source(with_columns_of(root, source))
@@ -164,10 +163,8 @@ def _register_both(spark: SparkSession, sink: type[LakeSink]) -> None:
         spark.dataSource.register(sink)
 
 
-def _refuse(root: LakeRoot, on_error: str, iceberg: IcebergSettings | None) -> None:
+def _refuse(root: LakeRoot, iceberg: IcebergSettings | None) -> None:
     """Raise UsageError for what a lake in an object store does not have yet."""
-    if on_error != "fail":
-        refuse_in_store(root, *NOT_PUT_ASIDE)
     if iceberg is not None:
         refuse_in_store(root, *NOT_MIRRORED)
 

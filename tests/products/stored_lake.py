@@ -1,0 +1,41 @@
+"""The lake in a real object store, beside the server's own stream: ``stores.py`` says how the hand gets at it.
+
+It has no Iceberg table, nothing put aside and no change of its stream: those are refused in a store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tailrace.lake.store.lake_root import LakeRoot
+from tests.products.lake import LakeProduct, session
+from tests.products.product import Job
+from tests.products.stores import StoreMirror, place_of, prefix_of, server_of
+
+_STATE = "state"
+
+
+class StoredLakeProduct(LakeProduct):
+    name = "lake-in-store"
+    parts: ClassVar[tuple[str, ...]] = (
+        "lake", "state", "state/checkpoint", "state/sessions.json", "lake/_tailrace", "lake/_delta_log", "lake/day=*",
+        "newest log",
+    )  # fmt: skip
+    may_be_removed = ""
+    has_extras = False
+
+    def advance(self, job: Job) -> None:
+        with StoreMirror(place_of(job, job.root / _STATE), job.root / "lake").beside():
+            super().advance(job)
+
+    def lake_of(self, job: Job) -> LakeRoot:
+        return place_of(job, job.root / _STATE)
+
+    def written_to(self, job: Job) -> dict[str, Any]:
+        """As a user gives it: a URI, and keys in the environment, that of Spark's workers too."""
+        server = server_of(job)
+        keys = {name.replace("AWS_ENDPOINT", "AWS_ENDPOINT_URL"): one for name, one in server.environment().items()}
+        os.environ.update(keys)
+        session().sparkContext.environment.update(keys)
+        return {"lake": server.uri(prefix_of(job)), "state": Path(job.root / _STATE)}

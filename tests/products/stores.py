@@ -1,0 +1,137 @@
+"""Object stores for the products that are in one, and their mirrors in the products' folders.
+
+The hand knows files. So a store's objects have a mirror in the product's folder: it is made after each run, and where
+the hand has changed it, the store is made like it before the next one. A run that was killed leaves the mirror as it
+was, and the next one finds the store as the killed one has left it. The seed says in which kind of store a product is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import obstore
+
+from tailrace.base.object_place import ObjectPlace
+from tailrace.errors import SinkError
+from tests.gateway.programs import Unavailable
+from tests.products.product import Job
+from tests.tables.azure_server import AzureServer, azure_server
+from tests.tables.object_server import ObjectServer, object_server, weed
+
+#: The addresses of the stores that run, by their kinds, as JSON.
+_ADDRESSES: Final = "TAILRACE_TESTS_OBJECT_STORES"
+_KINDS: Final = {"s3": ObjectServer, "azure": AzureServer}
+_IN_STORE: Final = "-in-store"
+
+
+@contextmanager
+def store_for(names: Sequence[str], folder: Path, *, azure: bool = False) -> Iterator[None]:
+    """An object store, if one of the products needs one, for this process and its children. ``azure``: one of Azure's
+    kind too, where that can be had."""
+    with ExitStack() as stack:
+        if any(one.endswith(_IN_STORE) for one in names):
+            running = {"s3": stack.enter_context(object_server(folder / "objects")).address}
+            if azure:
+                with suppress(Unavailable):
+                    running["azure"] = stack.enter_context(azure_server(folder / "azure")).address
+            os.environ[_ADDRESSES] = json.dumps(running)
+        yield
+
+
+def without_store(names: Sequence[str]) -> list[str]:
+    """Those products that this machine can run."""
+    return [one for one in names if not one.endswith(_IN_STORE) or weed() is not None]
+
+
+def server_of(job: Job) -> ObjectServer:
+    """The store of a seed's products."""
+    addresses = json.loads(os.environ[_ADDRESSES])
+    kind = random.Random(f"tailrace store {job.options['played']}").choice(sorted(addresses))
+    return _KINDS[kind](addresses[kind], 0, Path())
+
+
+def prefix_of(job: Job) -> str:
+    """Where a product's objects are, by its folder."""
+    return f"p{sha256(job.folder.encode()).hexdigest()[:20]}"
+
+
+def place_of(job: Job, state: Path) -> ObjectPlace:
+    """The same as a place, with its local directory."""
+    return server_of(job).place(prefix_of(job), state)
+
+
+@dataclass(frozen=True)
+class StoreMirror:
+    """The objects of ``store`` as files of ``folder``. Below ``state``, if that is named, only the file ``kept`` is
+    one of them. ``escaped``: names have ``~`` in a directory where they have ``!`` in a store."""
+
+    store: ObjectPlace
+    folder: Path
+    state: str = ""
+    kept: str = ""
+    escaped: bool = False
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Around a run."""
+        marker = ObjectPlace(self.store.bucket, f"mirrors/{self.store.key}")
+        if self._digest() != _read(marker):
+            self._make_like()
+        try:
+            yield
+        finally:
+            try:
+                self._mirror()
+            except OSError as error:  # a disk that the hand has filled
+                raise SinkError(f"the mirror of the store cannot be written: {error.strerror}") from error
+            finally:  # what is only half there is no wish of the hand
+                obstore.put(self.store.bucket.store, marker.key, self._digest())
+
+    def _files(self) -> Iterator[Path]:
+        for path in sorted(self.folder.rglob("*")) if self.folder.is_dir() else ():
+            parts = path.relative_to(self.folder).parts
+            if path.is_file() and (not self.state or parts[0] != self.state or parts[1:] == (self.kept,)):
+                yield path
+
+    def _digest(self) -> bytes:
+        found = sha256()
+        for path in self._files():
+            found.update(f"{path.relative_to(self.folder)} ".encode() + sha256(path.read_bytes()).digest())
+        return found.hexdigest().encode()
+
+    def _make_like(self) -> None:
+        wanted = {path.relative_to(self.folder).as_posix(): path for path in self._files()}
+        if self.escaped:
+            wanted = {name.replace("~", "!"): path for name, path in wanted.items()}
+        for one in list(self.store.objects()):
+            if one.name not in wanted:
+                (self.store / one.name).unlink()
+        for name, path in wanted.items():
+            obstore.put(self.store.bucket.store, f"{self.store.key}/{name}", path.read_bytes())
+
+    def _mirror(self) -> None:
+        names = [one.name for one in self.store.objects()]
+        found: dict[Path, Any] = {
+            self.folder / (name.replace("!", "~") if self.escaped else name): self.store / name for name in names
+        }
+        for path in list(self._files()):
+            if path not in found:
+                path.unlink()
+        for path, place in found.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(place.read_bytes())
+
+
+def _read(place: ObjectPlace) -> bytes:
+    try:
+        return place.read_bytes()
+    except FileNotFoundError:
+        return b""
