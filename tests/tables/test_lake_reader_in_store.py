@@ -11,11 +11,15 @@ import pyarrow as pa
 import pytest
 
 from tailrace.base.object_place import ObjectPlace
+from tailrace.cli import console
+from tailrace.cli.main import build_parser
+from tailrace.cli.panels import sources
 from tailrace.errors import SinkError
 from tailrace.lake.spark.store import stored_rows
 from tailrace.lake.store import part_writer
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.identity import read_identity
+from tailrace.lake.store.status import lake_status
 from tests.tables.object_server import ObjectServer
 from tests.tables.test_lake_in_store import keys_from, opened, put, table_of
 
@@ -60,3 +64,17 @@ def test_sparks_reader_gives_what_the_files_hold(
         list(reader.read(tasks[0]))
     with pytest.raises(SinkError, match="cannot be a file of a lake"):
         stored_rows.unpacked(stored_rows.packed([dataclasses.replace(state.in_order[0], name="../x")]))
+
+
+def test_the_console_shows_it_by_its_uri(
+    object_store: ObjectServer, root: ObjectPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option took paths alone: nobody had asked it for a lake in a store. One that is not there harms no other."""
+    keys_from(object_store, monkeypatch)
+    put(root, opened(root, tmp_path / "checkpoint"), 0, range(10), tmp_path / "checkpoint")
+    given = ["console", "mongodb://h", "--lake", str(root), "--lake", f"{root}-not", "--lake", str(tmp_path / "none")]
+    shown = sources.each_lake(console.targets_of(build_parser().parse_args(given)))
+    assert [one["place"] for one in shown] == given[3::2]
+    assert shown[0]["data"] == lake_status(root).to_json()
+    assert shown[0]["data"]["rows"] == 10
+    assert ["error" in one for one in shown] == [False, True, True]

@@ -71,7 +71,7 @@ def panels_of(client: Client[Any], uri: ConnectionString, targets: Targets) -> l
         Panel("doctor", 60.0, lambda: doctor(uri)),
     ]
     if targets.lakes:
-        found.append(Panel("lakes", 10.0, lambda: _each(targets.lakes, lake)))
+        found.append(Panel("lakes", 10.0, lambda: each_lake(targets)))
     if targets.tables:
         found.append(Panel("tables", 10.0, lambda: _each(targets.tables, tables)))
     if targets.archives:
@@ -234,6 +234,11 @@ def dead_letters(client: Client[Any], where: tuple[str, str]) -> dict[str, Any]:
 
 
 # -- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def each_lake(targets: Targets) -> list[dict[str, Any]]:
+    """The panel of lakes."""
+    return _each(targets.lakes, lake)
 
 
 def lake(root: LakeRoot) -> dict[str, Any]:
