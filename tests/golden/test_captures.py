@@ -19,6 +19,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.plan.profile import PROFILES, profile_for
 from tailrace.core.plan.request import DocumentLookup
 from tailrace.core.stream.kernel_choice import KernelUse
+from tests.amounts import half_in_quick
 from tests.golden.captures import EXPANDED, PARTS, Capture
 from tests.golden.captures_of_writes import CAPTURES, TOKENS
 from tests.golden.replay import MemoryOplog, OurStream
@@ -60,7 +61,9 @@ def _encoded(event: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("kernel", ENGINES)
 @pytest.mark.parametrize(
     ("capture", "version"),
-    [pytest.param(one, version, id=f"{one.name}, {version}") for one in CAPTURES for version in one.versions],
+    half_in_quick(
+        pytest.param(one, version, id=f"{one.name}, {version}") for one in CAPTURES for version in one.versions
+    ),
 )
 def test_a_public_capture_comes_out_byte_for_byte(capture: Capture, version: str, kernel: KernelUse) -> None:
     assert _given(capture, version, kernel) == [_encoded(event) for event in capture.events]
