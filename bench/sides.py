@@ -55,16 +55,18 @@ class Row(NamedTuple):
 
 
 def fill(client: MongoClient, entries: int) -> None:
-    """Half inserts, half updates, of about 500 bytes an oplog entry; 1,000 at a time."""
+    """Half inserts, half updates, of about 500 bytes an oplog entry; 1,000 at a time. Odd: one insert more."""
     rng = random.Random(7)
     collection = client[DATABASE][COLLECTION]
-    for first in range(0, entries // 2, 1000):
-        numbers = range(first, min(first + 1000, entries // 2))
+    updates = entries // 2
+    for first in range(0, entries - updates, 1000):
+        numbers = range(first, min(first + 1000, entries - updates))
         documents = [document(rng, number) for number in numbers]
         collection.bulk_write([InsertOne(inserted) for inserted in documents], ordered=True)
         changes = [{"$set": {"state": "paid", "note": text(rng, 150), "ship.city": text(rng, 8)}} for _ in documents]
-        pairs = zip(documents, changes, strict=True)
-        collection.bulk_write([UpdateOne({"_id": old["_id"]}, change) for old, change in pairs], ordered=True)
+        pairs = list(zip(documents, changes, strict=True))[: updates - first]
+        if pairs:
+            collection.bulk_write([UpdateOne({"_id": old["_id"]}, change) for old, change in pairs], ordered=True)
 
 
 def document(rng: random.Random, number: int) -> dict[str, object]:
