@@ -13,7 +13,7 @@ from tailrace.core.expression.language.version import USUAL, Version, knows
 from tailrace.core.expression.stages.pipeline import check_name
 from tailrace.core.oplog.namespace import Scope
 from tailrace.core.plan.options import StreamOptions
-from tailrace.core.plan.profile import ServerProfile
+from tailrace.core.plan.profile import ServerProfile, profile_for
 from tailrace.core.raw_bson import ARRAY, BOOL, DOUBLE, INT32, INT64, OBJECT, STRING, Element
 from tailrace.errors import ServerError, UsageError
 
@@ -60,7 +60,8 @@ class AggregateCommand:
     def parse(cls, database: str, command: bytes, version: Version = USUAL) -> AggregateCommand:
         """Raises ``UsageError`` with the code and the message of a server of ``version``. The stage's options are
         ``options``'s matter."""
-        fields = Fields("aggregate", command, _FIELDS, version)
+        known = _FIELDS if knows(version, "6.0") else _FIELDS - {b"$_generateV2ResumeTokens"}
+        fields = Fields("aggregate", command, known, version)
         collection = _collection(database, fields)
         stages = _stages(fields)
         _check_other_fields(fields)
@@ -69,7 +70,10 @@ class AggregateCommand:
         needs_merge = fields.boolean(b"needsMerge")
         if needs_merge and not fields.boolean(b"fromMongos"):
             raise UsageError("Cannot specify 'needsMerge' without 'fromMongos'", code=9)
-        stage = _stream_stage(stages)
+        names = [_single_field(stage) for stage in stages]
+        if any(element.name == _CHANGE_STREAM for element in names[1:]):
+            raise _misplaced(database, collection, version, stages)
+        stage = _stream_stage(stages, names, version)
         return cls(
             database=database,
             collection=collection,
@@ -89,13 +93,7 @@ class AggregateCommand:
 
     @property
     def scope(self) -> Scope:
-        if self.collection is not None:
-            return Scope.of_collection(self.database, self.collection)
-        if self.database == "admin":
-            whole = raw_bson.find(self.stage, b"allChangesForCluster")
-            if whole is not None and whole.type == BOOL and raw_bson.value(self.stage, whole) == b"\x01":
-                return Scope.cluster()
-        return Scope.of_database(self.database)
+        return _scope(self.database, self.collection, self.stage)
 
     def options(self, profile: ServerProfile | None = None) -> StreamOptions:
         """The stream's options, checked as a server of ``profile``'s version does.
@@ -179,19 +177,40 @@ def _stages(fields: Fields) -> list[bytes]:
     return stages
 
 
-def _stream_stage(stages: list[bytes]) -> bytes:
-    """The document inside the leading ``$changeStream``, all stages' form checked as far as the server does first."""
-    names = [_single_field(stage) for stage in stages]
+def _scope(database: str, collection: str | None, stage: bytes) -> Scope:
+    if collection is not None:
+        return Scope.of_collection(database, collection)
+    if database == "admin":
+        whole = raw_bson.find(stage, b"allChangesForCluster")
+        if whole is not None and whole.type == BOOL and raw_bson.value(stage, whole) == b"\x01":
+            return Scope.cluster()
+    return Scope.of_database(database)
+
+
+def _stream_stage(stages: list[bytes], names: list[Element], version: Version) -> bytes:
+    """The document inside the leading ``$changeStream``."""
     if not names or names[0].name != _CHANGE_STREAM:
-        if any(element.name == _CHANGE_STREAM for element in names):
-            raise _not_first()
         raise UsageError("an aggregation without $changeStream cannot be run here", code=_COMMAND_NOT_SUPPORTED)
     if names[0].type != OBJECT:
+        if not knows(version, "6.0"):
+            raise UsageError("$changeStream stage expects a document as argument.", code=50808)
         found = document_text(stages[0])[1:-1]
         raise UsageError(f"$changeStream must take a nested object but found: {found}", code=6188500)
-    if any(element.name == _CHANGE_STREAM for element in names[1:]):
-        raise _not_first()
     return raw_bson.value(stages[0], names[0])
+
+
+def _misplaced(database: str, collection: str | None, version: Version, stages: list[bytes]) -> UsageError:
+    """What is said of a ``$changeStream`` that is not the first stage. The server looks at places after it has parsed
+    every stage, so an option that is wrong in any of them is what it speaks of (measured on 6.0.27)."""
+    profile = profile_for(version)
+    for stage in stages:
+        name = _single_field(stage)
+        if name.name == _CHANGE_STREAM:
+            options = _stream_stage([stage], [name], version)
+            StreamOptions.parse(_scope(database, collection, options), options, profile=profile)
+    shown = "$_internalChangeStreamOplogMatch" if knows(version, "6.0") else "$changeStream"
+    dot = "" if knows(version, "6.0") else "."
+    return UsageError(f"{shown} is only valid as the first stage in a pipeline{dot}", code=40602)
 
 
 def _single_field(stage: bytes) -> Element:
@@ -199,10 +218,6 @@ def _single_field(stage: bytes) -> Element:
     if len(elements) != 1:
         raise UsageError("A pipeline stage specification object must contain exactly one field.", code=40323)
     return elements[0]
-
-
-def _not_first() -> UsageError:
-    return UsageError("$_internalChangeStreamOplogMatch is only valid as the first stage in a pipeline", code=40602)
 
 
 def _batch_size(fields: Fields) -> int | None:
