@@ -3,12 +3,14 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from tailrace.core import raw_bson
 from tailrace.core.cursor.command import GENERIC_FIELDS, Fields
-from tailrace.core.event.bson_text import document_text, spaced_document_text
+from tailrace.core.cursor.fields_of_44 import check_aggregate
+from tailrace.core.event.bson_text import spaced_document_text
 from tailrace.core.expression.language.version import USUAL, Version, knows
 from tailrace.core.expression.stages.pipeline import check_name
 from tailrace.core.oplog.namespace import Scope
@@ -60,11 +62,13 @@ class AggregateCommand:
     def parse(cls, database: str, command: bytes, version: Version = USUAL) -> AggregateCommand:
         """Raises ``UsageError`` with the code and the message of a server of ``version``. The stage's options are
         ``options``'s matter."""
+        if not knows(version, "5.0"):
+            _check_as_44(database, command)
         known = _FIELDS if knows(version, "6.0") else _FIELDS - {b"$_generateV2ResumeTokens"}
-        fields = Fields("aggregate", command, known, version)
+        fields = Fields("aggregate", command, known, version, _CHECKS)
         collection = _collection(database, fields)
         stages = _stages(fields)
-        _check_other_fields(fields)
+        _refuse_what_changes(fields)
         _check_read_concern(fields)
         batch_size = _batch_size(fields)
         needs_merge = fields.boolean(b"needsMerge")
@@ -144,6 +148,15 @@ def check_kind(namespace: str, kind: str, version: Version) -> None:
         raise ServerError(f"Namespace {namespace} is a timeseries collection", code=166)
 
 
+def _check_as_44(database: str, command: bytes) -> None:
+    every = Fields("aggregate", command, frozenset(element.name for element in raw_bson.elements(command)))
+    _collection(database, every)
+    if every.get(b"pipeline") is None:
+        raise UsageError("'pipeline' option must be specified as an array", code=14)
+    _stages(every)
+    check_aggregate(command)
+
+
 def _collection(database: str, fields: Fields) -> str | None:
     target = fields.get(b"aggregate")
     if target is None:
@@ -194,7 +207,7 @@ def _stream_stage(stages: list[bytes], names: list[Element], version: Version) -
     if names[0].type != OBJECT:
         if not knows(version, "6.0"):
             raise UsageError("$changeStream stage expects a document as argument.", code=50808)
-        found = document_text(stages[0])[1:-1]
+        found = spaced_document_text(stages[0])[2:-2]
         raise UsageError(f"$changeStream must take a nested object but found: {found}", code=6188500)
     return raw_bson.value(stages[0], names[0])
 
@@ -229,14 +242,40 @@ def _batch_size(fields: Fields) -> int | None:
     return Fields("cursor", fields.value(element), frozenset({b"batchSize"})).not_negative(b"batchSize")
 
 
-def _check_other_fields(fields: Fields) -> None:
-    """Fields that change nothing here are still checked; those that would change something are refused."""
-    for name in (b"allowDiskUse", b"fromMongos", b"$_generateV2ResumeTokens"):
-        fields.boolean(name)
-    fields.check_time_limit()
+def _check_explain(fields: Fields) -> None:
     explain = fields.get(b"explain")
     if explain is not None and explain.type != BOOL:
         raise UsageError("explain must be a boolean", code=14)
+
+
+def _check_hint(fields: Fields) -> None:
+    hint = fields.get(b"hint")
+    if hint is not None and hint.type not in (STRING, OBJECT):
+        raise UsageError("Hint must be a string or an object", code=9)
+
+
+def _boolean(name: bytes) -> Callable[[Fields], object]:
+    return lambda fields: fields.boolean(name)
+
+
+def _object(name: bytes) -> Callable[[Fields], object]:
+    return lambda fields: fields.object(name)
+
+
+#: What is checked of each field where it stands. Fields that change nothing here are checked too.
+_CHECKS: Final[dict[bytes, Callable[[Fields], object]]] = {
+    b"pipeline": _stages,
+    b"cursor": _batch_size,
+    b"maxTimeMS": Fields.check_time_limit,
+    b"explain": _check_explain,
+    b"hint": _check_hint,
+    **{name: _boolean(name) for name in (b"allowDiskUse", b"fromMongos", b"needsMerge", b"$_generateV2ResumeTokens")},
+    **{name: _object(name) for name in (b"collation", b"readConcern", b"let")},
+}
+
+
+def _refuse_what_changes(fields: Fields) -> None:
+    """Refuse fields that would change something here, and are not supported."""
     if fields.boolean(b"explain") or fields.given(b"exchange") is not None:
         raise UsageError("explain and exchange are not supported here", code=_COMMAND_NOT_SUPPORTED)
     autocommit = fields.get(b"autocommit")
@@ -246,7 +285,6 @@ def _check_other_fields(fields: Fields) -> None:
             "a multi-document transaction.",
             code=263,
         )
-    fields.object(b"collation")
 
 
 def _check_read_concern(fields: Fields) -> None:

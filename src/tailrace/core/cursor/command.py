@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from decimal import ROUND_HALF_EVEN
+from types import MappingProxyType
 from typing import Any, Final
 
 import bson
@@ -73,8 +75,16 @@ class Fields:
     """The fields of a command document (or of one inside it) by name. ``name`` is what messages call it, ``version``
     that of the server whose messages they are."""
 
-    def __init__(self, name: str, document: bytes, known: frozenset[bytes], version: Version = USUAL) -> None:
-        """Raises ``UsageError`` 40415 for a field that is neither ``known`` nor generic."""
+    def __init__(
+        self,
+        name: str,
+        document: bytes,
+        known: frozenset[bytes],
+        version: Version = USUAL,
+        checks: Mapping[bytes, Callable[[Fields], object]] = MappingProxyType({}),
+    ) -> None:
+        """Raises ``UsageError`` 40415 for a field that is not ``known``. ``checks`` are made of fields as they come:
+        of two that are wrong, the server speaks of the first."""
         self.name = name
         self.document = document
         self.version = version
@@ -84,6 +94,9 @@ class Fields:
                 text = element.name.decode("utf-8", "replace")
                 raise UsageError(f"BSON field '{name}.{text}' is an unknown field.", code=40415)
             self._by_name[element.name] = element
+            check = checks.get(element.name)
+            if check is not None:
+                check(self)
 
     def get(self, name: bytes) -> Element | None:
         """The field, or ``None`` where it is absent; null counts as present."""
@@ -99,8 +112,7 @@ class Fields:
 
     def decoded(self, element: Element) -> Any:
         """The value in Python's terms."""
-        cut = raw_bson.encode_document(self.document[element.start : element.end])
-        return next(iter(bson.decode(cut, _ANY_DATE).values()))
+        return decoded(self.document, element)
 
     def required(self, name: bytes) -> Element:
         element = self.given(name)
@@ -150,7 +162,7 @@ class Fields:
             return None
         if element.type not in _NUMBERS:
             raise self.wrong_type(element, "types '[long, int, decimal, double']")
-        number = _as_int64(self.decoded(element))
+        number = as_int64(self.decoded(element))
         if number < 0:
             raise UsageError(f"BSON field '{name.decode()}' value must be >= 0, actual value '{number}'", code=51024)
         return number
@@ -164,7 +176,7 @@ class Fields:
         if element.type not in _NUMBERS:
             raise self.wrong_type(element, "types '[long, int, decimal, double']")
         given = self.decoded(element)
-        number = _as_int64(given)
+        number = as_int64(given)
         if not 0 <= number <= _INT32_MAX:
             allowed = f" [0, {_INT32_MAX}]" if knows(self.version, "7.0") else ""
             raise UsageError(f"{number} value for maxTimeMS is out of range{allowed}", code=2)
@@ -188,12 +200,18 @@ class Fields:
         )
 
 
+def decoded(document: bytes, element: Element) -> Any:
+    """An element's value in Python's terms."""
+    cut = raw_bson.encode_document(document[element.start : element.end])
+    return next(iter(bson.decode(cut, _ANY_DATE).values()))
+
+
 def _refuse_null_limit(element: Element) -> None:
     if element.type == NULL:
         raise UsageError("maxTimeMS must be a number", code=2)
 
 
-def _as_int64(number: Any) -> int:
+def as_int64(number: Any) -> int:
     """A double cut towards zero, a decimal rounded (halves to the even number), to 64 bits; NaN is 0."""
     if isinstance(number, Decimal128):
         number = number.to_decimal()

@@ -7,7 +7,8 @@ from typing import Final
 
 from tailrace.core import raw_bson
 from tailrace.core.cursor.command import GENERIC_FIELDS, Fields
-from tailrace.core.expression.language.version import USUAL, Version
+from tailrace.core.cursor.fields_of_44 import check_get_more, check_kill_cursors
+from tailrace.core.expression.language.version import USUAL, Version, knows
 from tailrace.core.raw_bson import ARRAY, INT64, NULL, STRING
 from tailrace.errors import UsageError
 
@@ -38,6 +39,8 @@ class GetMoreCommand:
     @classmethod
     def parse(cls, database: str, command: bytes, version: Version = USUAL) -> GetMoreCommand:
         """Raises ``UsageError`` with the code and the message of a server of ``version``."""
+        if not knows(version, "5.0"):
+            check_get_more(command)
         fields = Fields("getMore", command, _GET_MORE_FIELDS, version)
         cursor_id = fields.long(fields.required(b"getMore"))
         collection = fields.text(fields.required(b"collection"))
@@ -45,6 +48,9 @@ class GetMoreCommand:
             raise UsageError("Collection names cannot be empty", code=73)
         batch_size = fields.not_negative(b"batchSize")
         await_ms = fields.time_limit()
+        term = fields.given(b"term")
+        if term is not None:
+            fields.long(term)
         return cls(
             cursor_id=cursor_id,
             namespace=f"{database}.{collection}",
@@ -53,13 +59,21 @@ class GetMoreCommand:
         )
 
 
-def cursors_to_kill(command: bytes) -> list[int]:
-    """The ids in a killCursors command; nulls are skipped. Raises ``UsageError`` with the server's code."""
-    fields = Fields("killCursors", command, _KILL_FIELDS)
+def cursors_to_kill(command: bytes, version: Version = USUAL) -> list[int]:
+    """The ids in a killCursors command; nulls are skipped. Raises ``UsageError`` with the code and the message of a
+    server of ``version``."""
+    known = _KILL_FIELDS
+    if not knows(version, "5.0"):
+        check_kill_cursors(command)
+        known = frozenset(element.name for element in raw_bson.elements(command))
+    fields = Fields("killCursors", command, known, version)
     collection = fields.get(b"killCursors")
     if collection is None or collection.type != STRING:
         type_name = "missing" if collection is None else raw_bson.type_name(collection.type)
         raise UsageError(f"collection name has invalid type {type_name}", code=2)
+    listed = fields.get(b"cursors")
+    if listed is not None and listed.type == NULL:
+        raise UsageError("invalid parameter: expected an object (cursors)", code=10065)
     listed = fields.required(b"cursors")
     if listed.type != ARRAY:
         raise fields.wrong_type(listed, "type 'array'")

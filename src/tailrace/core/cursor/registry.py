@@ -144,7 +144,7 @@ class CursorRegistry:
     def kill_cursors(self, command: bytes) -> bytes:
         """Close cursors; one that is waiting ends when its driver next answers it. The namespace is not checked."""
         try:
-            wanted = cursors_to_kill(command)
+            wanted = cursors_to_kill(command, self.profile.version)
         except TailraceError as error:
             return error_reply(error, in_stream=False, version=self.profile.series)
         killed: list[int] = []

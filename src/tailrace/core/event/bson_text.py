@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
+import re
 import uuid
 from typing import Any, Final
 
 import bson
+from bson.code import Code
 from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.datetime_ms import DatetimeMS
 from bson.errors import BSONError
+from bson.max_key import MaxKey
+from bson.min_key import MinKey
+from bson.objectid import ObjectId
+from bson.regex import Regex
 
 _ANY_DATE: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
-    datetime_conversion=DatetimeConversion.DATETIME_AUTO, unicode_decode_error_handler="replace"
+    datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
 )
 
 
@@ -22,6 +30,18 @@ _BYTES_SHOWN: Final = 70
 #: The subtype of a UUID, and its size.
 _UUID: Final = 4
 _UUID_BYTES: Final = 16
+#: The dates that have a text, and how far apart two days of the same name are in the calendar's cycle.
+_YEAR_0_MS: Final = -62_167_219_200_000
+_YEAR_9999_MS: Final = 253_402_300_799_999
+_YEARS_400_MS: Final = 146_097 * 86_400_000
+_FLAGS: Final = {
+    "i": re.IGNORECASE,
+    "l": re.LOCALE,
+    "m": re.MULTILINE,
+    "s": re.DOTALL,
+    "u": re.UNICODE,
+    "x": re.VERBOSE,
+}
 
 
 def document_text(document: bytes) -> str:
@@ -56,20 +76,58 @@ def _text(value: Any, *, spaced: bool) -> str:
         inner = ", ".join(_text(item, spaced=spaced) for item in value)
         return f"[ {inner} ]" if spaced and inner else f"[{inner}]"
     if isinstance(value, bytes):
-        if spaced and getattr(value, "subtype", 0) == _UUID and len(value) == _UUID_BYTES:
-            return f'UUID("{uuid.UUID(bytes=bytes(value))}")'
-        if spaced and len(value) > _BYTES_MAX:
-            return f"BinData({getattr(value, 'subtype', 0)}, {value[:_BYTES_SHOWN].hex().upper()}...)"
-        digits = value.hex().upper()
-        return (
-            f"BinData({getattr(value, 'subtype', 0)}, {digits})"
-            if spaced
-            else (f'BinData({getattr(value, "subtype", 0)}, "{digits}")')
-        )
+        return _binary_text(value, spaced=spaced)
+    if isinstance(value, Code):
+        return _code_text(value, spaced=spaced)
     if isinstance(value, str):
         if spaced and len(value.encode("utf-8", "surrogatepass")) >= _TEXT_BYTES_MAX:
             return f'"{value.encode("utf-8", "surrogatepass")[:_TEXT_BYTES_SHOWN].decode("utf-8", "replace")}..."'
         return f'"{value}"'
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float):
+        return _double_text(value, spaced=spaced)
+    if isinstance(value, DatetimeMS):
+        return f"new Date({int(value)})" if spaced else _date_text(int(value))
+    if isinstance(value, ObjectId):
+        return f"ObjectId('{value}')" if spaced else str(value)
+    if isinstance(value, Regex):
+        flags = "".join(letter for letter, flag in _FLAGS.items() if value.flags & flag)
+        return f"/{value.pattern}/{flags}"
+    if isinstance(value, MinKey | MaxKey):
+        return type(value).__name__
     return "null" if value is None else str(value)
+
+
+def _binary_text(value: bytes, *, spaced: bool) -> str:
+    subtype = getattr(value, "subtype", 0)
+    if not spaced:
+        return f'BinData({subtype}, "{value.hex().upper()}")'
+    if subtype == _UUID and len(value) == _UUID_BYTES:
+        return f'UUID("{uuid.UUID(bytes=bytes(value))}")'
+    if len(value) > _BYTES_MAX:
+        return f"BinData({subtype}, {value[:_BYTES_SHOWN].hex().upper()}...)"
+    return f"BinData({subtype}, {value.hex().upper()})"
+
+
+def _code_text(value: Code, *, spaced: bool) -> str:
+    if value.scope is None:
+        return str(value) if spaced else f'Code("{value}")'
+    scope = _text(value.scope, spaced=True)
+    return f"CodeWScope( {value}, {scope})" if spaced else f'CodeWScope("{value}", {scope})'
+
+
+def _double_text(value: float, *, spaced: bool) -> str:
+    if not spaced:
+        return f"{value:.6g}"
+    text = f"{value:.16g}"
+    return text if "." in text else f"{text}.0"
+
+
+def _date_text(ms: int) -> str:
+    if not _YEAR_0_MS <= ms <= _YEAR_9999_MS:
+        return "illegal date"
+    # Python's calendar has no year 0: the one that is 400 years later has the same days.
+    years = 400 if ms < 0 else 0
+    when = datetime.datetime(1970, 1, 1) + datetime.timedelta(milliseconds=ms + (_YEARS_400_MS if years else 0))
+    return f"{when.year - years:04}-{when:%m-%dT%H:%M:%S}.{when.microsecond // 1000:03}Z"
