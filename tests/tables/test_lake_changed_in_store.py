@@ -77,9 +77,7 @@ def assert_equal(lake: Any, fresh: Path) -> None:
         ("both", ("day",)),
         ("documents", ("day", "collection")),
         *(
-            pytest.param(
-                change, ("day",), marks=pytest.mark.slow
-            )  # the same in a directory, spark/test_lake_changed.py
+            pytest.param(change, ("day",), marks=pytest.mark.slow)  # the same: spark/test_lake_changed.py
             for change in _CHANGES
             if change not in ("scope", "both")
         ),
@@ -174,7 +172,7 @@ def test_a_lake_that_began_with_a_copy(replica_set: ReplicaSet, lake: ObjectPlac
         del wide["startAtOperationTime"]
         narrow = {**wide, "collection": "a"}
         fill(narrow, lake, newest(replica_set.uri))
-        with pytest.raises(UsageError, match="only the copy of the documents so far|began with a copy"):
+        with pytest.raises(UsageError, match=r"only the copy of the documents so far|began with a copy"):
             change_lake(wide, lake)
         client[database].a.insert_one({"_id": 99})
         until = newest(replica_set.uri)
@@ -190,7 +188,7 @@ def test_a_lake_that_began_with_a_copy(replica_set: ReplicaSet, lake: ObjectPlac
 
 
 @pytest.mark.parametrize("where", ["a store", "a directory"])
-def test_what_the_oplog_no_longer_has_comes_from_an_archive(
+def test_what_the_oplog_no_longer_has_comes_from_an_archive(  # noqa: PLR0917
     replica_set: ReplicaSet, object_store: ObjectServer, lake: ObjectPlace, tmp_path: Path, where: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
