@@ -134,7 +134,12 @@ def commit_change(
         )
         try:
             log.write(commit, metadata_after(known, log.state(), commit))
-        except SinkError:
+        except SinkError as error:
+            if log.in_doubt:
+                raise type(error)(
+                    f"{error.message}. Whether the lake {before.root} was changed is not known",
+                    hint="Try again when the store answers: the change is made, or nothing is left to change",
+                ) from error
             _take_back(log, noted)
             raise
         _put_in_force(log, known)
@@ -165,10 +170,10 @@ def _note(before: LakeBefore, head: Head, noted: Mapping[str, Any]) -> tuple[Hea
 
 
 def _take_back(log: CommitLog, noted: Mapping[str, Any]) -> None:
-    """Remove the note of a change in a store whose number another commit has. Where it is not known whether the change
-    was made it stays, and so it does where another machine has written ``lake.json`` since: a start removes it."""
+    """Remove the note of a change in a store whose commit cannot come. It stays where the store does not answer, or the
+    change was made after all: a start removes it."""
     place = log.layout.identity
-    if not isinstance(place, ObjectPlace) or log.in_doubt:
+    if not isinstance(place, ObjectPlace):
         return
 
     def without(there: dict[str, object] | None) -> dict[str, object] | None:
