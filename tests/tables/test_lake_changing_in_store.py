@@ -186,7 +186,7 @@ def late(root: ObjectPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     with monkeypatch.context() as patch:
         patch.setattr(commit_log, "publish", away)
-        with pytest.raises(StoreAwayError, match="Whether the lake .* was changed is not known"):
+        with pytest.raises(StoreAwayError, match=r"Whether the lake .* was changed is not known"):
             widen(root, checkpoint=tmp_path / "checkpoint")
     ((place, content),) = sent
     return lambda: (place.create(content), None)[1]

@@ -135,8 +135,8 @@ def commit_change(
         try:
             log.write(commit, metadata_after(known, log.state(), commit))
         except SinkError as error:
-            if log.in_doubt:
-                raise type(error)(
+            if log.in_doubt and isinstance(before.root, ObjectPlace):
+                raise StoreAwayError(
                     f"{error.message}. Whether the lake {before.root} was changed is not known",
                     hint="Try again when the store answers: the change is made, or nothing is left to change",
                 ) from error
@@ -195,7 +195,7 @@ def _put_in_force(log: CommitLog, known: Mapping[str, Any]) -> None:
 
     def of(there: dict[str, object] | None) -> dict[str, object] | None:
         in_force, note = divided(log, there or {})
-        return {**in_force, **note} if there is not None and CHANGING in there and not note else None
+        return in_force if there is not None and CHANGING in there and not note else None
 
     try:
         exchange_sealed(place, of)
