@@ -324,9 +324,9 @@ def test_a_stream_that_starts_elsewhere_meanwhile_stops_the_change(
     claim = opened(other, fresh)
     put(other, claim, 0, range(61, 63), fresh)
     assert_whole(other, fresh, [*NARROW, 61, 62])
-    widen(other, checkpoint=fresh)
-    put_on(other, fresh, WIDER)
-    assert_whole(other, fresh, [*WIDE, 61, 62])
+    widen(other, range(63), checkpoint=fresh)
+    open_lake(other, fresh, WIDER, COLUMNS)
+    assert_whole(other, fresh, list(range(63)))
 
 
 def test_a_stream_that_starts_elsewhere_after_the_commit(
