@@ -36,6 +36,7 @@ _EVERY_COLUMN = (
     "event,token,operation_type,cluster_time,wall_time,database,collection,document_key,full_document,"
     "update_description"
 )
+_BEGUN_WITH = "event,token,collection"
 _NARROW = '[{"$match": {"operationType": {"$in": ["insert", "delete"]}}}]'
 #: Why a lake cannot be changed that has only just begun.
 _BEGINS_ANEW = re.compile(r"has no events yet|of several server versions|by now: it is not known").search
@@ -67,7 +68,7 @@ class LakeProduct(Product):
     may_be_removed = "_quarantine"
     on_spark = True
     limits = ArchiveProduct.limits
-    #: Whether some seeds have an Iceberg table, events that are put aside, and a stream that is widened.
+    #: Whether some seeds have an Iceberg table, and events that are put aside.
     has_extras: ClassVar[bool] = True
 
     def lake_of(self, job: Job) -> LakeRoot:
@@ -109,27 +110,34 @@ class LakeProduct(Product):
         if not self.has_extras:
             chosen["on_error"] = "fail"
         with late:
-            if self.has_extras and "pipeline" not in options and "startingFrom" not in options and _begins_narrow(job):
+            if "pipeline" not in options and "startingFrom" not in options and _begins_narrow(job):
                 self._widen(options, job, chosen)
             self._write(options, job, chosen)
 
     def _widen(self, options: dict[str, str], job: Job, chosen: dict[str, Any]) -> None:
         """Begin the lake with a narrower stream, and change it: it is then the wider one's. Where there is no event to
-        begin with, or the events of another version, it begins anew."""
+        begin with, or the events of another version, it begins anew. If that is killed, the next run goes on with it.
+        """
         from tailrace.lake.spark.store.change import change_lake
 
-        lake = job.root / "lake"
-        if lake.exists():
+        place = self.written_to(job)  # as of a command, with keys in the environment
+        known = read_identity(self.lake_of(job))
+        if known is not None and known["stream"].get("columns") != _BEGUN_WITH.split(","):
             return
-        self._write({**options, "columns": "event,token,collection", "pipeline": _NARROW}, job, chosen)
+        if known is None:
+            self._write({**options, "columns": _BEGUN_WITH, "pipeline": _NARROW}, job, chosen)
         try:
-            change_lake(options, lake)
+            change_lake(options, **place)
         except UsageError as error:
             if not _BEGINS_ANEW(error.message):
                 raise
-            shutil.rmtree(lake)
-            shutil.rmtree(job.root / "lake.checkpoint")
-            (job.root / CATALOGUE).unlink(missing_ok=True)
+            self.begin_anew(job)
+
+    def begin_anew(self, job: Job) -> None:
+        """Remove the lake, and what belongs to it."""
+        shutil.rmtree(job.root / "lake")
+        shutil.rmtree(job.root / "lake.checkpoint")
+        (job.root / CATALOGUE).unlink(missing_ok=True)
 
     def _archived(self, job: Job, options: dict[str, str]) -> AbstractContextManager[None]:
         """Let the lake read an archive of all that is there, and the oplog begin in the middle of it. Of a cluster only

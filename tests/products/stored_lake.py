@@ -1,10 +1,11 @@
 """The lake in a real object store, beside the server's own stream: ``stores.py`` says how the hand gets at it.
 
-It has no Iceberg table, nothing put aside and no change of its stream: those are refused in a store."""
+It has no Iceberg table, which is refused in a store, and nothing put aside."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +32,12 @@ class StoredLakeProduct(LakeProduct):
 
     def lake_of(self, job: Job) -> LakeRoot:
         return place_of(job, job.root / _STATE)
+
+    def begin_anew(self, job: Job) -> None:
+        place = place_of(job, job.root / _STATE)
+        for one in list(place.objects()):
+            (place / one.name).unlink()
+        shutil.rmtree(job.root / _STATE)
 
     def written_to(self, job: Job) -> dict[str, Any]:
         """As a user gives it: a URI, and keys in the environment, that of Spark's workers too."""

@@ -17,6 +17,7 @@ from tailrace.lake.store.changing import changed_name, commit_change, discard, l
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.compaction import compact
 from tailrace.lake.store.identity import open_lake, read_identity
+from tailrace.lake.store.lake_root import LakeRoot
 from tailrace.lake.store.layout import cluster_time_of
 from tailrace.lake.store.manifest import LakeChange, PlannedRange
 from tailrace.lake.store.part_writer import PartWriter
@@ -42,17 +43,17 @@ def lake(tmp_path: Path) -> Path:
     return root
 
 
-def widen(root: Path, numbers: range = range(60)) -> None:
+def widen(root: LakeRoot, numbers: range = range(60), *, checkpoint: Path | None = None, claim: str = CLAIM) -> None:
     """Add the other events."""
     with lake_before(root) as before:
         made = PartWriter(root, "merge-x", name=changed_name).write_all([batch(numbers)])
         try:
             found = compared(before, before.state.in_order, made, ["token", "event"], keep=True)
-            change = LakeChange(CLAIM, ("settings.scope",), cluster_time_of(token(0)), UNTIL, found.added)
+            change = LakeChange(claim, ("settings.scope",), cluster_time_of(token(0)), UNTIL, found.added)
             commit_change(before, change, WIDER, COLUMNS, gone=found.gone, made=found.made)
         finally:
             discard(before, made)
-    set_superseded_aside(root, root.with_name("lake.checkpoint"))
+    set_superseded_aside(root, checkpoint or before.log.layout.default_checkpoint)
 
 
 def killed_at(root: Path, step: str) -> None:
@@ -108,6 +109,26 @@ def test_a_note_whose_change_has_not_happened_never_counts(lake: Path, tmp_path:
     assert (read_identity(lake) or {})["stream"] == STREAM
     open_lake(lake, tmp_path / "another", STREAM, COLUMNS)
     assert b"changing" not in CommitLog(lake).layout.identity.read_bytes()
+
+
+@pytest.mark.parametrize("older", ["lake.json", "lake.json and head.json"])
+def test_an_older_lake_json_is_refused_after_a_change(lake: Path, tmp_path: Path, older: str) -> None:
+    """Nothing had said so, and nobody had put it back in a test: the old stream went on in the changed lake."""
+    names = ["lake.json", "head.json"][: older.count("json")]
+    held = {name: (lake / "_tailrace" / name).read_bytes() for name in names}
+    widen(lake)
+    newer = (lake / "_tailrace" / "lake.json").read_bytes()
+    for name, content in held.items():
+        (lake / "_tailrace" / name).write_bytes(content)
+    for fresh, stream in (("one", STREAM), ("other", WIDER)):
+        with pytest.raises((SinkError, UsageError), match=r"older than the lake's log|belongs to another stream"):
+            open_lake(lake, tmp_path / fresh, stream, COLUMNS)
+    with pytest.raises(SinkError, match="older than the lake's log"):
+        widen(lake)
+    assert "is older than the lake's log" in verify(lake).problems[0]
+    (lake / "_tailrace" / "lake.json").write_bytes(newer)
+    put_on(lake, tmp_path / "fresh", WIDER)
+    assert verify(lake, full=True).problems == []
 
 
 def test_a_changed_lake_goes_on_where_its_stream_stood(lake: Path, tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ running stream and its readers need not stop, except for change.
                  take out every event that the $match selects, whatever its age; --dry-run shows what would go
   change PIPELINE.yaml
                  make a lake match its pipeline file again: other columns, or a wider stream, whose events are
-                 backfilled from the archive and the oplog; stop the stream first"""
+                 backfilled from the archive and the oplog; stop the stream first. Of a lake in an object store the
+                 file names the state directory"""
 _ACTIONS = ("status", "verify", "compact", "expire", "erase", "change")
 #: The flags that say nothing to the other actions.
 _FLAGS_OF = {
@@ -134,8 +135,8 @@ def _add_erasing_and_changing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--archive",
         metavar="DIR",
-        type=Path,
-        help="with change: read from this archive what the oplog no longer has, whatever the file says",
+        help="with change: read from this archive what the oplog no longer has, whatever the file says; a directory, "
+        "s3://BUCKET/PREFIX or az://CONTAINER/PREFIX",
     )
     parser.add_argument(
         "--from-now",

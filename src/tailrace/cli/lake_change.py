@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.base.object_place import is_object_uri
 from tailrace.cli.lake_shown import shown_in
 from tailrace.cli.one_writer import only_writer
 from tailrace.cli.output import say
@@ -15,18 +16,18 @@ from tailrace.errors import UsageError
 if TYPE_CHECKING:
     from tailrace.lake.spark.store.change import ChangeReport
     from tailrace.lake.spark.store.pipeline_file import PipelineSettings
+    from tailrace.lake.store.lake_root import LakeRoot
 
 
-def change(pipeline: Path, archive: Path | None, *, from_now: bool, dry_run: bool) -> int:
+def change(pipeline: Path, archive: str | None, *, from_now: bool, dry_run: bool) -> int:
     """Change the lake of a pipeline file, and print what was done or, with ``dry_run``, would be done. Returns 0;
     raises TailraceError."""
     from tailrace.lake.spark.store.change import change_lake  # noqa: PLC0415
     from tailrace.lake.spark.store.pipeline_file import load  # noqa: PLC0415
     from tailrace.lake.store.identity import partitioning_of, read_identity  # noqa: PLC0415
-    from tailrace.lake.store.lake_root import NOT_CHANGED, local_root  # noqa: PLC0415
 
     settings = load(pipeline)
-    root = local_root(settings.lake, *NOT_CHANGED)
+    root = settings.lake
     known = read_identity(root)
     if known is None:
         raise UsageError(f"{root} is not a lake of Tailrace", hint="tailrace run begins one")
@@ -51,19 +52,21 @@ def change(pipeline: Path, archive: Path | None, *, from_now: bool, dry_run: boo
     return 0
 
 
-def _with_archive(settings: PipelineSettings, archive: Path | None) -> dict[str, str]:
+def _with_archive(settings: PipelineSettings, archive: str | None) -> dict[str, str]:
     """The source's options, with the archive that events are read from."""
     from tailrace.cli.run_archive import has_history  # noqa: PLC0415
+    from tailrace.lake.store.local_path import local_path  # noqa: PLC0415
 
     if archive is not None:
-        return {**settings.source, "archive": str(archive.absolute())}
+        where = archive if is_object_uri(archive) else str(local_path(archive, "--archive"))
+        return {**settings.source, "archive": where}
     kept = settings.archive
     if kept is not None and "archive" not in settings.source and has_history(kept.path):
         settings = replace(settings, source={**settings.source, "archive": str(kept.path)})
     return settings.source
 
 
-def _print(lake: Path, report: ChangeReport, *, dry_run: bool) -> None:
+def _print(lake: LakeRoot, report: ChangeReport, *, dry_run: bool) -> None:
     from tailrace.lake.store.identity import shown  # noqa: PLC0415
 
     if not report.differences:

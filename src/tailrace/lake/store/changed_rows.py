@@ -11,13 +11,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store.changing import LakeBefore
+from tailrace.lake.store.lake_root import LakeRoot
 from tailrace.lake.store.layout import merged_name
 from tailrace.lake.store.manifest import FileEntry, StagedFile
 from tailrace.lake.store.part_writer import TOKEN, FileLimits, PartWriter, equal_tokens_in, opened_checked
@@ -124,7 +124,7 @@ def _lanes(files: Sequence[FileEntry]) -> dict[object, list[FileEntry]]:
     return found
 
 
-def _rows(root: Path, files: Sequence[FileEntry], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+def _rows(root: LakeRoot, files: Sequence[FileEntry], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """RowMaker as tuples, the token first."""
     for batch in _batches(root, files, columns):
         values = [batch.column(name) for name in (TOKEN, *(one for one in columns if one != TOKEN))]
@@ -132,7 +132,7 @@ def _rows(root: Path, files: Sequence[FileEntry], columns: Sequence[str]) -> Ite
         yield from zip(*(part.to_pylist() for part in parts), strict=True)
 
 
-def _batches(root: Path, files: Sequence[FileEntry], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _batches(root: LakeRoot, files: Sequence[FileEntry], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     for entry in files:
         with opened_checked(root, entry) as file:
             yield from file.iter_batches(batch_size=_READ_ROWS, columns=list(columns))

@@ -143,9 +143,7 @@ class CommitLog:
     def newest_batch(self, head: Head) -> Commit | None:
         """The commit of the newest micro-batch, even if its writer died before it wrote the head; ``None`` if there is
         none, or only a checkpoint holds it."""
-        number = None if head.newest is None else head.newest.number
-        content = None if number is None else self._content(number)
-        found = None if content is None or number is None else decode(content, number, self.layout.commit(number))
+        found = None if head.newest is None else self.commit(head.newest.number)
         return max((one for one in self.commits(head.number) if one.batch is not None), key=_number, default=found)
 
     def live_files(self) -> list[FileEntry]:
@@ -184,6 +182,11 @@ class CommitLog:
             first = head.reached is None and head.newest is None
             begun = planned.begins if first else _begun(head, planned)
             self._write_head(replace(head, reached=time, begun=begun, begun_by=by if head.newest is None else ""))
+
+    def commit(self, number: int) -> Commit | None:
+        """The commit with this number; ``None`` if there is none, or the log does not keep it any more."""
+        content = self._content(number)
+        return None if content is None else decode(content, number, self.layout.commit(number))
 
     def digest_of(self, number: int) -> str | None:
         """The SHA-256 of a commit's file; ``None`` if the log does not keep it any more."""

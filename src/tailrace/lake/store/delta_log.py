@@ -364,6 +364,7 @@ def _change_to_json(change: LakeChange) -> dict[str, Any]:
         "until": None if change.until is None else time_to_json(change.until),
         "rows": change.rows,
         "at": change.at.isoformat(timespec="seconds"),
+        "digest": change.digest,
     }
 
 
@@ -376,6 +377,7 @@ def _change_from_json(value: Mapping[str, Any]) -> LakeChange:
         until,
         _natural_number(value["rows"]),
         datetime.fromisoformat(_text(value["at"])),
+        _text(value.get("digest", "")),
     )
 
 

@@ -6,7 +6,8 @@ an old checkpoint, a copied one, or a process that was believed dead cannot add 
 new claim, and its stream continues right after the lake's last event.
 
 While a lake is being changed (``changing.py``), the file also holds what it is to become, under ``changing``. The
-change's commit decides whether that is in force: a crash leaves the lake as it was before, or changed as a whole.
+change's commit decides whether that is in force (``changing_note.py``): a crash leaves the lake as it was before, or
+changed as a whole.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import EntryMark
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import delta
+from tailrace.lake.store.changing_note import CHANGING, divided, set_back
 from tailrace.lake.store.checkpoint_file import CHECKPOINT_FILE, read_held, require_seen, write_held
 from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
@@ -39,8 +41,6 @@ from tailrace.lake.store.quarantine_index import open_index
 from tailrace.lake.store.retention import remove_leftovers
 from tailrace.lake.store.session import SESSION, begin_session
 
-#: What is to become of the lake, while it is changed.
-CHANGING: Final = "changing"
 #: How the keys of a stream begin in which a lake may be changed.
 CHANGEABLE: Final = ("settings.", "columns", "documents")
 #: What tells that two lakes are masked equally, and words for it.
@@ -98,6 +98,7 @@ def open_lake(
         problems = log.problems()
         if problems:
             raise SinkError(problems[0], hint="Restore it from a copy; --verify says what else is wrong")
+        require_changed(log, known)
         continued = held if begun and gap is None else None
         if continued is not None:  # before anything goes: data files of a log that was set back may be wanted again
             _check_held(log, head, checkpoint, known, continued)
@@ -132,7 +133,17 @@ def _give(log: CommitLog, head: Head, known: Mapping[str, Any], claim: str, *, n
             write_sealed(layout.identity, {**known, "claim": claim})
         return
     session = begin_session(layout)
-    exchange_sealed(layout.identity, {**known, "claim": claim, SESSION: session}, None if new else known)
+    given = {**known, "claim": claim, SESSION: session}
+
+    def made(there: dict[str, object] | None) -> dict[str, object] | None:
+        if new or there is None:
+            return given if new and there is None else None
+        in_force, note = divided(log, there)
+        return {**given, **note} if in_force == known else None
+
+    place = layout.identity
+    assert isinstance(place, ObjectPlace)
+    written = exchange_sealed(place, made)
     durable.step("claim.lake")
     if new:
         open_index(layout, session, None, ())
@@ -147,6 +158,9 @@ def _give(log: CommitLog, head: Head, known: Mapping[str, Any], claim: str, *, n
             hint="It can no longer do so. Start again: this stream goes on after what the other one has written",
         ) from error
     durable.step("claim.start")
+    if CHANGING in written:  # its commit can no longer come
+        exchange_sealed(place, lambda there: given if there == written else None)
+        durable.step("claim.note")
     aside = head.newest is not None and head.newest.aside
     open_index(layout, session, log.newest_batch(head) if aside else None, log.checked())
     durable.step("claim.quarantine")
@@ -222,15 +236,18 @@ def read_identity(root: LakeRoot) -> dict[str, Any] | None:
     return None
 
 
-def _in_force(log: CommitLog, value: dict[str, object]) -> dict[str, object]:
-    """The identity, changed if the commit of a change that was begun is in the log."""
-    noted = value.pop(CHANGING, None)
-    if noted is None:
-        return value
-    if not isinstance(noted, dict):
-        raise SinkError(f"{log.layout.identity} is damaged: {CHANGING} is not an object")
-    made = any(change.claim == noted.get("claim") for change in log.state().changes)
-    return {**value, **noted} if made else value
+def require_changed(log: CommitLog, known: Mapping[str, Any]) -> None:
+    """Raise SinkError where ``lake.json``, in force and ``known``, is older than the newest change in the log. The
+    caller holds the lock."""
+    state = log.state()
+    if set_back(known, state):
+        now = read_identity(log.layout.root)
+        if now is not None and not set_back(now, state):
+            raise SinkError(f"the lake {log.layout.root} has just been changed", hint="Try again")
+        raise SinkError(
+            f"{log.layout.identity} is older than the lake's log: its stream and columns are those of before a change",
+            hint="Restore it from a newer copy: without it nobody can say which stream the lake holds",
+        )
 
 
 def differences(known: Mapping[str, Any], stream: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -284,7 +301,7 @@ def metadata_after(known: Mapping[str, Any], state: LogState, commit: Commit) ->
 
 def _checked(log: CommitLog, value: dict[str, Any]) -> dict[str, Any]:
     """What ``lake.json`` holds, in force and whole."""
-    path, value = log.layout.identity, _in_force(log, value)
+    path, (value, _) = log.layout.identity, divided(log, value)
     check_format(value, path)
     for key, kind in (("id", str), ("claim", str), ("stream", dict), ("columns", list), ("created", str)):
         if not isinstance(value.get(key), kind):

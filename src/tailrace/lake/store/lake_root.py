@@ -24,7 +24,6 @@ LakeRoot: TypeAlias = Path | ObjectPlace
 #: Readers of a lake in a store need no local directory. Nothing can be made below this one.
 NOWHERE: Final = Path(os.devnull)
 #: What lakes in a store do not have yet, and what to do.
-NOT_CHANGED: Final = ("the stream and the columns cannot be changed of", "Begin another lake, beside this one")
 NOT_MIRRORED: Final = ("no Iceberg catalogue can have", "Leave it out, or keep the lake in a directory")
 #: How often an object is read and replaced again where others replace it meanwhile.
 _TRIES: Final = 8
@@ -142,28 +141,30 @@ def write_sealed(
     raise SinkError(f"{place} keeps changing: another program writes this lake", hint="A lake has one writer")
 
 
-def exchange_sealed(place: LakeRoot, value: Mapping[str, object], known: Mapping[str, object] | None) -> None:
-    """As ``write_sealed``, if the file is still what was ``known``, or absent. In a directory the caller's lock says
-    so. Raises SinkError where it is not."""
-    if isinstance(place, Path):
-        durable.write_sealed(place, value)
-        return
-    content, before = durable.sealed(value), None if known is None else durable.sealed(known)
+def exchange_sealed(
+    place: ObjectPlace, made: Callable[[dict[str, object] | None], Mapping[str, object] | None]
+) -> dict[str, object]:
+    """As ``write_sealed``: ``made`` makes the new content of what is there (``None``: nothing), or says by ``None``
+    that it is not what the caller has known. Returns the new content. Raises SinkError where it is not, or changes
+    meanwhile."""
     try:
-        there, etag = place.read()
+        content, etag = place.read()
+        there = durable.unsealed(durable.parse_json(content, place), place)
     except FileNotFoundError:
         there, etag = None, ""
+    value = made(None if there is None else dict(there))
     try:
-        if there != before:
+        if value is None:
             raise FileExistsError
         if there is None:
-            place.create(content)
+            place.create(durable.sealed(value))
         else:
-            place.swap(content, etag)
+            place.swap(durable.sealed(value), etag)
     except FileExistsError:
         raise SinkError(
             f"another program has changed {place} meanwhile", hint="A lake has one stream. Start again if this is it"
         ) from None
+    return dict(value)
 
 
 def size_of(place: LakeRoot) -> int:

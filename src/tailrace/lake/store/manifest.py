@@ -186,7 +186,7 @@ class LakeChange:
     ``since`` (``None``: of all, as where columns alone were changed) the lake holds what it would hold if it had been
     begun in this way; ``rows`` events were added to it. ``until`` is the cluster time that the stream had been read to:
     a fresh checkpoint goes on there (``None``: nothing had been read). ``claim`` is the one that the lake took with the
-    change."""
+    change. ``digest`` is that of the stream and the columns in ``lake.json`` ("": an earlier release did not say)."""
 
     claim: str
     keys: tuple[str, ...]
@@ -194,6 +194,7 @@ class LakeChange:
     until: ClusterTime | None = None
     rows: int = 0
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    digest: str = ""
 
     def __str__(self) -> str:
         holds = "" if self.since is None else f"; it holds for events after cluster time {self.since}"

@@ -14,6 +14,7 @@ from tailrace.base.object_place import ObjectPlace, reason
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import checkpoint as log_checkpoint
 from tailrace.lake.store import quarantine
+from tailrace.lake.store.changing_note import set_back
 from tailrace.lake.store.checkpoint_file import read_held, require_seen
 from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.identity import read_identity
@@ -86,6 +87,8 @@ def verify(path: LakeRoot | str, *, full: bool = False, checkpoint: Path | None 
         state = log.state(head.number if isinstance(root, ObjectPlace) and head.number >= 0 else None)
         present = set(log.layout.files_present())
         # Under the lock, since a compaction or an erasure may replace these files.
+        if set_back(known, state) and set_back(read_identity(root) or known, state):  # and was not changed just now
+            report.add(f"{log.layout.identity} is older than the lake's log, which has been changed since")
         newest = log.newest_batch(head)
         _check_quarantine(quarantine.files_of(log.layout, newest), report)
         if isinstance(root, ObjectPlace):

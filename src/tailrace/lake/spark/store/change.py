@@ -15,6 +15,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tailrace.base.object_place import is_object_uri
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.plan.profile import for_people, profile_for
 from tailrace.errors import InvalidResumeToken, UsageError
@@ -33,7 +34,7 @@ from tailrace.lake.store.changing import (
     set_superseded_aside,
 )
 from tailrace.lake.store.identity import CHANGEABLE, differences, read_identity, refuse_other
-from tailrace.lake.store.lake_root import NOT_CHANGED, refuse_in_store
+from tailrace.lake.store.lake_root import LakeRoot, writable_root
 from tailrace.lake.store.layout import LakeLayout, cluster_time_of
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.manifest import LakeChange, StagedFile
@@ -74,14 +75,16 @@ class ChangeReport:
 
 def change_lake(
     source: Mapping[str, str],
-    lake: Path | str,
+    lake: LakeRoot | str,
     *,
+    state: Path | str | None = None,
     checkpoint: Path | str | None = None,
     from_now: bool = False,
     dry_run: bool = False,
 ) -> ChangeReport:
     """Make the lake at ``lake`` one of the change stream that ``source`` describes: options and columns of
-    ``write_stream``. The stream into the lake must be stopped; readers need not.
+    ``write_stream``. The stream into the lake must be stopped; readers need not. Of a lake in an object store ``state``
+    is the local directory of its stream. ``archive`` among the options may be in an object store.
 
     With ``from_now`` nothing is read again: the lake holds the new stream from where it stands, and its log says so.
     ``dry_run`` finds out what would be done, as far as no event has to be read, and changes nothing.
@@ -91,16 +94,17 @@ def change_lake(
 
     Raises UsageError where the lake belongs to another deployment, is masked otherwise, or the change cannot be made
     exactly; ChangeStreamHistoryLost (286) where neither oplog nor archive reaches back; SourceError; SinkError;
-    LakeFullError. The lake is then as it was.
+    LakeFullError. The lake is then as it was, or, of a lake in a store that has not answered, perhaps changed: the same
+    call again finds that out.
     """
-    refuse_in_store(str(lake), *NOT_CHANGED)
-    root = local_path(lake, "the lake")
+    root = writable_root(lake, state)
     where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
     if read_identity(root) is None:
         raise UsageError(f"{root} is not a lake of Tailrace", hint="tailrace run begins one")
-    source = lake_source(with_columns_of(root, source))
+    source, archive = _without_stored_archive(lake_source(with_columns_of(root, source)))
     stream = stream_of(source)
     options = source_options.parse(source)
+    options = options if archive is None else replace(options, archive=archive)
     with lake_before(root) as before:
         found = tuple(differences(before.known, stream))
         for difference in found:
@@ -115,6 +119,12 @@ def change_lake(
             return report
         report = work.carry_out(report, stream)
     return replace(report, superseded=set_superseded_aside(root, where))
+
+
+def _without_stored_archive(source: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
+    """The options without an archive in an object store, and its URI. Spark's workers take directories only."""
+    given = {name: one for name, one in source.items() if name.lower() == "archive" and is_object_uri(one)}
+    return {name: one for name, one in source.items() if name not in given}, next(iter(given.values()), None)
 
 
 class _ChangeWork:
