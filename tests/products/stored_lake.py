@@ -1,6 +1,6 @@
 """The lake in a real object store, beside the server's own stream: ``stores.py`` says how the hand gets at it.
 
-It has no Iceberg table, nothing put aside and no change of its stream: those are refused in a store."""
+It has no Iceberg table and no change of its stream: those are refused in a store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from tailrace.lake.store.lake_root import LakeRoot
 from tests.products.lake import LakeProduct, session
 from tests.products.product import Job
-from tests.products.stores import StoreMirror, place_of, prefix_of, server_of
+from tests.products.stores import StoreMirror, place_of, prefix_of, server_of, way_to_store
 
 _STATE = "state"
 
@@ -20,14 +20,15 @@ class StoredLakeProduct(LakeProduct):
     name = "lake-in-store"
     parts: ClassVar[tuple[str, ...]] = (
         "lake", "state", "state/checkpoint", "state/sessions.json", "lake/_tailrace", "lake/_delta_log", "lake/day=*",
-        "newest log",
+        "lake/_quarantine", "lake/_tailrace/quarantine.json", "newest log",
     )  # fmt: skip
     may_be_removed = ""
     has_extras = False
+    is_in_store = True
 
     def advance(self, job: Job) -> None:
-        with StoreMirror(place_of(job, job.root / _STATE), job.root / "lake").beside():
-            super().advance(job)
+        with StoreMirror(place_of(job, job.root / _STATE), job.root / "lake").beside(), way_to_store(job) as going:
+            super().advance(going)
 
     def lake_of(self, job: Job) -> LakeRoot:
         return place_of(job, job.root / _STATE)

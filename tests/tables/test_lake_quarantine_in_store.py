@@ -19,7 +19,8 @@ import pytest
 from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace, object_place
 from tailrace.cli.main import main
-from tailrace.errors import SinkError
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake import quarantine_files
 from tailrace.lake.store import quarantine, quarantine_index
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.committer import commit_batch
@@ -53,6 +54,7 @@ def aside_in(root: Any) -> list[int]:
     """The numbers of the events in quarantine."""
     log = CommitLog(root)
     files = quarantine.files_of(log.layout, log.newest_batch(log.head()))
+    assert quarantine_files(root) == [str(file) for file in files]
     rows = [row for file in files for row in quarantine.read_checked(file).to_pylist()]
     return sorted(int(row["reason"].split()[1]) for row in rows)
 
@@ -250,16 +252,18 @@ def test_an_index_that_was_lost_or_set_back_or_damaged_is_refused(root: ObjectPl
         index.unlink()
         if content is not None:
             index.create(content)
-        with pytest.raises(SinkError, match=said):
-            begun(root, checkpoint)
+        for look in (lambda: quarantine_files(root), lambda: begun(root, checkpoint)):
+            with pytest.raises(SinkError, match=said):
+                look()
         assert objects_in(root) == names
     index.unlink()
     index.create(whole)
     (lost, *_) = sorted(names)
     content = (root / lost).read_bytes()
     (root / lost).unlink()
-    with pytest.raises(SinkError, match="is missing: the quarantine names it"):
-        begun(root, checkpoint)
+    for look in (lambda: quarantine_files(root), lambda: begun(root, checkpoint)):
+        with pytest.raises(SinkError, match="is missing: the quarantine names it"):
+            look()
     assert "missing" in " ".join(verify(root).problems)
     obstore.put(root.bucket.store, f"{root.key}/{lost}", content[:200] + b"x" + content[201:])
     assert "the quarantine cannot be read" in verify(root).problems[0]
@@ -268,6 +272,37 @@ def test_an_index_that_was_lost_or_set_back_or_damaged_is_refused(root: ObjectPl
     obstore.put(root.bucket.store, f"{root.key}/{lost}", content)
     assert begun(root, checkpoint) == claim
     assert (aside_in(root), verify(root, full=True).problems) == ([2, 4], [])
+
+
+def test_only_what_counts_is_listed(root: ObjectPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who read all objects of the prefix met events twice after a kill, and there was no list of those that count."""
+    claim = begun(root, tmp_path / "checkpoint")
+    assert quarantine_files(root) == []
+    for number in range(2):
+        assert put(root, claim, number, [10 * number + 1], [10 * number + 2, 10 * number + 3]) is not None
+    before = quarantine_files(root)
+    assert [name.removeprefix(f"{root}/") for name in before] == sorted(objects_in(root))
+    assert die_at("quarantine.merged", 1, _Work(root, "compact", claim, tmp_path / "checkpoint")) == -signal.SIGKILL
+    assert die_at("commit.files", 1, _Work(root, "commit", claim, tmp_path / "checkpoint")) == -signal.SIGKILL
+    assert (quarantine_files(root), len(objects_in(root))) == (before, 4)
+
+    listed, came = quarantine_index.objects_present, 0
+
+    def late(layout: Any) -> set[str]:
+        """Another machine merges them after the index was read."""
+        nonlocal came
+        came += 1
+        if came == 1:
+            compact(root)
+        return listed(layout)
+
+    monkeypatch.setattr(quarantine_index, "objects_present", late)
+    (merged,) = quarantine_files(root)
+    assert came > 1
+    assert merged not in before
+    assert aside_in(root) == [2, 3, 12, 13]
+    with pytest.raises(UsageError, match="is not a lake"):
+        quarantine_files(root / "elsewhere")
 
 
 def test_a_store_that_was_set_back_and_a_state_that_was_lost(root: ObjectPlace, tmp_path: Path) -> None:
