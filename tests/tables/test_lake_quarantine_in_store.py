@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import obstore
+import polars
 import pyarrow as pa
 import pytest
 
@@ -282,6 +283,8 @@ def test_only_what_counts_is_listed(root: ObjectPlace, tmp_path: Path, monkeypat
         assert put(root, claim, number, [10 * number + 1], [10 * number + 2, 10 * number + 3]) is not None
     before = quarantine_files(root)
     assert [name.removeprefix(f"{root}/") for name in before] == sorted(objects_in(root))
+    frame = polars.read_parquet(before, storage_options=dict(root.bucket.options))  # as on the page
+    assert [int(one.split()[1]) for one in frame["reason"]] == [2, 3, 12, 13]
     assert die_at("quarantine.merged", 1, _Work(root, "compact", claim, tmp_path / "checkpoint")) == -signal.SIGKILL
     assert die_at("commit.files", 1, _Work(root, "commit", claim, tmp_path / "checkpoint")) == -signal.SIGKILL
     assert (quarantine_files(root), len(objects_in(root))) == (before, 4)
