@@ -280,11 +280,11 @@ def test_only_what_counts_is_listed(root: ObjectPlace, tmp_path: Path, monkeypat
     claim = begun(root, tmp_path / "checkpoint")
     assert quarantine_files(root) == []
     for number in range(2):
-        assert put(root, claim, number, [10 * number + 1], [10 * number + 2, 10 * number + 3]) is not None
+        assert put(root, claim, number, [3 * number + 1], [3 * number + 2, 3 * number + 3]) is not None
     before = quarantine_files(root)
     assert [name.removeprefix(f"{root}/") for name in before] == sorted(objects_in(root))
     frame = polars.read_parquet(before, storage_options=dict(root.bucket.options))  # as on the page
-    assert [int(one.split()[1]) for one in frame["reason"]] == [2, 3, 12, 13]
+    assert [int(one.split()[1]) for one in frame["reason"]] == [2, 3, 5, 6]
     assert die_at("quarantine.merged", 1, _Work(root, "compact", claim, tmp_path / "checkpoint")) == -signal.SIGKILL
     assert die_at("commit.files", 1, _Work(root, "commit", claim, tmp_path / "checkpoint")) == -signal.SIGKILL
     assert (quarantine_files(root), len(objects_in(root))) == (before, 4)
@@ -303,7 +303,7 @@ def test_only_what_counts_is_listed(root: ObjectPlace, tmp_path: Path, monkeypat
     (merged,) = quarantine_files(root)
     assert came > 1
     assert merged not in before
-    assert aside_in(root) == [2, 3, 12, 13]
+    assert aside_in(root) == [2, 3, 5, 6]
     with pytest.raises(UsageError, match="is not a lake"):
         quarantine_files(root / "elsewhere")
 
