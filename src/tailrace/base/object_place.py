@@ -414,7 +414,7 @@ class ObjectPlace:
         """The error for a request that failed."""
         hint = "What was committed before is intact. Start again when the store answers and the rights are there"
         return StoreAwayError(
-            f"cannot {what} {self}: {reason(error)}", hint=_FULL if _NO_ROOM.search(str(error)) else hint
+            f"cannot {what} {self}: {reason(error).rstrip('.')}", hint=_FULL if _NO_ROOM.search(str(error)) else hint
         )
 
 
