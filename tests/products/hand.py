@@ -24,7 +24,7 @@ from tests.kills.children import EVENTS, pairs
 from tests.products.children import Child, Outcome
 from tests.products.following import damage_token
 from tests.products.keeper import Keeper
-from tests.products.stores import UNKIND
+from tests.products.stores import losing_answers
 from tests.products.truth import Truth
 from tests.small_disk import SmallDisk
 
@@ -165,7 +165,8 @@ class Hand:
 
     def _lost_answers(self, keeper: Keeper, until: ClusterTime) -> Step:
         """An object store that does what it is asked and does not say so, or breaks off."""
-        outcome = keeper.run(keeper.job(until, {UNKIND: self._rng.randrange(1 << 30)}))
+        with losing_answers(self._rng.randrange(1 << 30)):
+            outcome = keeper.run(keeper.job(until))
         if not outcome.is_equal and not is_a_limit(keeper, outcome):
             return Step("lost answers", outcome, f"{outcome.kind}: {outcome.text}")
         return Step("lost answers", outcome)

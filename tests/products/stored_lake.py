@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from tailrace.lake.store.lake_root import LakeRoot
 from tests.products.lake import LakeProduct, session
 from tests.products.product import Job
-from tests.products.stores import StoreMirror, place_of, prefix_of, server_of, way_to_store
+from tests.products.stores import StoreMirror, place_of, prefix_of, server_of
 
 _STATE = "state"
 
@@ -27,8 +27,8 @@ class StoredLakeProduct(LakeProduct):
     is_in_store = True
 
     def advance(self, job: Job) -> None:
-        with StoreMirror(place_of(job, job.root / _STATE), job.root / "lake").beside(), way_to_store(job) as going:
-            super().advance(going)
+        with StoreMirror(place_of(job, job.root / _STATE), job.root / "lake").beside():
+            super().advance(job)
 
     def lake_of(self, job: Job) -> LakeRoot:
         return place_of(job, job.root / _STATE)

@@ -10,7 +10,7 @@ from tailrace.base.object_place import ObjectPlace
 from tailrace.cli.run_tables import tabling
 from tailrace.lake.tables.settings import TableSettings
 from tests.products.product import Job
-from tests.products.stores import StoreMirror, place_of, way_to_store
+from tests.products.stores import StoreMirror, place_of
 from tests.products.tables import TablesProduct, maintained
 
 _STATE: Final = "_tailrace"
@@ -24,12 +24,7 @@ class StoredTablesProduct(TablesProduct):
 
     def advance(self, job: Job) -> None:
         mirror = StoreMirror(_place(job), job.root, state=_STATE, kept=_OWNER, escaped=True)
-        with (
-            mirror.beside(),
-            way_to_store(job) as going,
-            maintained(),
-            tabling(job.uri, self._settings(going), threading.Event(), once=True),
-        ):
+        with mirror.beside(), maintained(), tabling(job.uri, self._settings(job), threading.Event(), once=True):
             pass
 
     def _settings(self, job: Job) -> TableSettings:

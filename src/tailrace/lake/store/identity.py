@@ -208,7 +208,7 @@ def read_identity(root: LakeRoot) -> dict[str, Any] | None:
     if root.exists() or isinstance(root, ObjectPlace):
         if isinstance(root, Path) and not root.is_dir():
             raise UsageError(f"{root} is not a directory")
-        foreign = sorted(entry.name for entry in root.iterdir() if entry.name not in _OWN_NAMES)
+        foreign = sorted(entry.name for entry in root.iterdir() if entry.name not in _OWN_NAMES and _is_there(entry))
         if foreign:
             raise UsageError(
                 f"{root} is not empty and not a lake of Tailrace (it holds {foreign[0]!r})",
@@ -220,6 +220,11 @@ def read_identity(root: LakeRoot) -> dict[str, Any] | None:
                 hint="Give a directory of its own",
             )
     return None
+
+
+def _is_there(entry: LakeRoot) -> bool:
+    """A store that keeps files may list the folders of objects that have gone."""
+    return isinstance(entry, Path) or entry.is_file() or entry.is_dir()
 
 
 def _in_force(log: CommitLog, value: dict[str, object]) -> dict[str, object]:
