@@ -310,6 +310,21 @@ def test_only_what_counts_is_listed(root: ObjectPlace, tmp_path: Path, monkeypat
         quarantine_files(root / "elsewhere")
 
 
+def test_a_place_whose_objects_have_all_gone_is_empty(root: ObjectPlace, tmp_path: Path) -> None:
+    """SeaweedFS lists the folders that they were in, and a lake could not be begun there: the other tests have places
+    of their own."""
+    claim = begun(root, tmp_path / "checkpoint")
+    assert put(root, claim, 0, [1], [2]) is not None
+    put_back(root, {})
+    claim = begun(root, tmp_path / "other")
+    assert put(root, claim, 0, [3], [4]) is not None
+    assert (numbers_in(root), aside_in(root)) == ([3], [4])
+    put_back(root, {})
+    obstore.put(root.bucket.store, f"{root.key}/day=1/x.parquet", b"x")
+    with pytest.raises(UsageError, match="is not empty and not a lake"):
+        begun(root, tmp_path / "third")
+
+
 def test_a_store_that_was_set_back_and_a_state_that_was_lost(root: ObjectPlace, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     claim = begun(root, checkpoint)
