@@ -44,9 +44,15 @@ def micro_batch(root: ObjectPlace, claim: str, checkpoint: Path) -> None:
     commit_batch(root, claim, 2, planned(7, 9), files, checkpoint=checkpoint)
 
 
+def put_aside(root: ObjectPlace, claim: str, checkpoint: Path) -> None:
+    """One of which nothing can be written: no other file needs the room before its own."""
+    commit_batch(root, claim, 2, planned(7, 9), stage(root, [], [7, 8, 9]), checkpoint=checkpoint)
+
+
 #: What is done, and what is in the lake and in its quarantine then.
 OPERATIONS: dict[str, tuple[Run, list[int], list[int]]] = {
     "micro-batch": (micro_batch, [1, 4, 7, 9], [2, 3, 5, 6, 8]),
+    "put aside": (put_aside, [1, 4], [2, 3, 5, 6, 7, 8, 9]),
     "compact": (lambda root, claim, checkpoint: compact(root), [1, 4], [2, 3, 5, 6]),
     "erase": (lambda root, claim, checkpoint: erase(root, THREE_AND_FOUR), [1], [2, 5, 6]),
     "open": (lambda root, claim, checkpoint: open_lake(root, checkpoint, STREAM, LAKE_COLUMNS), [1, 4], [2, 3, 5, 6]),
@@ -54,7 +60,7 @@ OPERATIONS: dict[str, tuple[Run, list[int], list[int]]] = {
 BEFORE = ([1, 4], [2, 3, 5, 6])
 #: The other operations take the same steps: they stage, upload, and exchange the index.
 CHOSEN = [
-    name if name == "micro-batch" else pytest.param(name, marks=pytest.mark.slow)  # the micro-batch
+    name if name == "put aside" else pytest.param(name, marks=pytest.mark.slow)  # what is put aside
     for name in OPERATIONS
 ]
 
@@ -172,6 +178,7 @@ def test_a_full_store_is_told_and_harms_nothing(
                 failures += 1
                 assert re.search(r"cannot write \S+: (QuotaExceeded|StorageFull): ", said), (writes, said)
                 assert re.search(r"The store has no room left|repeat the erasure: it does the rest", said), said
+                assert not [*(folder / "state").glob("uploads/*")], writes
                 assert held(straight)[0] in (BEFORE[0], after[0]), writes
                 assert held(straight)[1] in (BEFORE[1], after[1]), writes
                 run(straight, claim, folder / "checkpoint")
