@@ -24,6 +24,7 @@ from tests.kills.children import EVENTS, pairs
 from tests.products.children import Child, Outcome
 from tests.products.following import damage_token
 from tests.products.keeper import Keeper
+from tests.products.stores import losing_answers
 from tests.products.truth import Truth
 from tests.small_disk import SmallDisk
 
@@ -85,6 +86,8 @@ class Hand:
         found = ["kill"]
         if product.copies and self._partial_uri is not None:
             found.append("rights")
+        if product.is_in_store:
+            found.append("lost answers")
         if product.keeps_tokens and pairs(keeper.root / EVENTS):
             found.append("token")
         if keeper.has_begun and self._elsewhere is not None:
@@ -107,6 +110,7 @@ class Hand:
         acts: dict[str, Callable[[Keeper, ClusterTime], Step]] = {
             "kill": self._kill,
             "full disk": self._full_disk,
+            "lost answers": self._lost_answers,
             "elsewhere": self._point_elsewhere,
             "rights": self._partial_rights,
             "older leases": self._older_leases,
@@ -158,6 +162,14 @@ class Hand:
         if first.kind == "wrong":
             return Step(what, first, first.text)
         return self._has_to_be_equal(what, keeper, until)
+
+    def _lost_answers(self, keeper: Keeper, until: ClusterTime) -> Step:
+        """An object store that does what it is asked and does not say so, or breaks off."""
+        with losing_answers(self._rng.randrange(1 << 30)):
+            outcome = keeper.run(keeper.job(until))
+        if not outcome.is_equal and not is_a_limit(keeper, outcome):
+            return Step("lost answers", outcome, f"{outcome.kind}: {outcome.text}")
+        return Step("lost answers", outcome)
 
     def _has_to_be_equal(self, what: str, keeper: Keeper, until: ClusterTime) -> Step:
         outcome = keeper.run(keeper.job(until))

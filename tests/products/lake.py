@@ -32,6 +32,8 @@ from tests.sharded import native
 from tests.sharded.fuzz import tied
 
 _EVENTS_A_BATCH = "300"
+#: After how many runs the lake is compacted by hand, which merges the files of the quarantine too.
+_MERGED = 0.3
 _EVERY_COLUMN = (
     "event,token,operation_type,cluster_time,wall_time,database,collection,document_key,full_document,"
     "update_description"
@@ -68,7 +70,7 @@ class LakeProduct(Product):
     may_be_removed = "_quarantine"
     on_spark = True
     limits = ArchiveProduct.limits
-    #: Whether some seeds have an Iceberg table, and events that are put aside.
+    #: Whether some seeds have an Iceberg table.
     has_extras: ClassVar[bool] = True
 
     def lake_of(self, job: Job) -> LakeRoot:
@@ -80,7 +82,7 @@ class LakeProduct(Product):
         return {"lake": job.root / "lake"}
 
     def advance(self, job: Job) -> None:
-        from tailrace.lake import CompactionPolicy
+        from tailrace.lake import CompactionPolicy, compact
 
         rng = random.Random(f"tailrace lake {job.options['played']}")
         start = ClusterTime(job.start).tick()
@@ -93,7 +95,7 @@ class LakeProduct(Product):
         begin = {"startAtOperationTime": f"{start.seconds},{start.increment}"}
         copied = {"startingFrom": "snapshot", "fullDocument": "updateLookup"}
         options |= copied if _begins_with_a_copy(job) else begin
-        kind = kind_put_aside(job) if self.has_extras else None
+        kind = kind_put_aside(job)
         if kind is not None:
             options["pipeline"] = pipeline_of(kind)
         late: AbstractContextManager[None] = contextlib.nullcontext()
@@ -107,12 +109,12 @@ class LakeProduct(Product):
             "iceberg": catalogue_of(job) if self.has_extras else None,
             **_planted_sink(job.planted),
         }
-        if not self.has_extras:
-            chosen["on_error"] = "fail"
         with late:
             if "pipeline" not in options and "startingFrom" not in options and _begins_narrow(job):
                 self._widen(options, job, chosen)
             self._write(options, job, chosen)
+        if chosen["iceberg"] is None and random.Random(f"tailrace lake merged {job.seed}").random() < _MERGED:
+            compact(self.lake_of(job))
 
     def _widen(self, options: dict[str, str], job: Job, chosen: dict[str, Any]) -> None:
         """Begin the lake with a narrower stream, and change it: it is then the wider one's. Where there is no event to
@@ -172,7 +174,7 @@ class LakeProduct(Product):
             raise SinkError(f"the lake cannot be read: {error}") from error
         if partitioning_of(read_identity(lake) or {}).collection:
             events = _in_one_order(events)
-        kind = kind_put_aside(job) if self.has_extras else None
+        kind = kind_put_aside(job)
         told = _unlike(events, put_aside(lake), kind, job, truth)
         if self.has_extras and (catalogue := catalogue_of(job)) is not None:
             told += unlike_iceberg(job.root / "lake", catalogue, events)

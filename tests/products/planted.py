@@ -57,6 +57,11 @@ def _lake_set_back() -> list[Undo]:
     ]
 
 
+def _lost_index() -> list[Undo]:
+    """A lake in a store goes on without the index of its quarantine, or with an older one."""
+    return _everywhere("tailrace.lake.store.quarantine_index", "_fault", lambda *_: "")
+
+
 def _table_set_back() -> list[Undo]:
     """A table is not compared with what its state knows of it."""
     return _everywhere("tailrace.lake.tables.standing", "fault_of", _nothing)
@@ -325,6 +330,7 @@ def _damaged_tokens() -> list[Undo]:
 PLANTED: dict[str, Callable[[], list[Undo]]] = {
     "a lake that was set back goes on": _lake_set_back,
     "a lake in a store that was set back goes on": _lake_set_back,
+    "a lake in a store forgets what it has put aside": _lost_index,
     "a table that was set back goes on": _table_set_back,
     "an altered state of tables is taken over": _altered_state,
     "an altered log of a table is read": _altered_log,

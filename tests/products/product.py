@@ -113,6 +113,8 @@ class Product:
     #: Whether a consumer keeps the tokens of its stream (``following.py``).
     keeps_tokens: ClassVar[bool] = False
     on_clusters: ClassVar[bool] = True
+    #: Whether it is in an object store, whose answers can get lost.
+    is_in_store: ClassVar[bool] = False
     #: Parts of sentences by which it refuses what the pages say that it cannot do.
     limits: ClassVar[tuple[str, ...]] = ()
     #: Whether it runs in the harness's own process, on the one Spark session.

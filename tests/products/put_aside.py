@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Final
 
 from tailrace.lake.store import quarantine
@@ -45,10 +44,7 @@ def is_of(kind: Kind, event: bytes) -> bool:
 
 
 def put_aside(lake: LakeRoot) -> list[bytes]:
-    """The events in a lake's quarantine, in order of its files; a lake in a store has none. Raises SinkError where one
-    is damaged."""
-    if not isinstance(lake, Path):
-        return []
+    """The events in a lake's quarantine, in order of its files. Raises SinkError where one is damaged."""
     log = CommitLog(lake)
     paths = quarantine.files_of(log.layout, log.newest_batch(log.head()))
     return [event for path in paths for event in quarantine.read_checked(path).column("event").to_pylist()]

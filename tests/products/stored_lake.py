@@ -1,6 +1,6 @@
 """The lake in a real object store, beside the server's own stream: ``stores.py`` says how the hand gets at it.
 
-It has no Iceberg table, which is refused in a store, and nothing put aside."""
+It has no Iceberg table: that is refused in a store."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class StoredLakeProduct(LakeProduct):
     name = "lake-in-store"
     parts: ClassVar[tuple[str, ...]] = (
         "lake", "state", "state/checkpoint", "state/sessions.json", "lake/_tailrace", "lake/_delta_log", "lake/day=*",
-        "newest log",
+        "lake/_quarantine", "lake/_tailrace/quarantine.json", "newest log",
     )  # fmt: skip
     may_be_removed = ""
     has_extras = False
+    is_in_store = True
 
     def advance(self, job: Job) -> None:
         with StoreMirror(place_of(job, job.root / _STATE), job.root / "lake").beside():

@@ -20,6 +20,7 @@ _OWNER: Final = "owner.json"
 class StoredTablesProduct(TablesProduct):
     name = "tables-in-store"
     parts: ClassVar[tuple[str, ...]] = ("_tailrace", "_tailrace/state", "[!_]*", "_quarantine", "newest log")
+    is_in_store = True
 
     def advance(self, job: Job) -> None:
         mirror = StoreMirror(_place(job), job.root, state=_STATE, kept=_OWNER, escaped=True)

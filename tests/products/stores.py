@@ -25,11 +25,17 @@ from tests.gateway.programs import Unavailable
 from tests.products.product import Job
 from tests.tables.azure_server import AzureServer, azure_server
 from tests.tables.object_server import ObjectServer, object_server, weed
+from tests.tables.unkind_proxy import Fault, UnkindProxy
 
-#: The addresses of the stores that run, by their kinds, as JSON.
+#: The addresses of the ways to the stores that run, by their kinds, as JSON.
 _ADDRESSES: Final = "TAILRACE_TESTS_OBJECT_STORES"
 _KINDS: Final = {"s3": ObjectServer, "azure": AzureServer}
 _IN_STORE: Final = "-in-store"
+#: What happens to requests that write, as often as each other; and how often those that read break off.
+_TROUBLES: Final[tuple[Fault, ...]] = ("lost", "lost", "cut", "slow down")
+_OFTEN: Final = 0.06
+_RARELY: Final = 0.02
+_bad_days: list[random.Random] = []
 
 
 @contextmanager
@@ -42,7 +48,8 @@ def store_for(names: Sequence[str], folder: Path, *, azure: bool = False) -> Ite
             if azure:
                 with suppress(Unavailable):
                     running["azure"] = stack.enter_context(azure_server(folder / "azure")).address
-            os.environ[_ADDRESSES] = json.dumps(running)
+            ways = {kind: stack.enter_context(UnkindProxy(one, _trouble)).address for kind, one in running.items()}
+            os.environ[_ADDRESSES] = json.dumps(ways)
         yield
 
 
@@ -56,6 +63,26 @@ def server_of(job: Job) -> ObjectServer:
     addresses = json.loads(os.environ[_ADDRESSES])
     kind = random.Random(f"tailrace store {job.options['played']}").choice(sorted(addresses))
     return _KINDS[kind](addresses[kind], 0, Path())
+
+
+@contextmanager
+def losing_answers(seed: int) -> Iterator[None]:
+    """A bad day of the stores, whoever asks them. By way of a proxy that is always there, since Spark's workers keep
+    the address that they began with."""
+    _bad_days.append(random.Random(f"tailrace unkind {seed}"))
+    try:
+        yield
+    finally:
+        _bad_days.pop()
+
+
+def _trouble(_: int, method: str, __: str) -> Fault | None:
+    if not _bad_days:
+        return None
+    drawn = _bad_days[-1].random()
+    if method in ("GET", "HEAD"):
+        return "cut" if drawn < _RARELY else None
+    return _TROUBLES[int(drawn / _OFTEN)] if drawn < _OFTEN * len(_TROUBLES) else None
 
 
 def prefix_of(job: Job) -> str:

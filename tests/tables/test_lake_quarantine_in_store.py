@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import obstore
+import polars
 import pyarrow as pa
 import pytest
 
 from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace, object_place
 from tailrace.cli.main import main
-from tailrace.errors import SinkError
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake import quarantine_files
 from tailrace.lake.store import quarantine, quarantine_index
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.committer import commit_batch
@@ -35,6 +37,8 @@ from tests.unit.lake_events import STREAM, begin
 from tests.unit.test_lake_erasure import LAKE_COLUMNS
 from tests.unit.test_lake_quarantine import planned, put, stage
 
+#: An event in quarantine, and a row.
+THREE_AND_FOUR = {"documentKey._id": {"$in": [3, 4]}}
 ANNA = {"fullDocument.who": "anna@example.com"}
 
 
@@ -53,6 +57,7 @@ def aside_in(root: Any) -> list[int]:
     """The numbers of the events in quarantine."""
     log = CommitLog(root)
     files = quarantine.files_of(log.layout, log.newest_batch(log.head()))
+    assert quarantine_files(root) == [str(file) for file in files]
     rows = [row for file in files for row in quarantine.read_checked(file).to_pylist()]
     return sorted(int(row["reason"].split()[1]) for row in rows)
 
@@ -105,7 +110,7 @@ class _Work:
         elif self.what == "compact":
             compact(root)
         elif self.what == "erase":
-            erase(root, {"documentKey._id": 3})
+            erase(root, THREE_AND_FOUR)
         else:
             open_lake(root, self.checkpoint, STREAM, LAKE_COLUMNS)
 
@@ -144,7 +149,7 @@ def test_killed_at_any_step_an_event_is_there_once(root: ObjectPlace, tmp_path: 
     assert aside_in(root) == [one for one in expected if not erased or one != 3]
     assert verify(root).problems == []
     if what == "erase":
-        erase(root, {"documentKey._id": 3})
+        erase(root, THREE_AND_FOUR)
         expected.remove(3)
         assert verify(root).leftovers <= 1, "what an interrupted erasure left is removed by the next one"
     assert begun(root, checkpoint) == claim
@@ -155,7 +160,7 @@ def test_killed_at_any_step_an_event_is_there_once(root: ObjectPlace, tmp_path: 
     assert len(objects_in(root)) == 1
     report = verify(root, full=True)
     assert (report.problems, report.leftovers, report.quarantined) == ([], 0, len({*expected, 8}))
-    assert numbers_in(root) == [1, 4, 7, 9]
+    assert numbers_in(root) == ([1, 7, 9] if what == "erase" else [1, 4, 7, 9])
 
 
 def test_another_machine_cannot_change_what_was_taken_over(
@@ -250,16 +255,18 @@ def test_an_index_that_was_lost_or_set_back_or_damaged_is_refused(root: ObjectPl
         index.unlink()
         if content is not None:
             index.create(content)
-        with pytest.raises(SinkError, match=said):
-            begun(root, checkpoint)
+        for look in (lambda: quarantine_files(root), lambda: begun(root, checkpoint)):
+            with pytest.raises(SinkError, match=said):
+                look()
         assert objects_in(root) == names
     index.unlink()
     index.create(whole)
     (lost, *_) = sorted(names)
     content = (root / lost).read_bytes()
     (root / lost).unlink()
-    with pytest.raises(SinkError, match="is missing: the quarantine names it"):
-        begun(root, checkpoint)
+    for look in (lambda: quarantine_files(root), lambda: begun(root, checkpoint)):
+        with pytest.raises(SinkError, match="is missing: the quarantine names it"):
+            look()
     assert "missing" in " ".join(verify(root).problems)
     obstore.put(root.bucket.store, f"{root.key}/{lost}", content[:200] + b"x" + content[201:])
     assert "the quarantine cannot be read" in verify(root).problems[0]
@@ -268,6 +275,54 @@ def test_an_index_that_was_lost_or_set_back_or_damaged_is_refused(root: ObjectPl
     obstore.put(root.bucket.store, f"{root.key}/{lost}", content)
     assert begun(root, checkpoint) == claim
     assert (aside_in(root), verify(root, full=True).problems) == ([2, 4], [])
+
+
+def test_only_what_counts_is_listed(root: ObjectPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who read all objects of the prefix met events twice after a kill, and there was no list of those that count."""
+    claim = begun(root, tmp_path / "checkpoint")
+    assert quarantine_files(root) == []
+    for number in range(2):
+        assert put(root, claim, number, [3 * number + 1], [3 * number + 2, 3 * number + 3]) is not None
+    before = quarantine_files(root)
+    assert [name.removeprefix(f"{root}/") for name in before] == sorted(objects_in(root))
+    frame = polars.read_parquet(before, storage_options=dict(root.bucket.options))  # as on the page
+    assert [int(one.split()[1]) for one in frame["reason"]] == [2, 3, 5, 6]
+    assert die_at("quarantine.merged", 1, _Work(root, "compact", claim, tmp_path / "checkpoint")) == -signal.SIGKILL
+    assert die_at("commit.files", 1, _Work(root, "commit", claim, tmp_path / "checkpoint")) == -signal.SIGKILL
+    assert (quarantine_files(root), len(objects_in(root))) == (before, 4)
+
+    listed, came = quarantine_index.objects_present, 0
+
+    def late(layout: Any) -> set[str]:
+        """Another machine merges them after the index was read."""
+        nonlocal came
+        came += 1
+        if came == 1:
+            compact(root)
+        return listed(layout)
+
+    monkeypatch.setattr(quarantine_index, "objects_present", late)
+    (merged,) = quarantine_files(root)
+    assert came > 1
+    assert merged not in before
+    assert aside_in(root) == [2, 3, 5, 6]
+    with pytest.raises(UsageError, match="is not a lake"):
+        quarantine_files(root / "elsewhere")
+
+
+def test_a_place_whose_objects_have_all_gone_is_empty(root: ObjectPlace, tmp_path: Path) -> None:
+    """SeaweedFS lists the folders that they were in, and a lake could not be begun there: the other tests have places
+    of their own."""
+    claim = begun(root, tmp_path / "checkpoint")
+    assert put(root, claim, 0, [1], [2]) is not None
+    put_back(root, {})
+    claim = begun(root, tmp_path / "other")
+    assert put(root, claim, 0, [3], [4]) is not None
+    assert (numbers_in(root), aside_in(root)) == ([3], [4])
+    put_back(root, {})
+    obstore.put(root.bucket.store, f"{root.key}/day=1/x.parquet", b"x")
+    with pytest.raises(UsageError, match="is not empty and not a lake"):
+        begun(root, tmp_path / "third")
 
 
 def test_a_store_that_was_set_back_and_a_state_that_was_lost(root: ObjectPlace, tmp_path: Path) -> None:

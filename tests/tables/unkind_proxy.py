@@ -7,19 +7,25 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Literal, Self
 
-#: ``slow down``: a 503 as S3's, and nothing is passed on; ``too many``: a 429. ``cut``: the connection ends, nothing
-#: is passed on.
+#: ``slow down``: a 503 as S3's, and nothing is passed on; ``too many``: a 429; ``full``: a 507; ``quota``: a 403 of a
+#: user who may store no more. ``cut``: the connection ends, nothing is passed on.
 #: ``lost``: the store does what was asked, and the connection ends before the answer. ``slow``: a tenth of a second.
 #: ``no condition``: what the store refuses under a condition is told as done.
-Fault = Literal["slow down", "too many", "cut", "lost", "slow", "no condition"]
-_SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
+Fault = Literal["slow down", "too many", "full", "quota", "cut", "lost", "slow", "no condition"]
+#: What is answered, and passed on to nobody.
+_REFUSALS: Mapping[str, tuple[int, str, str]] = {
+    "slow down": (503, "SlowDown", "Reduce your request rate."),
+    "too many": (429, "SlowDown", "Reduce your request rate."),
+    "full": (507, "StorageFull", "There is no drive with room left."),
+    "quota": (403, "QuotaExceeded", "The user may not store more."),
+}
 
 
 class _Server(ThreadingHTTPServer):
@@ -44,10 +50,9 @@ class _Handler(BaseHTTPRequestHandler):
         )  # who asks may be killed now: what it wants is here
         if fault == "cut":
             self._end()
-        elif fault == "slow down":
-            self._answer(503, [], _SLOW_DOWN)
-        elif fault == "too many":
-            self._answer(429, [], _SLOW_DOWN)
+        elif fault in _REFUSALS:
+            status, code, message = _REFUSALS[fault]
+            self._answer(status, [], f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
         else:
             time.sleep(0.1 if fault == "slow" else 0)
             self._pass_on(body, fault)

@@ -18,7 +18,8 @@ from tailrace.base.object_place import (
     object_place,
     reason,
 )
-from tailrace.errors import UsageError
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake.store.lake_root import SealedObject, read_sealed, read_sealed_there, write_sealed
 from tailrace.lake.store.places import asking
 from tailrace.lake.tables.names import folder_of, place_of
 
@@ -117,6 +118,49 @@ def test_a_store_that_goes_away_while_a_checkpoint_is_read_is_no_damage(place: O
             raise DeltaError(text)
     with pytest.raises(FileNotFoundError), asking(place):
         raise FileNotFoundError("k")
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+def test_what_was_read_before_is_exchanged_and_what_another_has_written_is_compared(read_before: bool) -> None:
+    """What was read at the lock was read again twice before a commit's head was written: nobody had counted it."""
+    place = ObjectPlace(ObjectBucket("memory://", MemoryStore(), {}, Path()), "head.json")
+    asked: list[int] = []
+
+    def stays(there: dict[str, object]) -> bool:
+        asked.append(int(str(there["n"])))
+        return asked[-1] > 4
+
+    known = write_sealed(place, {"n": 1}, stays, SealedObject() if read_before else None)
+    assert known == read_sealed_there(place)[1]
+    for number in (2, 3):
+        known = write_sealed(place, {"n": number}, stays, known if read_before else None)
+        assert (read_sealed(place), known) == ({"n": number}, read_sealed_there(place)[1])
+    assert asked == [1, 2]
+    write_sealed(place, {"n": 4})  # by another machine, which ``known`` does not know
+    write_sealed(place, {"n": 5}, stays, known)
+    assert (read_sealed(place), asked) == ({"n": 5}, [1, 2, 3, 4])
+    write_sealed(place, {"n": 4}, stays, known)
+    assert read_sealed(place) == {"n": 5}, "it is newer, and stays"
+    obstore.put(place.bucket.store, place.key, b"")
+    with pytest.raises(SinkError, match="damaged"):
+        read_sealed(place)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_full"),
+    [
+        ("Server returned non-2xx status code: 507 Insufficient Storage: ", True),
+        ("403: <Error><Code>QuotaExceeded</Code><Message>no more</Message></Error>", True),
+        ("507: <Error><Code>XMinioStorageFull</Code></Error>", True),
+        ("403: <Error><Code>AccessDenied</Code><Message>Access Denied.</Message></Error>", False),
+        ("error sending request for url (http://127.0.0.1:507/tests/507/a)", False),
+    ],
+)
+def test_a_store_without_room_is_told_from_one_that_does_not_answer(
+    place: ObjectPlace, said: str, is_full: bool
+) -> None:
+    hint = place.trouble("write", OSError(said)).hint or ""
+    assert ("no room left" in hint, "when the store answers" in hint) == (is_full, not is_full)
 
 
 def test_deleting_what_is_not_there_is_no_error(tmp_path: Path) -> None:

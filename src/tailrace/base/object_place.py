@@ -37,6 +37,9 @@ _READ_AHEAD: Final = 1 << 20
 #: A store may answer "conflict" where another request of ours was not finished.
 _CONFLICTS_MAX: Final = 5
 _CODE: Final = re.compile(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?")
+#: What stores say that have no room, or no more for their user: HTTP's status 507, and codes.
+_NO_ROOM: Final = re.compile(r"Insufficient ?Storage|StorageFull|Quota ?Exceeded|no space left", re.IGNORECASE)
+_FULL: Final = "The store has no room left. What was committed before is intact; make room there, and start again"
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _QUERY: Final = re.compile(r"\?\S+")
 
@@ -409,9 +412,9 @@ class ObjectPlace:
 
     def trouble(self, what: str, error: Exception) -> StoreAwayError:
         """The error for a request that failed."""
+        hint = "What was committed before is intact. Start again when the store answers and the rights are there"
         return StoreAwayError(
-            f"cannot {what} {self}: {reason(error)}",
-            hint="What was committed before is intact. Start again when the store answers and the rights are there",
+            f"cannot {what} {self}: {reason(error).rstrip('.')}", hint=_FULL if _NO_ROOM.search(str(error)) else hint
         )
 
 

@@ -2,9 +2,9 @@
 them.
 
 Here is what users import of the lake, change events as a Delta table of Parquet files, in order, exactly once, readable
-without Tailrace. ``write_stream`` runs a stream into a lake; ``read`` and ``files`` read it at one version; ``compact``
-and ``verify`` work on an existing lake, without Spark, and ``change_lake`` gives it columns or a wider stream. Heavy
-imports happen when a name is used.
+without Tailrace. ``write_stream`` runs a stream into a lake; ``read`` and ``files`` read it at one version, and
+``quarantine_files`` names the files of what was put aside; ``compact`` and ``verify`` work on an existing lake, without
+Spark, and ``change_lake`` gives it columns or a wider stream. Heavy imports happen when a name is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tailrace.lake.iceberg.lake_mirror import LakeMirror
     from tailrace.lake.iceberg.settings import IcebergSettings
     from tailrace.lake.spark.store.change import ChangeReport, change_lake
-    from tailrace.lake.spark.store.snapshot import files, read
+    from tailrace.lake.spark.store.snapshot import files, quarantine_files, read
     from tailrace.lake.spark.store.stream import write_stream
     from tailrace.lake.store.compaction import CompactionResult, compact
     from tailrace.lake.store.compaction_policy import CompactionPolicy
@@ -37,6 +37,7 @@ __all__ = [
     "compact",
     "files",
     "object_place",
+    "quarantine_files",
     "read",
     "verify",
     "write_stream",
@@ -56,6 +57,7 @@ __getattr__ = lazily(
         "compact": "tailrace.lake.store.compaction",
         "files": "tailrace.lake.spark.store.snapshot",
         "object_place": "tailrace.base.object_place",
+        "quarantine_files": "tailrace.lake.spark.store.snapshot",
         "read": "tailrace.lake.spark.store.snapshot",
         "verify": "tailrace.lake.store.verification",
         "write_stream": "tailrace.lake.spark.store.stream",

@@ -32,7 +32,15 @@ from tailrace.lake.store.delta_log import (
     time_from_json,
     time_to_json,
 )
-from tailrace.lake.store.lake_root import LakeRoot, publish, read_sealed, rooted, size_of, write_sealed
+from tailrace.lake.store.lake_root import (
+    LakeRoot,
+    SealedObject,
+    publish,
+    read_sealed_there,
+    rooted,
+    size_of,
+    write_sealed,
+)
 from tailrace.lake.store.layout import LakeLayout
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import BatchMark, Commit, FileEntry, PlannedRange, StagedFile, check_ascending
@@ -82,15 +90,22 @@ class CommitLog:
         #: The ``lake.json`` of a lake in a store, as it was after the lock's holder had read the head.
         self.identity: dict[str, Any] | None = None
         self._checked: dict[int, bytes] = {}
+        #: While the lock is held: the head as it is then.
+        self._held: Head | None = None
+        #: Of a lake in a store: ``head.json`` as it was read or written last.
+        self._there: SealedObject | None = None
 
     @contextmanager
     def locked(self, *, opening: bool = False) -> Iterator[Head]:
         """Hold the lake's lock, and give the head. Raises SinkError where the log has lost its newest commit, or,
         unless a stream is just ``opening`` the lake, where another machine writes it."""
         with durable.locked(self.layout.lock):
-            head = self._recover()
-            self.identity = None if opening else require_session(self.layout)  # after the head: see session.py
-            yield head
+            head = self._held = self._recover()
+            try:
+                self.identity = None if opening else require_session(self.layout)  # after the head: see session.py
+                yield head
+            finally:
+                self._held = None
 
     @contextmanager
     def reading(self) -> Iterator[Head]:
@@ -162,7 +177,7 @@ class CommitLog:
             raise SinkError(f"another program has written {path}", hint="A lake has one writer") from None
         self.in_doubt = False
         durable.step("commit.log")
-        before = self._witness() or Head(-1, "", None)
+        before = self._held or self._witness() or Head(-1, "", None)
         reached = _later(before.reached, commit.reaches)
         head = Head(commit.number, _digest(content), commit.newest, reached, before.begun, before.begun_by)
         self._write_head(head)
@@ -271,7 +286,7 @@ class CommitLog:
 
     def _witness(self) -> Head | None:
         path = self.layout.head
-        value = read_sealed(path)
+        value, self._there = read_sealed_there(path)
         if value is None:
             return None
         check_format(value, path)
@@ -330,7 +345,10 @@ class CommitLog:
             value["begun"] = time_to_json(head.begun)
         if head.begun_by:
             value["begunBy"] = head.begun_by
-        write_sealed(self.layout.head, value, lambda there: self._is_later(there, head))
+        there, self._there = self._there, None
+        self._there = write_sealed(self.layout.head, value, lambda other: self._is_later(other, head), there)
+        if self._held is not None:
+            self._held = head
 
     def _is_later(self, there: Mapping[str, Any], head: Head) -> bool:
         """Whether what another machine has written to ``head.json`` is newer than ``head``."""

@@ -222,7 +222,7 @@ def read_identity(root: LakeRoot) -> dict[str, Any] | None:
     if root.exists() or isinstance(root, ObjectPlace):
         if isinstance(root, Path) and not root.is_dir():
             raise UsageError(f"{root} is not a directory")
-        foreign = sorted(entry.name for entry in root.iterdir() if entry.name not in _OWN_NAMES)
+        foreign = sorted(entry.name for entry in root.iterdir() if entry.name not in _OWN_NAMES and _is_there(entry))
         if foreign:
             raise UsageError(
                 f"{root} is not empty and not a lake of Tailrace (it holds {foreign[0]!r})",
@@ -248,6 +248,11 @@ def require_changed(log: CommitLog, known: Mapping[str, Any]) -> None:
             f"{log.layout.identity} is older than the lake's log: its stream and columns are those of before a change",
             hint="Restore it from a newer copy: without it nobody can say which stream the lake holds",
         )
+
+
+def _is_there(entry: LakeRoot) -> bool:
+    """A store that keeps files may list the folders of objects that have gone."""
+    return isinstance(entry, Path) or entry.is_file() or entry.is_dir()
 
 
 def differences(known: Mapping[str, Any], stream: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from tailrace.base import durable
 from tailrace.base.object_place import URIS, ObjectPlace, check_tried, is_object_uri, object_place
@@ -103,42 +104,62 @@ def publish(place: LakeRoot, content: bytes, beside: LakeRoot) -> None:
         durable.publish(place, content, beside)
 
 
+class SealedObject(NamedTuple):
+    """What ``write_sealed`` has written to a store, as it was read there or written last. ``content`` is ``None`` where
+    there is none."""
+
+    content: bytes | None = None
+    etag: str = ""
+
+
 def read_sealed(place: LakeRoot) -> dict[str, object] | None:
     """What ``write_sealed`` has written; ``None`` where there is none. SinkError where it was changed."""
+    return read_sealed_there(place)[0]
+
+
+def read_sealed_there(place: LakeRoot) -> tuple[dict[str, object] | None, SealedObject | None]:
+    """The same, and the object of a store that it was read from."""
     if isinstance(place, Path):
-        return durable.read_sealed(place)
-    try:
-        content = place.read_bytes()
-    except FileNotFoundError:
-        return None
-    return durable.unsealed(durable.parse_json(content, place), place)
+        return durable.read_sealed(place), None
+    there = _there(place)
+    return None if there.content is None else _unsealed(there.content, place), there
 
 
 def write_sealed(
-    place: LakeRoot, value: Mapping[str, object], stays: Callable[[dict[str, object]], bool] = lambda _: False
-) -> None:
+    place: LakeRoot,
+    value: Mapping[str, object],
+    stays: Callable[[dict[str, object]], bool] = lambda _: False,
+    known: SealedObject | None = None,
+) -> SealedObject | None:
     """Replace a small file with a digest of its content. In a store, where another machine may write it at the same
-    time, ``stays`` says whether what is there is newer, and is to stay."""
+    time, ``stays`` says whether what is there is newer, and is to stay. ``known`` is what the caller has read or
+    written last, which spares reading it again.
+
+    Returns what is there now, of a file in a store."""
     if isinstance(place, Path):
         durable.write_sealed(place, value)
-        return
+        return None
     content = durable.sealed(value)
     for _ in range(_TRIES):
-        try:
-            there, etag = place.read()
-        except FileNotFoundError:
-            there, etag = b"", ""
-        if there == content or (etag and stays(durable.unsealed(durable.parse_json(there, place), place))):
-            return
-        try:
-            if etag:
-                place.swap(content, etag)
-            else:
-                place.create(content)
-        except FileExistsError:
-            continue
-        return
+        there = _there(place) if known is None else known
+        known = None  # whoever is refused reads it again
+        if there.content == content or (there.content is not None and stays(_unsealed(there.content, place))):
+            return there
+        with suppress(FileExistsError):
+            etag = place.create(content) if there.content is None else place.swap(content, there.etag)
+            return SealedObject(content, etag)
     raise SinkError(f"{place} keeps changing: another program writes this lake", hint="A lake has one writer")
+
+
+def _unsealed(content: bytes, place: ObjectPlace) -> dict[str, object]:
+    return durable.unsealed(durable.parse_json(content, place), place)
+
+
+def _there(place: ObjectPlace) -> SealedObject:
+    try:
+        return SealedObject(*place.read())
+    except FileNotFoundError:
+        return SealedObject()
 
 
 def exchange_sealed(

@@ -281,9 +281,10 @@ def files_of(layout: LakeLayout, newest: Commit | None) -> list[LakeRoot]:
     folder = layout.root / QUARANTINE
     found: dict[str, LakeRoot] = {path.name: path for path in folder.glob("*.parquet")} if folder.is_dir() else {}
     for name in newest.quarantined if newest is not None else ():
-        path = waiting(layout, name)
-        if path.exists():
-            found.setdefault(Path(name).name, path)
+        for path in (waiting(layout, name), layout.root / name):  # it may be moved between the two looks
+            if path.exists():
+                found.setdefault(Path(name).name, path)
+                break
     merge = QuarantineMerge.noted(layout)
     if merge is not None:
         for name in merge.replaces:

@@ -13,9 +13,10 @@ named by it any more.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace
@@ -75,11 +76,35 @@ class QuarantineIndex:
             _place(layout).swap(durable.sealed(value), known.etag)
 
 
+_NONE: Final = QuarantineIndex("", 0, ())
+
+
 def stored_files(layout: LakeLayout, newest: Commit | None) -> list[ObjectPlace]:
     """The objects of the quarantine, those of the newest micro-batch included that the index does not name yet."""
-    index = QuarantineIndex.read(layout)
-    known = QuarantineIndex("", 0, ()) if index is None else index
+    known = QuarantineIndex.read(layout) or _NONE
     return [_root(layout) / name for name in known.with_commit(newest).files]
+
+
+def checked_files(
+    layout: LakeLayout, newest: Callable[[], Commit | None], commits: Callable[[], Iterable[Commit]]
+) -> list[ObjectPlace]:
+    """As ``stored_files``, where another machine may change the quarantine meanwhile, and nobody has looked at the
+    index before. ``commits`` gives those that the log keeps; they are read only if there are objects that do not count.
+    Raises SinkError where the index was lost or set back, or an object is missing."""
+    for _ in range(_TRIES):
+        known, listed = QuarantineIndex.read(layout), objects_present(layout)
+        last = newest()
+        counting = (known or _NONE).with_commit(last).files
+        kept: tuple[Commit, ...] = ()
+        if listed.difference(counting):
+            kept, last = tuple(commits()), newest()  # in this order: a commit after the last one is not the index's yet
+            counting = (known or _NONE).with_commit(last).files
+        problem = _fault(layout, known, listed, last, kept)
+        if not problem:
+            return [_root(layout) / name for name in counting]
+        if QuarantineIndex.read(layout) == known:
+            raise SinkError(problem, hint=_RESTORE)
+    raise SinkError(f"{_root(layout) / QUARANTINE} keeps changing", hint="Try again")
 
 
 def add_commit(layout: LakeLayout, commit: Commit | None) -> None:
@@ -131,7 +156,7 @@ def open_index(layout: LakeLayout, session: str, newest: Commit | None, commits:
         if problem and QuarantineIndex.read(layout) == known:  # nothing was merged meanwhile
             raise SinkError(problem, hint=_RESTORE)
         if not problem:
-            ours = (known or QuarantineIndex("", 0, ())).with_commit(newest)
+            ours = (known or _NONE).with_commit(newest)
             with suppress(FileExistsError):
                 replace(ours, session=session).exchange(layout, known)
                 return

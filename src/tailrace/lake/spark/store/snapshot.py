@@ -1,4 +1,5 @@
-"""Read a lake: its files at one version, as the log names them. Named files stay, so a reader misses nothing."""
+"""Read a lake: its files at one version, as the log names them, and those of its quarantine. The log's files stay, so a
+reader misses nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from tailrace.errors import UsageError
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.identity import partitioning_of, read_identity
 from tailrace.lake.store.lake_root import LakeRoot, rooted
+from tailrace.lake.store.quarantine import files_of
+from tailrace.lake.store.quarantine_index import checked_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +28,27 @@ def files(path: LakeRoot | str, *, version: int | None = None) -> list[str]:
     if read_identity(root) is None:
         raise UsageError(f"{root} is not a lake of Tailrace")
     return [str(root / file.name) for file in CommitLog(root).state(version).in_order]
+
+
+def quarantine_files(path: LakeRoot | str) -> list[str]:
+    """The Parquet files with the events that the lake at ``path`` has put aside (``on_error="quarantine"``), in the
+    order of the stream: absolute names, or URIs of a lake in an object store. Only these count. For a while there may
+    be others in ``_quarantine``, of running or interrupted work. The list is empty where nothing was put aside.
+
+    The quarantine has no versions: compaction, ``erase`` and ``expire`` replace its files, and remove them at once. A
+    reader that does not find one lists them again. Waits for a commit that is being made.
+
+    Raises UsageError if ``path`` is not a lake, SinkError if its log is damaged, or, in a store, if the index of the
+    quarantine is damaged, was lost or set back, or names a file that is missing.
+    """
+    root = rooted(path).absolute()
+    if read_identity(root) is None:
+        raise UsageError(f"{root} is not a lake of Tailrace")
+    log = CommitLog(root)
+    if isinstance(root, ObjectPlace):
+        return [str(file) for file in checked_files(log.layout, lambda: log.newest_batch(log.head()), log.commits)]
+    with log.reading() as head:
+        return [str(file) for file in files_of(log.layout, log.newest_batch(head))]
 
 
 def read(spark: SparkSession, path: LakeRoot | str, *, version: int | None = None) -> DataFrame:
