@@ -81,11 +81,11 @@ def test_every_reader_reads_the_same(feature: str, tmp_path: Path, mirrored: Ice
     mirrored.follow([CollectionTable(tmp_path / "t", "shop.orders")])  # merged since, or nothing new
     assert newest_is_shown(tmp_path / "t", iceberg_table(tmp_path))
     for name, read in ICEBERG_READERS.items():
-        seen = expected if name == "polars" else _without_null_lists(expected)
+        seen = expected if name == "polars" else without_null_lists(expected)
         assert read(tmp_path / "t", None, None) == seen, name
 
 
-def _without_null_lists(rows: Rows) -> Rows:
+def without_null_lists(rows: Rows) -> Rows:
     """pyiceberg reads NULL as ``[]`` where an array is of objects (apache/iceberg-python#3833, 0.12.0)."""
     of_objects = {
         name for row in rows for name, value in row.items()
