@@ -9,6 +9,7 @@ that is missing or damaged.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from types import TracebackType
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
@@ -69,9 +70,10 @@ class ObjectOutput(OutputFile):
     def __init__(self, location: str, place: ObjectPlace) -> None:
         super().__init__(location)
         self._place = place
+        self._size: int | None = None
 
     def __len__(self) -> int:
-        return self._place.head()[0]
+        return self._place.head()[0] if self._size is None else self._size
 
     def exists(self) -> bool:
         """Whether there is such an object."""
@@ -83,23 +85,27 @@ class ObjectOutput(OutputFile):
 
     def create(self, overwrite: bool = False) -> OutputStream:
         """A stream into it. The name is used once, so nothing is ever overwritten."""
-        return _Written(self._place)
+        return _Written(self._put)
+
+    def _put(self, content: bytes) -> None:
+        self._place.create(content)
+        self._size = len(content)
+        durable.step("iceberg.put")
 
 
 class _Written(io.BytesIO):
     """The content of an object on its way. One that was left by an error is not written."""
 
-    def __init__(self, place: ObjectPlace) -> None:
+    def __init__(self, put: Callable[[bytes], None]) -> None:
         super().__init__()
-        self._place = place
+        self._put = put
 
     def close(self) -> None:
         """Write the object. Raises FileExistsError if another one has its name."""
         if not self.closed:
             content = self.getvalue()
             super().close()
-            self._place.create(content)
-            durable.step("iceberg.put")
+            self._put(content)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
