@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tailrace.base import durable
 from tailrace.errors import SinkError
 from tailrace.lake.iceberg.catalog import IcebergCatalog, may_pass
+from tailrace.lake.iceberg.opened import io_of
 from tailrace.lake.iceberg.original import TABLE, VERSION, Original
-from tailrace.lake.iceberg.where import ElsewhereError, io_of, make_folder, writing
+from tailrace.lake.iceberg.where import ElsewhereError, make_folder, writing
 from tailrace.lake.store import places
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""pyiceberg's catalogues as they are opened here: with an end to waiting, and with our own client for files in an
+"""pyiceberg's catalogues and files as they are opened here: with an end to waiting, and with our own client for files in an
 object store. None of them reads metadata in a place that its tables are not in."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.base.object_place import ObjectPlace
-from tailrace.lake.iceberg.where import ElsewhereError, io_of
+from tailrace.lake.iceberg.where import ElsewhereError
 from tailrace.lake.store.place import TablePlace
 
 if TYPE_CHECKING:
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
 
 #: One request of a REST catalogue: to connect, and to wait for a part of the answer.
 _TIMEOUT_S: Final = (10.0, 30.0)
+
+
+def io_of(root: TablePlace) -> FileIO:
+    """What pyiceberg reads and writes files below ``root`` with. In a store that is our own client, with the keys, the
+    repetitions and the errors that the Delta tables there have; pyiceberg's settings of a store are for readers."""
+    if isinstance(root, ObjectPlace):
+        from tailrace.lake.iceberg.object_files import ObjectFiles  # noqa: PLC0415  an extra
+
+        return ObjectFiles(root)
+    from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415
+
+    return PyArrowFileIO()
 
 
 def sql_catalog(name: str, properties: Mapping[str, Any], root: TablePlace | None) -> Catalog:

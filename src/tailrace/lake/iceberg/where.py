@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tailrace.base import durable
-from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError
 from tailrace.lake.store.place import TablePlace
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
 
 
 class ElsewhereError(SinkError):
@@ -23,18 +18,6 @@ def uri(place: TablePlace) -> str:
     """A place's location as Iceberg has it, of which no character is escaped: ``file://`` and the path, or the URI of
     the object store."""
     return f"file://{place.absolute()}" if isinstance(place, Path) else place.as_uri()
-
-
-def io_of(root: TablePlace) -> FileIO:
-    """What pyiceberg reads and writes files below ``root`` with. In a store that is our own client, with the keys, the
-    repetitions and the errors that the Delta tables there have; pyiceberg's settings of a store are for readers."""
-    if isinstance(root, ObjectPlace):
-        from tailrace.lake.iceberg.object_files import ObjectFiles  # noqa: PLC0415  an extra
-
-        return ObjectFiles(root)
-    from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415
-
-    return PyArrowFileIO()
 
 
 def writing(folder: TablePlace) -> AbstractContextManager[object]:
