@@ -15,6 +15,7 @@ from typing import Any
 
 import obstore
 import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace, StoreAwayError, check_store, object_place
@@ -347,6 +348,15 @@ def test_where_no_iceberg_table_can_be(object_store: ObjectServer, tmp_path: Pat
     for uri in ("az://container/tables", "abfss://container@account.dfs.core.windows.net/tables"):
         with pytest.raises(UsageError, match="tables in Azure cannot have Iceberg snapshots"):
             check_place(object_place(uri, beside=tmp_path, options=options))
+
+
+def test_why_azure_is_refused(object_store: ObjectServer) -> None:
+    """pyiceberg 0.12.0 takes the whole authority for the container, and knows no ``az``. Once it does not, tables in
+    Azure may be tried."""
+    uri = "abfss://container@account.dfs.core.windows.net/tables/x"
+    assert PyArrowFileIO.parse_location(uri)[2] == "container@account.dfs.core.windows.net/tables/x"
+    with pytest.raises(ValueError, match="Unrecognized filesystem type in URI: az"):
+        PyArrowFileIO().new_input("az://container/tables/x")
 
 
 # -- objects that are lost or damaged, and requests -------------------------------------------------------------------
