@@ -224,6 +224,8 @@ def test_a_kill_at_each_step(shop: Shop, step: str, number: int, shown: int) -> 
         mirror.follow([again])
         assert shop.versions() == [0, 1]
     before = len(held_in(shop.metadata))
+    mirror.release(again, time.time_ns() // 1_000_000 - 60_000)
+    assert len(held_in(shop.metadata)) == before  # a writer that is just beginning may have made them
     mirror.release(again, time.time_ns() // 1_000_000 + 60_000)
     assert shop.versions() == [1]
     found = shop.found()
@@ -232,6 +234,19 @@ def test_a_kill_at_each_step(shop: Shop, step: str, number: int, shown: int) -> 
     needed |= {found.metadata_location, *(one.metadata_file for one in found.metadata.metadata_log)}
     assert {f"{shop.metadata}/{name}" for name in held_in(shop.metadata)} == needed
     assert len(needed) < before
+
+
+def test_a_store_whose_clock_is_behind(shop: Shop) -> None:
+    """What is old is told by its clock: with ours, objects of just now would be an hour old."""
+    shop.orders()
+    for number in range(3):
+        shop.change(number)
+    shop.mirror.release(shop.opened(), 0)
+    before = len(held_in(shop.metadata))
+    shop.tables.bucket.clock[:] = [-3600.0]
+    shop.mirror_at().release(shop.opened(), time.time_ns() // 1_000_000 + 60_000)
+    assert len(held_in(shop.metadata)) == before + 1  # the snapshots have gone
+    assert shop.versions() == [3]
 
 
 # -- two writers ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""pyiceberg's catalogues and files as they are opened here: with an end to waiting, and with our own client for files in
-an object store. None of them reads metadata in a place that its tables are not in."""
+"""pyiceberg's catalogues and files as they are opened here: with an end to waiting, and with our own client for a
+store. None of them reads metadata in a place that its tables are not in."""
 
 from __future__ import annotations
 
