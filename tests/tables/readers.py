@@ -73,7 +73,9 @@ def of_pyiceberg(table: Any, column: str | None = None, value: Any = None) -> li
 def of_polars(table: Any, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
     import polars
 
-    found = polars.scan_iceberg(table, reader_override="native")
+    store = {name: value for name, value in table.io.properties.items() if name.startswith("s3.")}
+    options = {**store, "aws_allow_http": "true"} if store else None
+    found = polars.scan_iceberg(table, storage_options=options, reader_override="native")
     if column is not None:
         found = found.filter(polars.col(column).is_null() if value is None else polars.col(column) == polars.lit(value))
     return plain(found.collect().to_dicts())

@@ -350,8 +350,8 @@ def test_the_catalogue_has_a_table_of_another_place(shop: Shop, tmp_path: Path) 
         with pytest.raises(SinkError, match=r"table shop.orders has other files: .* is not below s3://tests/"):
             shop.mirror_at().follow([shop.opened()])
     set_back(tmp_path, place)
-    other = shop.tables / "a" / "shop.orders"
-    made = Made(other, TableSchema())
+    shop.mirror = shop.mirror_at()
+    made = Made(shop.tables / "a" / "shop.orders", TableSchema())
     with pytest.raises(SinkError, match=r"the catalogue's table shop.orders has other files: s3://tests/.*_iceberg"):
         made.whole([{"_id": 1}])
     assert shop.versions() == [0]
