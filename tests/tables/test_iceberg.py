@@ -20,7 +20,6 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import LongType
 
 from tailrace.base import durable
-from tailrace.base.object_place import object_place
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.iceberg import snapshot as iceberg_snapshot
 from tailrace.lake.iceberg.catalog import CatalogError, IcebergCatalog
@@ -591,5 +590,3 @@ def test_where_tables_of_iceberg_cannot_lie(tmp_path: Path) -> None:
     for name in ("a b", "é", "50%", "a#b"):
         with pytest.raises(UsageError, match="plain ASCII"):
             check_place(tmp_path / name)
-    with pytest.raises(UsageError, match="no Iceberg snapshots yet"):
-        check_place(object_place("s3://bucket/tables", beside=tmp_path))
