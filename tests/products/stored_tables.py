@@ -1,4 +1,5 @@
-"""Tables in a real object store, beside the collections: ``stores.py`` says how the hand gets at them."""
+"""Tables in a real object store, beside the collections: ``stores.py`` says how the hand gets at them. Those of some
+seeds are Iceberg tables too."""
 
 from __future__ import annotations
 
@@ -8,10 +9,14 @@ from typing import ClassVar, Final
 
 from tailrace.base.object_place import ObjectPlace
 from tailrace.cli.run_tables import tabling
+from tailrace.lake.tables.delta_table import tables_in
 from tailrace.lake.tables.settings import TableSettings
 from tests.products.product import Job
-from tests.products.stores import StoreMirror, place_of
+from tests.products.stores import StoreMirror, place_of, server_of
 from tests.products.tables import TablesProduct, maintained
+from tests.products.tables_catalogue import catalogue_of, unlike_iceberg
+from tests.products.truth import Truth
+from tests.tables.equality import in_table
 
 _STATE: Final = "_tailrace"
 _OWNER: Final = "owner.json"
@@ -28,7 +33,17 @@ class StoredTablesProduct(TablesProduct):
             pass
 
     def _settings(self, job: Job) -> TableSettings:
-        return replace(super()._settings(job), root=_place(job))
+        settings, catalogue = super()._settings(job), catalogue_of(job, server_of(job))
+        merges = settings.merge_on_read and catalogue is None
+        return replace(settings, root=_place(job), iceberg=catalogue, merge_on_read=merges)
+
+    def differences(self, job: Job, truth: Truth) -> list[str]:
+        told, catalogue = super().differences(job, truth), catalogue_of(job, server_of(job))
+        if catalogue is None or told:
+            return told
+        root = _place(job)
+        rows = {one: in_table(root, one) for one in tables_in(root)}
+        return list(unlike_iceberg(root, server_of(job), catalogue, rows))
 
 
 def _place(job: Job) -> ObjectPlace:

@@ -68,6 +68,15 @@ class ObjectServer:
         """The same for a command."""
         return {name.upper(): value for name, value in self.options(address).items()}
 
+    def for_iceberg(self) -> dict[str, str]:
+        """For pyiceberg, and through it for Polars and DuckDB."""
+        return {
+            "s3.access-key-id": KEY,
+            "s3.secret-access-key": SECRET,
+            "s3.endpoint": f"http://{self.address}",
+            "s3.region": "us-east-1",
+        }
+
     def place(
         self, prefix: str, state: Path, *, address: str | None = None, retry_s: float = 180, **more: str
     ) -> ObjectPlace:

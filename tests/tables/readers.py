@@ -66,39 +66,49 @@ def by_pandas(root: Path, column: str | None = None, value: Any = None) -> list[
     return plain(pa.Table.from_pandas(found, preserve_index=False).to_pylist())
 
 
-def by_pyiceberg(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
-    return plain(_iceberg_scan(root, column, value).to_arrow().to_pylist())
+def of_pyiceberg(table: Any, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
+    return plain(_iceberg_scan(table, column, value).to_arrow().to_pylist())
 
 
-def by_polars_of_iceberg(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
+def of_polars(table: Any, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
     import polars
 
-    found = polars.scan_iceberg(iceberg_table(root.parent), reader_override="native")
+    store = {name: value for name, value in table.io.properties.items() if name.startswith("s3.")}
+    options = {**store, "aws_allow_http": "true"} if store else None
+    found = polars.scan_iceberg(table, storage_options=options, reader_override="native")
     if column is not None:
         found = found.filter(polars.col(column).is_null() if value is None else polars.col(column) == polars.lit(value))
     return plain(found.collect().to_dicts())
 
 
-def by_duckdb_of_iceberg(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
+def of_duckdb(table: Any, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
     """What pyiceberg gives DuckDB: its extension for Iceberg is not on PyPI for each version of DuckDB."""
-    with _iceberg_scan(root, column, value).to_duckdb("t") as connection:
+    with _iceberg_scan(table, column, value).to_duckdb("t") as connection:
         connection.execute("SET TimeZone = 'UTC'")
         return plain(connection.sql("SELECT * FROM t").to_arrow_table().to_pylist())
 
 
-def _iceberg_scan(root: Path, column: str | None, value: Any) -> Any:
+def _iceberg_scan(table: Any, column: str | None, value: Any) -> Any:
     from pyiceberg.expressions import AlwaysTrue, EqualTo, IsNull
 
     wanted = AlwaysTrue() if column is None else IsNull(column) if value is None else EqualTo(column, value)
-    return iceberg_table(root.parent).scan(wanted)
+    return table.scan(wanted)
+
+
+#: Readers of a table that a catalogue has loaded.
+TABLE_READERS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+    "pyiceberg": of_pyiceberg,
+    "polars": of_polars,
+    "duckdb": of_duckdb,
+}
+
+
+def _beside(read: Callable[..., list[dict[str, Any]]]) -> Reader:
+    return lambda root, column, value: read(iceberg_table(root.parent), column, value)
 
 
 #: Readers of the Iceberg table that a catalogue beside the table has.
-ICEBERG_READERS: dict[str, Reader] = {
-    "pyiceberg": by_pyiceberg,
-    "polars": by_polars_of_iceberg,
-    "duckdb": by_duckdb_of_iceberg,
-}
+ICEBERG_READERS: dict[str, Reader] = {name: _beside(read) for name, read in TABLE_READERS.items()}
 
 READERS: dict[str, Reader] = {
     "pyarrow": by_pyarrow,

@@ -28,10 +28,12 @@ _CODES = {
 
 class RestServer:
     """``silent``: so many requests get no answer; ``lost``: so many commits are carried out, and their answer is lost;
-    ``broken``: what so many requests are answered with, an HTTP status."""
+    ``broken``: what so many requests are answered with, an HTTP status. ``properties``: of the store that it writes
+    metadata to."""
 
-    def __init__(self, file: Path) -> None:
-        self.catalog = SqlCatalog("tailrace", uri=f"sqlite:///{file}", warehouse=f"file://{file.parent}")
+    def __init__(self, file: Path, **properties: str) -> None:
+        place = {"uri": f"sqlite:///{file}", "warehouse": f"file://{file.parent}"}
+        self.catalog = SqlCatalog("tailrace", **place, **properties)
         self.silent = self.lost = 0
         self.broken: list[int] = []
         self.requests: list[str] = []
@@ -51,8 +53,8 @@ class RestServer:
 
 
 @contextmanager
-def rest_catalog(file: Path) -> Iterator[RestServer]:
-    server = RestServer(file)
+def rest_catalog(file: Path, **properties: str) -> Iterator[RestServer]:
+    server = RestServer(file, **properties)
     try:
         yield server
     finally:

@@ -94,7 +94,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--iceberg",
         metavar="CATALOG",
         help="with write, verify, expire: the tables are Iceberg tables too, in the catalogue with this URI "
-        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
+        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml; they may be on a disk or in s3:// (extra: "
+        "iceberg)",
     )
     parser.add_argument(
         "--metrics",

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tailrace.core.printable import in_a_line
 from tailrace.errors import SinkError, UsageError
+from tailrace.lake.iceberg.opened import rest_catalog, sql_catalog
 from tailrace.lake.iceberg.settings import TYPES, IcebergSettings, texts_of
+from tailrace.lake.store.place import TablePlace
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -19,8 +21,6 @@ T = TypeVar("T")
 #: How long a catalogue that does not answer is asked again before the writer ends.
 RETRY_S: Final = 60.0
 _PAUSES_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
-#: One request of a REST catalogue: to connect, and to wait for a part of the answer.
-_TIMEOUT_S: Final = (10.0, 30.0)
 
 
 class CatalogError(SinkError):
@@ -30,6 +30,7 @@ class CatalogError(SinkError):
 class IcebergCatalog:
     """The catalogue of ``settings``, opened when it is first asked.
 
+    ``root``  where its tables' files are; ``None``: on a disk
     ``wait``  waits some seconds, and says whether to give up (an event's ``wait``)
     """
 
@@ -37,10 +38,12 @@ class IcebergCatalog:
         self,
         settings: IcebergSettings,
         *,
+        root: TablePlace | None = None,
         wait: Callable[[float], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
+        self._root = root
         self._wait = wait or _slept
         self._clock = clock
         self._opened: Catalog | None = None
@@ -89,8 +92,7 @@ class IcebergCatalog:
             self._opened = None
 
     def _open(self) -> Catalog:
-        from pyiceberg.catalog import infer_catalog_type, load_catalog  # noqa: PLC0415
-        from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415
+        from pyiceberg.catalog import infer_catalog_type  # noqa: PLC0415
         from pyiceberg.utils.config import Config  # noqa: PLC0415
 
         found: Mapping[str, Any] = {
@@ -108,19 +110,7 @@ class IcebergCatalog:
         kind = str(found.get("type") or getattr(infer_catalog_type(self.name, dict(found)), "value", "")).lower()
         if kind not in TYPES or "py-catalog-impl" in found:
             raise UsageError(f"the Iceberg catalogue '{in_a_line(self.name)}' is of a kind that is not supported")
-        if kind == "sql":
-            return load_catalog(self.name, **found)
-
-        class Patient(RestCatalog):
-            """With an end to waiting: pyiceberg sets no time limit for a request."""
-
-            def _create_session(self) -> Any:
-                session = super()._create_session()
-                for scheme in ("http://", "https://"):
-                    session.mount(scheme, _timed_adapter())
-                return session
-
-        return Patient(self.name, **{key: value for key, value in found.items() if key != "type"})
+        return (sql_catalog if kind == "sql" else rest_catalog)(self.name, found, self._root)
 
     def _told(self, error: Exception) -> CatalogError:
         """The error in words, without what the properties hold."""
@@ -132,16 +122,6 @@ class IcebergCatalog:
             f"the Iceberg catalogue '{in_a_line(self.name)}' {state}: {type(error).__name__}: {text[:500]}",
             hint="Nothing is lost: the next run brings the catalogue up to the tables",
         )
-
-
-def _timed_adapter() -> Any:
-    from requests.adapters import HTTPAdapter  # noqa: PLC0415
-
-    class Timed(HTTPAdapter):
-        def send(self, request: Any, *args: Any, **options: Any) -> Any:
-            return super().send(request, *args, **{**options, "timeout": options.get("timeout") or _TIMEOUT_S})
-
-    return Timed()
 
 
 def _slept(seconds: float) -> bool:

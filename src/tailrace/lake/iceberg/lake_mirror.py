@@ -145,13 +145,13 @@ class LakeOriginal(Original):
         return {_LAKE: _NAME}
 
     def files(self) -> dict[str, SizedFile]:
-        from tailrace.lake.iceberg.snapshot import SizedFile, uri  # noqa: PLC0415  an extra
+        from tailrace.lake.iceberg.snapshot import SizedFile  # noqa: PLC0415  an extra
 
         found = {}
         for file in self._state.in_order:
             values = file.partition
             partition = tuple(_value(name, values.get(name)) for name in self.divided_by)
-            found[uri(self.folder / file.name)] = SizedFile(file.size, file.rows, partition)
+            found[self.beginning + file.name] = SizedFile(file.size, file.rows, partition)
         return found
 
     def stated(self) -> dict[str, str]:

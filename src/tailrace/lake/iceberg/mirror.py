@@ -13,14 +13,15 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.base import durable
 from tailrace.errors import SinkError
 from tailrace.lake.iceberg.catalog import IcebergCatalog, may_pass
+from tailrace.lake.iceberg.opened import io_of
 from tailrace.lake.iceberg.original import TABLE, VERSION, Original
+from tailrace.lake.iceberg.where import ElsewhereError, make_folder, writing
 from tailrace.lake.store import places
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _FORMAT: Final = 2
 #: The number of a partition's first field, as Iceberg's own programs begin.
 _PARTITIONS: Final = 1000
 _ANEW: Final = "Drop it from the catalogue (without purging): the next run adds it again"
+_OTHER: Final = f"Use another catalogue here. Or, if it is no longer needed: {_ANEW[0].lower()}{_ANEW[1:]}"
 
 _log = logging.getLogger("tailrace.iceberg")
 
@@ -50,6 +52,8 @@ class Mirror:
         self._catalog = catalog
         #: What this process has committed last: the catalogue's table, and the files of its snapshot.
         self._held: dict[tuple[str, str], tuple[Table, HeldFiles]] = {}
+        #: The manifests in each list of manifests that has been read; a list never changes.
+        self._lists: dict[tuple[str, str], dict[str, set[str]]] = {}
 
     def close(self) -> None:
         """Close the catalogue."""
@@ -68,6 +72,7 @@ class Mirror:
         if held is None:
             found = self._loaded(catalog, original)
             held = None if found is None else (found, _files_of(found, original))
+            _check_newer(found, original)
         commit = _Commit(original, held, doubts=others)
         if held is not None and commit.is_done:
             self._held[original.identifier] = held
@@ -83,6 +88,13 @@ class Mirror:
         if commit.changes_rows:
             _log.debug("%s: version %d is a snapshot", original.name, original.version)
         self._held[original.identifier] = made
+        self._note(original, *made)
+
+    def _note(self, original: Original, found: Table, files: HeldFiles) -> None:
+        """Remember the manifests of the newest snapshot."""
+        if (newest := found.current_snapshot()) is not None:
+            paths = {one.manifest_path for one, _ in files.manifests}
+            self._lists.setdefault(original.identifier, {})[newest.manifest_list] = paths
 
     def _loaded(self, catalog: Catalog, original: Original) -> Table | None:
         """The catalogue's table; ``None`` if there is none. Raises SinkError if it is another one."""
@@ -127,7 +139,7 @@ class Mirror:
             ]
             if old:
                 found = _committed(catalog, found, _assertions(found), _without(found, old))
-            _sweep(found, before_ms)
+            _sweep(found, original, before_ms, self._lists.setdefault(original.identifier, {}))
 
         self._catalog.ask(work, patient=patient)
 
@@ -136,7 +148,7 @@ class Mirror:
 
         def work(catalog: Catalog) -> None:
             if (found := self._loaded(catalog, original)) is not None:
-                _sweep(found, before_ms)
+                _sweep(found, original, before_ms, self._lists.setdefault(original.identifier, {}))
 
         self._catalog.ask(work, patient=False)
 
@@ -193,17 +205,15 @@ class _Commit:
 
     def carry_out(self, catalog: Catalog) -> tuple[Table, HeldFiles]:
         """Write the snapshot and let the catalogue have it. Returns its table then, and the snapshot's files."""
-        from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415
-
         from tailrace.lake.iceberg.snapshot import HeldFiles, NewSnapshot  # noqa: PLC0415
 
         to = _updates()
-        folder = metadata_folder(self._original)
-        with durable.writing(folder):
-            durable.make_directory(folder)
+        folder = self._original.metadata
+        with writing(folder):
+            make_folder(folder)
         parent = None if self._before is None else self._before.current_snapshot()
         metadata = None if self._before is None else self._before.metadata
-        io = PyArrowFileIO()
+        io = io_of(self._original.root)
         new = NewSnapshot(
             self._schema,
             _spec(self._schema, self._original),
@@ -213,7 +223,7 @@ class _Commit:
             max(time.time_ns() // 1_000_000, 0 if metadata is None else metadata.last_updated_ms),
             self._stated,
         )
-        with durable.writing(folder):
+        with writing(folder):
             snapshot = new.write(self._files, self._old, io)
         durable.step("iceberg.written")
         updates: list[Any] = [
@@ -294,6 +304,11 @@ def loaded(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
         return catalog.load_table(identifier)
     except (NoSuchTableError, NoSuchNamespaceError):
         return None
+    except ElsewhereError as error:
+        raise SinkError(
+            f"the catalogue's table {'.'.join(identifier)} has other files: {error.message}",
+            hint=_OTHER,
+        ) from None
     except (OSError, ValueError, ValidationError) as error:
         if may_pass(error):
             raise
@@ -301,6 +316,18 @@ def loaded(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
             f"the metadata of the Iceberg table {'.'.join(identifier)} cannot be read: {type(error).__name__}",
             hint=_ANEW,
         ) from error
+
+
+def _check_newer(found: Table | None, original: Original) -> None:
+    """Raises SinkError if the catalogue has a later version than the one that this process would show, since another
+    writer has made it meanwhile. One that is gone was set back. Two writers load, compare and let the catalogue compare
+    again, so an older version never follows a newer one."""
+    newest = None if found is None else found.current_snapshot()
+    if newest is not None and version_of(newest) > original.version and original.was_replaced():
+        raise SinkError(
+            f"another writer has made a later version of {original.name}, which the catalogue has",
+            hint="Tables have one writer. If no other one runs, start this one again",
+        )
 
 
 def _check(found: Table, original: Original) -> None:
@@ -314,7 +341,7 @@ def _check(found: Table, original: Original) -> None:
     if found.location() != original.location:
         raise SinkError(
             f"the catalogue's table {name} has other files: {found.location()}",
-            hint=f"Use another catalogue here. Or, if it is no longer needed: {_ANEW[0].lower()}{_ANEW[1:]}",
+            hint=_OTHER,
         )
     newest = found.current_snapshot()
     other = None
@@ -411,11 +438,6 @@ def _without(found: Table, snapshots: list[int], keeps: int | None = None) -> li
 # -- the original ------------------------------------------------------------------------------------------------------
 
 
-def metadata_folder(original: Original) -> Path:
-    """Where the metadata and manifests are."""
-    return Path(original.location.removeprefix("file://")) / "metadata"
-
-
 def _own_properties(original: Original) -> dict[str, str]:
     return {
         **original.marks,
@@ -464,7 +486,7 @@ def _fault_of(found: Table, original: Original) -> str | None:
             return f"has other files than version {version} of the table"
         if not shown.is_done:
             return f"describes version {version} of the table in another way: its columns, time or properties differ"
-    root = f"file://{original.folder}/"
+    root = original.beginning
     names = original.names_at(version) if version < original.version else None
     if names is not None and names != {name.removeprefix(root) for name in held}:
         return f"has other files than version {version} of the table"
@@ -473,18 +495,23 @@ def _fault_of(found: Table, original: Original) -> str | None:
     return f"lacks its data file {lacking[0]}, or a part of it" if lacking else None
 
 
-def _sweep(found: Table, before_ms: int) -> None:
-    """Remove files of metadata that nothing needs and that were written before ``before_ms``."""
+def _sweep(found: Table, original: Original, before_ms: int, lists: dict[str, set[str]]) -> None:
+    """Remove files of metadata that nothing needs and that were written before ``before_ms``. ``lists``: the manifests
+    of lists that were read before."""
     needed = {found.metadata_location, *(one.metadata_file for one in found.metadata.metadata_log)}
+    kept = {}
     for snapshot in found.snapshots():
-        needed.add(snapshot.manifest_list)
+        name = snapshot.manifest_list
         try:
-            needed |= {one.manifest_path for one in snapshot.manifests(found.io)}
+            kept[name] = lists.get(name) or {one.manifest_path for one in snapshot.manifests(found.io)}
         except (OSError, ValueError, KeyError, TypeError, EOFError):
             return  # nobody knows which ones it needs, and it may be readable again
+        needed |= {name, *kept[name]}
+    lists.clear()
+    lists.update(kept)
     names = {name.rpartition("/")[2] for name in needed}
-    folder = Path(found.location().removeprefix("file://")) / "metadata"
-    for path in folder.iterdir() if folder.is_dir() else ():
-        with suppress(FileNotFoundError):
-            if path.name not in names and path.stat().st_mtime * 1000 < before_ms:
-                path.unlink()
+    folder = original.metadata
+    before = before_ms / 1000 + places.clock_difference(original.root)
+    for file in list(places.files_below(folder)):
+        if "/" not in file.name and file.name not in names and file.modified < before:
+            (folder / file.name).unlink(missing_ok=True)

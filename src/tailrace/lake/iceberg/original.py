@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tailrace.lake.iceberg.where import uri
 from tailrace.lake.store.mirrored import ICEBERG
 from tailrace.lake.store.place import TablePlace
 
@@ -40,14 +40,19 @@ class Original(ABC):
     divided_by: tuple[str, ...] = ()
 
     @property
-    def folder(self) -> Path:
-        """The directory, as an absolute path."""
-        return Path(str(self.root)).absolute()
+    def beginning(self) -> str:
+        """How the location of each of its data files begins; the name in its own log follows."""
+        return f"{uri(self.root)}/"
 
     @property
     def location(self) -> str:
         """Where the Iceberg table is."""
-        return f"file://{self.folder / ICEBERG}"
+        return uri(self.root / ICEBERG)
+
+    @property
+    def metadata(self) -> TablePlace:
+        """Where the metadata and manifests are."""
+        return self.root / ICEBERG / "metadata"
 
     @property
     @abstractmethod
@@ -66,6 +71,10 @@ class Original(ABC):
     @abstractmethod
     def knows(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot is of a version that this original has or had: it may have been set back."""
+
+    def was_replaced(self) -> bool:
+        """Whether another writer has made a later version since. Nobody can where a lock says who may write."""
+        return False
 
     @abstractmethod
     def made_at(self, version: int) -> int | None:

@@ -62,10 +62,13 @@ class IcebergSettings:
 def check_place(root: TablePlace, what: str = "tables") -> None:
     """Raises UsageError where Iceberg's readers cannot find the files of tables, or of ``what``."""
     if not isinstance(root, Path):
-        raise UsageError(
-            f"tables in an object store have no Iceberg snapshots yet: {root}",
-            hint="Keep these tables on a disk, or leave out iceberg",
-        )
+        if not str(root).startswith("s3://"):
+            raise UsageError(
+                f"{what} in Azure cannot have Iceberg snapshots: {root}",
+                hint="Iceberg's readers disagree on URIs there. Keep these tables in s3:// or on a disk, or leave out "
+                "iceberg",
+            )
+        return
     path = str(root.absolute())
     if root.absolute().as_uri() != f"file://{path}":
         raise UsageError(

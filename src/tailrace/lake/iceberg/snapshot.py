@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pyiceberg.io import FileIO
@@ -29,7 +28,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.typedef import Record
 
-from tailrace.base import durable
+from tailrace.lake.iceberg.where import settle, settle_names, uri
+from tailrace.lake.store.place import TablePlace
 
 #: A manifest with fewer files is written again together with the next one.
 _FULL: Final = 1000
@@ -86,7 +86,7 @@ class NewSnapshot:
     spec: PartitionSpec
     parent: int | None
     number: int
-    folder: Path
+    folder: TablePlace
     at_ms: int
     stated: Mapping[str, str]
 
@@ -113,15 +113,15 @@ class NewSnapshot:
                 for name in gone:
                     writer.delete(held.entries[name])
             manifests.append(writer.to_manifest_file())
-            durable.sync_file(path)
+            settle(path)
         path = self.folder / f"snap-{identifier}-0-{uuid.uuid4()}.avro"
         with write_manifest_list(
             _FORMAT, io.new_output(uri(path)), identifier, self.parent, self.number, "deflate"
         ) as lists:
             if manifests:
                 lists.add_manifests(manifests)
-        durable.sync_file(path)
-        durable.sync_directory(self.folder)
+        settle(path)
+        settle_names(self.folder)
         made: Any = Snapshot  # whose parameters type checkers know by their aliases alone
         found: Snapshot = made(
             snapshot_id=identifier,
@@ -144,11 +144,6 @@ class NewSnapshot:
         found |= dict.fromkeys(("total-delete-files", "total-position-deletes", "total-equality-deletes"), "0")
         operation = Operation.APPEND if added and not gone else Operation.DELETE if gone and not added else None
         return Summary(operation or Operation.OVERWRITE, **found, **self.stated)
-
-
-def uri(path: Path) -> str:
-    """A file's location as Iceberg has it: ``file://`` and the path, of which no character is escaped."""
-    return f"file://{path}"
 
 
 def _entry(location: str, one: SizedFile) -> ManifestEntry:

@@ -25,7 +25,10 @@ LakeRoot: TypeAlias = Path | ObjectPlace
 #: Readers of a lake in a store need no local directory. Nothing can be made below this one.
 NOWHERE: Final = Path(os.devnull)
 #: What lakes in a store do not have yet, and what to do.
-NOT_MIRRORED: Final = ("no Iceberg catalogue can have", "Leave it out, or keep the lake in a directory")
+NOT_MIRRORED: Final = (
+    "no Iceberg catalogue can have",
+    "Leave it out, or keep the lake in a directory; tables in s3:// can be Iceberg's",
+)
 #: How often an object is read and replaced again where others replace it meanwhile.
 _TRIES: Final = 8
 

@@ -17,7 +17,7 @@ from tailrace.lake.iceberg.catalog import IcebergCatalog
 from tailrace.lake.iceberg.mirror import Mirror, version_of
 from tailrace.lake.iceberg.original import TABLE, VERSION, Original
 from tailrace.lake.iceberg.settings import IcebergSettings, check_place
-from tailrace.lake.store import places
+from tailrace.lake.store import delta, places
 from tailrace.lake.store.mirrored import ICEBERG, is_mirrored
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables import delta_commit, versions
@@ -101,7 +101,7 @@ def mirror_of(
     """The mirror of the tables in ``root``. ``stopped`` ends waiting for a catalogue that does not answer."""
     if settings is None:
         return IcebergMirror(root, None)
-    return IcebergMirror(root, IcebergCatalog(settings, wait=None if stopped is None else stopped.wait))
+    return IcebergMirror(root, IcebergCatalog(settings, root=root, wait=None if stopped is None else stopped.wait))
 
 
 class CollectionOriginal(Original):
@@ -118,7 +118,7 @@ class CollectionOriginal(Original):
         return {_NAMESPACE: self.name}
 
     def files(self) -> dict[str, SizedFile]:
-        from tailrace.lake.iceberg.snapshot import SizedFile, uri  # noqa: PLC0415  an extra
+        from tailrace.lake.iceberg.snapshot import SizedFile  # noqa: PLC0415  an extra
 
         found = {}
         for file in self._table.files():
@@ -128,7 +128,7 @@ class CollectionOriginal(Original):
             if rows is None:
                 with places.parquet_file(self.root / file.name) as opened:
                     rows = opened.metadata.num_rows
-            found[uri(self.folder / file.name)] = SizedFile(file.size, rows)
+            found[self.beginning + file.name] = SizedFile(file.size, rows)
         return found
 
     def stated(self) -> dict[str, str]:
@@ -159,6 +159,9 @@ class CollectionOriginal(Original):
             return False
         time = None if snapshot.summary is None else snapshot.summary.get(delta_commit.TIME)
         return stated is None or time == delta_commit.time_text(stated.time)
+
+    def was_replaced(self) -> bool:
+        return max(delta.commits_in(self.root), default=-1) > self.version
 
     def made_at(self, version: int) -> int | None:
         return versions.made_at(self.root, version)
