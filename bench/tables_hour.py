@@ -32,7 +32,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,6 +48,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.lake.tables import delta_commit, publishing, upkeep
 from tailrace.lake.tables import writer as writing
+from tailrace.lake.tables.delta_commit import TableFile
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.live_files import files_at
 from tailrace.lake.tables.names import place_of
@@ -60,8 +61,8 @@ _NAME = "bench.orders"
 _VERSIONS = 4
 _HEADER = (
     f"{'min':>4}{'changes':>11}{'MB written':>12}{'x changed':>10}{'since':>7}{'live MB':>9}{'disk MB':>9}{'files':>7}"
-    f"{'most MB':>9}{'files':>7}{'every s':>8}{'median':>7}{'most':>6}{'us CPU':>8}{'most s':>7}{'data':>5}{'rows x':>7}"
-    f"{'SQL x':>12}{'Polars x':>12}"
+    f"{'most MB':>9}{'files':>7}{'every s':>8}{'median':>7}{'most':>6}{'us CPU':>8}{'most s':>7}"
+    f"{'data':>5}{'rows x':>7}{'SQL x':>12}{'Polars x':>12}"
 )
 
 
@@ -233,9 +234,7 @@ class Hour:
         spare.compact(target_bytes=1 << 30)
         row = spare.live_bytes / spare.rows()
         found = [files_at(self._spare, version) for version in taken]
-        shares = [
-            sum(one.rows or 0 for one in files) / sum((one.rows or 0) - one.gone for one in files) for files in found
-        ]
+        shares = [sum(one.rows or 0 for one in files) / _there(files) for files in found]
         *read, compacted = reading(self._spare, taken, best_of=self._args.best_of)
         shutil.rmtree(self._spare)
         ratios = {name: [one[name] / compacted[name] for one in read] for name in compacted}
@@ -255,6 +254,11 @@ class Hour:
         self._written, self._reported = self._folder.written, self.done
         self._apart.clear()
         self._spent.clear()
+
+
+def _there(files: Iterable[TableFile]) -> int:
+    """How many of their rows are not gone."""
+    return sum((one.rows or 0) - one.gone for one in files)
 
 
 def follow(uri: str, root: Path, collection: Any, args: argparse.Namespace) -> None:

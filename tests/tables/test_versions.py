@@ -208,9 +208,9 @@ def test_rows_are_arranged_along_a_curve(tmp_path: Path) -> None:
     ]
     made.whole(documents[:128])
     made.change(documents[128:])
-    before = made.table.replaced_bytes
+    before = made.table.cost.replaced
     assert made.table.compact(z_order=["a", "b"]) == {"numFilesRemoved": 2, "numFilesAdded": 1}
-    assert made.table.replaced_bytes > before
+    assert made.table.cost.replaced > before
     rows = DeltaTable(str(tmp_path / "t")).to_pyarrow_table().to_pylist()
     assert sorted(row["_key"] for row in rows) == [row["_key"] for row in sorted(rows, key=lambda row: row["_key"])]
     for quarter in range(4):

@@ -1,5 +1,5 @@
 """An hour of a table that is merged on read, without a file: which files it has, how many of their rows are gone, what
-is written and when. ``to_merge``, ``part_rows``, ``Pace`` and ``Spacing`` decide, as in a writer; the clock is the
+is written and when. ``to_merge``, ``part_rows`` and ``Pacing`` decide, as in a writer; the clock is the
 model's.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from tailrace.lake.tables import merge_on_read
 from tailrace.lake.tables.delta_commit import TableFile
-from tailrace.lake.tables.pace import MERGED_S, Cost, Pace, Spacing
+from tailrace.lake.tables.pace import Cost, Pacing
 
 #: As bench/tables_hour.py measures them: a row's bytes in a large file, and what a file has besides.
 ROW_BYTES, FILE_BYTES = 112, 4000
@@ -59,8 +59,7 @@ class ModelledTable:
         self._rows, self._live = {0: documents}, {0: documents}
         self._following, self._version = 1, 0
         self._now = 0.0
-        self._pace = Pace(lambda: self._now, period_s=MERGED_S)
-        self._spacing = Spacing(lambda: self._now)
+        self._pacing = Pacing(lambda: self._now, merges=True)
         self._latest = 0.0
         self._waiting: list[Any] = []
         self.seen = Seen()
@@ -72,7 +71,7 @@ class ModelledTable:
             self._now += 1
             self.seen.changed += rate
             self._waiting.append(self._choose(round(rate * (1 - inserted))))
-            if max(self._pace.wait(), self._spacing.wait()) <= 0:
+            if self._pacing.wait() <= 0:
                 self._publish()
         return self.seen
 
@@ -93,8 +92,7 @@ class ModelledTable:
         self._latest = self._now
         self._committed(cost.rows, vectors, len(self._rows))
         cost.add(self._merge())
-        self._pace.spent(cost.replaced, sum(map(self._size, self._rows)))
-        self._spacing.committed(cost)
+        self._pacing.committed(cost, sum(map(self._size, self._rows)))
 
     def _merge(self) -> Cost:
         files, cost = self.listed(), Cost()

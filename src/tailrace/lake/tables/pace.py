@@ -95,3 +95,20 @@ class Spacing:
     def wait(self) -> float:
         """The seconds until the next commit."""
         return max(0.0, self._at + self._apart - self._clock())
+
+
+class Pacing:
+    """When tables may take over rows again. ``merges``: they are merged on read."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, merges: bool) -> None:
+        self._pace = Pace(clock, period_s=MERGED_S if merges else REWRITTEN_S)
+        self._spacing = Spacing(clock)
+
+    def committed(self, cost: Cost, live: int) -> None:
+        """They have taken over rows, and were merged if need be. They have ``live`` bytes now."""
+        self._pace.spent(cost.replaced, live)
+        self._spacing.committed(cost)
+
+    def wait(self) -> float:
+        """The seconds until then."""
+        return max(self._pace.wait(), self._spacing.wait())

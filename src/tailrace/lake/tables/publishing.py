@@ -10,7 +10,7 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.lake.tables.delta_commit import Batch
 from tailrace.lake.tables.iceberg_mirror import IcebergMirror
 from tailrace.lake.tables.open_tables import OpenTables, position_of
-from tailrace.lake.tables.pace import MERGED_S, REWRITTEN_S, Pace, Spacing
+from tailrace.lake.tables.pace import Pacing
 from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE_FOLDER
 from tailrace.lake.tables.quarantine import Quarantine
 from tailrace.lake.tables.settings import TableSettings
@@ -38,8 +38,7 @@ class Publication:
         self._iceberg = iceberg
         self._check = check
         self._take_over = TakeOver(tables, state, Quarantine(settings.root / QUARANTINE_FOLDER))
-        self._pace = Pace(time.monotonic, period_s=MERGED_S if settings.merge_on_read else REWRITTEN_S)
-        self._spacing = Spacing(time.monotonic)
+        self._pacing = Pacing(time.monotonic, merges=settings.merge_on_read)
         position = state.position()
         batch = 0 if position is None else position.batch
         self._upkeep = Upkeep(settings, batch, time.monotonic, release=iceberg.release)
@@ -49,7 +48,7 @@ class Publication:
 
     def wait(self) -> float:
         """The seconds until the tables may take over rows again."""
-        return max(self._pace.wait(), self._spacing.wait())
+        return self._pacing.wait()
 
     def expire(self) -> None:
         """Remove what is no longer kept, now and then."""
@@ -103,6 +102,4 @@ class Publication:
         self._iceberg.follow(self._tables.opened.values())
         self._upkeep.expire(self._tables.opened)
         tables = self._tables.opened
-        cost = cost_of(tables)
-        self._pace.spent(cost.replaced, sum(table.live_bytes for table in tables.values()))
-        self._spacing.committed(cost)
+        self._pacing.committed(cost_of(tables), sum(table.live_bytes for table in tables.values()))
