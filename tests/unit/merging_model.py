@@ -104,7 +104,9 @@ class ModelledTable:
             names = [int(one) for one in group]
             cost.replaced += sum(map(self._size, names))
             vectors += sum(map(self._vector, names))
-            moved = np.flatnonzero(np.isin(self._where, names))
+            chosen = np.zeros(self._following + 1, np.bool_)
+            chosen[names] = True
+            moved = np.flatnonzero(chosen[self._where])
             for name in names:
                 self._gone(name)
             parts = max(1, round(len(moved) / at_most))

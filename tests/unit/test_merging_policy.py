@@ -18,16 +18,16 @@ DOCUMENTS, RATE = 200_000, 2_000
 KEPT_S = 750
 
 
-def test_an_hour_of_random_changes_stays_within_its_bounds() -> None:
+@pytest.mark.parametrize("seconds", [600, pytest.param(3600, marks=pytest.mark.long)])
+def test_random_changes_stay_within_their_bounds(seconds: int) -> None:
     """Each document changes about every two minutes."""
-    seen = ModelledTable(DOCUMENTS).run(3600, RATE)
-    assert seen.multiple < 4.2, "bytes written, as a multiple of the changed ones"
-    assert max(seen.shares) < 1.27, "rows read for each one that is there"
-    assert max(seen.files) <= 15
-    assert np.mean(seen.files) <= 12
-    assert np.median(seen.apart) <= 2, "seconds between commits"
-    assert max(seen.apart) <= 3
-    assert seen.disk(KEPT_S) < 30 * DOCUMENTS * ROW_BYTES, "bytes of replaced files that lie there"
+    seen = ModelledTable(DOCUMENTS).run(seconds, RATE)
+    assert seen.multiple < 4.1, "bytes written, as a multiple of the changed ones"
+    assert max(seen.shares) < 1.25, "rows read for each one that is there"
+    assert max(seen.files) <= 16
+    assert np.mean(seen.files) <= 9
+    assert max(seen.apart) <= 4, "seconds between commits"
+    assert seen.disk(KEPT_S) < 35 * DOCUMENTS * ROW_BYTES, "bytes of replaced files that lie there"
 
 
 def test_few_documents_that_change_all_the_time_cost_no_more() -> None:
@@ -38,22 +38,22 @@ def test_few_documents_that_change_all_the_time_cost_no_more() -> None:
         hot = rng.random(count) < 0.9
         return np.where(hot, rng.integers(0, DOCUMENTS // 100, count), rng.integers(0, DOCUMENTS, count))
 
-    seen = ModelledTable(DOCUMENTS, choose).run(900, RATE)
-    assert seen.multiple < 3
-    assert max(seen.shares) < 1.27
+    seen = ModelledTable(DOCUMENTS, choose).run(600, RATE)
+    assert seen.multiple < 2
+    assert max(seen.shares) < 1.25
     assert max(seen.files) <= 20
-    assert max(seen.apart) <= 3
+    assert max(seen.apart) <= 5
 
 
-@pytest.mark.parametrize("rate", [20, 20_000])
-def test_slow_and_fast_tables_stay_within_their_disk(rate: int) -> None:
-    """A tenth of the documents each second is more than the budget has room for: changes wait, and each document is
+@pytest.mark.parametrize(("rate", "share", "apart"), [(20, 1.25, 5), (8000, 1.7, 30)])
+def test_slow_and_fast_tables_stay_within_their_disk(rate: int, share: float, apart: float) -> None:
+    """4 % of the documents in a second are more than the budget has room for: changes wait, and each document is
     written once for all of its changes."""
-    seen = ModelledTable(DOCUMENTS).run(900, rate)
-    assert max(seen.shares) < (1.27 if rate == 20 else 3)
+    seen = ModelledTable(DOCUMENTS).run(400, rate)
+    assert max(seen.shares) < share
     assert max(seen.files) <= 20
-    assert max(seen.apart) <= (5 if rate == 20 else 60)
-    assert seen.disk(KEPT_S) < 45 * DOCUMENTS * ROW_BYTES
+    assert max(seen.apart) <= apart
+    assert seen.disk(KEPT_S) < 50 * DOCUMENTS * ROW_BYTES
 
 
 def test_a_commit_waits_while_it_would_say_much_and_bring_little() -> None:
@@ -66,7 +66,7 @@ def test_a_commit_waits_while_it_would_say_much_and_bring_little() -> None:
         (200_000, 100_000): (1, 3),
         (1_000, 100_000): (2, 4),
         (200_000, 10_000_000): (5, 5),
-        (2_000_000, 100_000): (0, 1),
+        (2_000_000, 100_000): (1, 2),
     }.items():
         now[0] += 1
         spacing.committed(Cost(rows=cost[0], vectors=cost[1]))

@@ -26,7 +26,7 @@ from tailrace.lake.tables.live_files import FEATURE
 
 #: After a merge, at most this share of the rows in a table's files are gone: a reader reads at most 1.25 rows for each
 #: that is there. With 0.28 Polars' worst read took 1.6 times the time of a compacted table's.
-GONE_MAX: Final = 0.2
+GONE_MAX: Final = 0.17
 #: How many small files of about one size are merged. Each file costs Polars about 1 % of a read of 200,000 rows, so 16
 #: were too many; with fewer than 6 the same rows are written more often.
 TOGETHER: Final = 6
