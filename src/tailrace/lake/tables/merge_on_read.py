@@ -8,7 +8,7 @@ what the log knows of each file. Three bounds hold after each merge that is smal
   more, and not once for each size on the way.
 * No file is larger than a ``PARTS``-th of its table (or ``LARGE_BYTES``) when it is written. Then files have different
   ages, and the oldest one has lost far more of its rows than the table has on average. A table that is one file is
-  written anew as a whole to be rid of a fifth of its rows.
+  written anew as a whole to be rid of a sixth of its rows.
 * Of small files of about one size, fewer than ``TOGETHER`` lie in a folder. That many are merged into one.
 """
 
@@ -24,13 +24,12 @@ from tailrace.lake.store import delta
 from tailrace.lake.tables.delta_commit import TableFile
 from tailrace.lake.tables.live_files import FEATURE
 
-#: After a merge, at most this share of the rows in a table's files are gone: a reader reads at most 1.25 rows for each
-#: that is there. With 0.28 Polars' worst read took 1.6 times the time of a compacted table's.
-GONE_MAX: Final = 0.17
-#: How many small files of about one size are merged. Each file costs Polars about 1 % of a read of 200,000 rows, so 16
-#: were too many; with fewer than 6 the same rows are written more often.
+#: After a merge, at most this share of the rows in a table's files are gone: a reader reads at most 1.22 rows for each
+#: that is there. Less of them would be more bytes to write: 0.17 is 3.9 times those of the changed rows, 0.18 3.75.
+GONE_MAX: Final = 0.18
+#: How many small files of about one size are merged. With fewer, the same rows are written more often.
 TOGETHER: Final = 6
-#: Into about so many files a table is divided. With more of them fewer bytes are written, and readers open more files.
+#: Into about so many files a table is divided. With fewer, more bytes are written; with more, hardly fewer.
 PARTS: Final = 6
 #: Merged files have no more bytes than this, nor fewer than that where a table is divided.
 LARGE_BYTES, LEAST_BYTES = 32 << 20, 256 << 10
