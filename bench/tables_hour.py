@@ -13,10 +13,11 @@ the oplog.
 
 At some points it prints, in a line each: all bytes that were written so far to the table's folder (data, log,
 checkpoints) as a multiple of the changed rows' bytes, and of those since the last point; the newest version's bytes,
-all that lies there and in how many files, and the most of both so far; how many
-seconds lay between two commits of changes since the last point, on average, and how many micro-batches waited at most
-for the writer's budget; CPU for a change; and the CPU time of readers
-over versions of the last minute, as a multiple of that for the same table compacted: mean and largest.
+all that lies there and in how many files, and the most of both so far; how many seconds lay between two commits of
+changes since the last point: mean, median and largest; CPU for a change, and seconds of CPU of the longest micro-batch
+since the last point. Then what readers find in versions of the last minute: data files at most, rows for each one that
+is there at most, and the CPU time of reading all rows, as a multiple of that for the same table compacted: mean and
+largest.
 
     python -m bench.tables_hour [--minutes 60] [--rate 2000] [--every 1]
 """
@@ -31,10 +32,9 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,9 +46,11 @@ from pymongo import MongoClient
 from tailrace.core.kernel.change_rows import change_rows
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
-from tailrace.lake.tables import delta_commit, pace, publishing, upkeep
+from tailrace.lake.tables import delta_commit, publishing, upkeep
 from tailrace.lake.tables import writer as writing
+from tailrace.lake.tables.delta_commit import TableFile
 from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.live_files import files_at
 from tailrace.lake.tables.names import place_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
@@ -59,7 +61,8 @@ _NAME = "bench.orders"
 _VERSIONS = 4
 _HEADER = (
     f"{'min':>4}{'changes':>11}{'MB written':>12}{'x changed':>10}{'since':>7}{'live MB':>9}{'disk MB':>9}{'files':>7}"
-    f"{'most MB':>9}{'files':>7}{'every s':>8}{'most':>6}{'us CPU':>8}{'SQL x':>12}{'Polars x':>12}"
+    f"{'most MB':>9}{'files':>7}{'every s':>8}{'median':>7}{'most':>6}{'us CPU':>8}{'most s':>7}"
+    f"{'data':>5}{'rows x':>7}{'SQL x':>12}{'Polars x':>12}"
 )
 
 
@@ -86,10 +89,6 @@ class SteppingClock:
         with ExitStack() as stack:
             for module in (writing, publishing, upkeep, delta_commit):
                 stack.enter_context(mock.patch.object(module, "time", self))
-            # Their defaults are the machine's clock.
-            stack.enter_context(mock.patch.object(publishing, "Pace", partial(pace.Pace, self.monotonic)))
-            keeping = partial(upkeep.Upkeep, clock=self.monotonic)
-            stack.enter_context(mock.patch.object(publishing, "Upkeep", keeping))
             yield
 
 
@@ -195,7 +194,10 @@ class Hour:
         self._folder.written = 0  # the copy is no change
         self._spare = root.with_name("compacted")
         self._points = [minutes for minutes in args.points if minutes < args.minutes] + [args.minutes]
-        self._written = self._reported = self._late = self._latest = self._published = 0
+        self._written = self._reported = self._late = 0
+        #: Since the last point: seconds between commits, and of the processors in each micro-batch.
+        self._apart: list[float] = []
+        self._spent: list[float] = []
         self._changed = 0.0
         self.done, self.cpu = 0, 0.0
 
@@ -208,18 +210,19 @@ class Hour:
             cpu = time.process_time()
             self._clock.move_on(args.every)
             self._writer.step()
-            self.cpu += time.process_time() - cpu
+            self._spent.append(time.process_time() - cpu)
+            self.cpu += self._spent[-1]
             self.done += at_once
             self._look()
             if self._points and self.done >= self._points[0] * 60 * args.rate:
                 self._report(self._points.pop(0))
 
     def _look(self) -> None:
-        """How old the table becomes: its budget may let some micro-batches wait."""
-        is_new = self._folder.look()
-        self._late = 0 if is_new else self._late + 1
-        self._latest = max(self._latest, self._late)
-        self._published += is_new
+        """How old the table becomes: some micro-batches may wait."""
+        self._late += 1
+        if self._folder.look():
+            self._apart.append(self._late * self._args.every)
+            self._late = 0
 
     def _report(self, minutes: float) -> None:
         table = CollectionTable(self._table, _NAME)
@@ -230,6 +233,8 @@ class Hour:
         spare = CollectionTable(self._spare, _NAME)
         spare.compact(target_bytes=1 << 30)
         row = spare.live_bytes / spare.rows()
+        found = [files_at(self._spare, version) for version in taken]
+        shares = [sum(one.rows or 0 for one in files) / _there(files) for files in found]
         *read, compacted = reading(self._spare, taken, best_of=self._args.best_of)
         shutil.rmtree(self._spare)
         ratios = {name: [one[name] / compacted[name] for one in read] for name in compacted}
@@ -241,12 +246,19 @@ class Hour:
             f"{minutes:>4g}{self.done:>11,}{self._folder.written / 1e6:>12,.1f}"
             f"{self._folder.written / self._changed:>10.2f}{of_these:>7.2f}{live / 1e6:>9.1f}"
             f"{self._folder.bytes / 1e6:>9.1f}{self._folder.files:>7,}{self._folder.most_bytes / 1e6:>9.1f}"
-            f"{self._folder.most_files:>7,}{since / self._args.rate / self._published:>8.1f}"
-            f"{self._latest * self._args.every:>6.0f}{1e6 * self.cpu / self.done:>8.1f}{times}",
+            f"{self._folder.most_files:>7,}{statistics.mean(self._apart):>8.1f}{statistics.median(self._apart):>7.1f}"
+            f"{max(self._apart):>6.1f}{1e6 * self.cpu / self.done:>8.1f}{max(self._spent):>7.2f}"
+            f"{max(map(len, found)):>5}{max(shares):>7.2f}{times}",
             flush=True,
         )
         self._written, self._reported = self._folder.written, self.done
-        self._latest = self._published = 0
+        self._apart.clear()
+        self._spent.clear()
+
+
+def _there(files: Iterable[TableFile]) -> int:
+    """How many of their rows are not gone."""
+    return sum((one.rows or 0) - one.gone for one in files)
 
 
 def follow(uri: str, root: Path, collection: Any, args: argparse.Namespace) -> None:

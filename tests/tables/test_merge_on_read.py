@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,21 @@ from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.iceberg.settings import IcebergSettings
 from tailrace.lake.store import delta
-from tailrace.lake.tables import delta_commit, log_chain, merging
-from tailrace.lake.tables.data_files import TableDamageError
+from tailrace.lake.tables import delta_commit, log_chain, merge_on_read, merging
+from tailrace.lake.tables.data_files import TableDamageError, key_range, opened
 from tailrace.lake.tables.deletion_vector import rows_of, vector_of
 from tailrace.lake.tables.delta_commit import TableFile
 from tailrace.lake.tables.delta_table import CHECKPOINT_EVERY_MERGED, CollectionTable
 from tailrace.lake.tables.live_files import files_at, gone_of
-from tailrace.lake.tables.merge_on_read import GONE_MAX, TOGETHER, to_merge
+from tailrace.lake.tables.merge_on_read import (
+    GONE_MAX,
+    LARGE_BYTES,
+    LEAST_BYTES,
+    PARTS,
+    TOGETHER,
+    part_rows,
+    to_merge,
+)
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.section import settings_of
 from tailrace.lake.tables.settings import TableRule, TableSettings
@@ -147,7 +155,7 @@ def test_a_change_writes_its_own_rows_and_no_file_anew(tmp_path: Path) -> None:
     assert rows_of(added[1]["deletionVector"]).tolist() == [7, 8]
     assert json.loads(added[1]["stats"])["tightBounds"] is False
     assert [one["remove"]["path"] for one in actions if "remove" in one] == [first.path] == [added[1]["path"]]
-    assert made.table.replaced_bytes == 0
+    assert made.table.cost.replaced == 0
     made.change([{"_id": 7, "n": 2}, {"_id": 2000, "n": 2}])
     left = held(tmp_path / "t")
     assert (left[7], left[2000], 8 in left, len(left)) == (2, 2, False, 1000)
@@ -263,35 +271,50 @@ def file(name: str, rows: int, gone: int = 0, *, bytes_of: int = 100) -> TableFi
     return TableFile(name, rows * bytes_of, rows, {"cardinality": gone} if gone else None)
 
 
+def large(name: str, rows: int, gone: int = 0) -> TableFile:
+    return file(name, rows, gone, bytes_of=1000)
+
+
 def test_files_whose_rows_have_gone_are_written_anew_in_time() -> None:
-    quiet = [file("big", 1000, int(GONE_MAX * 1000)), *(file(f"s{one}", 10) for one in range(3))]
-    assert to_merge(quiet) == []
-    worn = [file("big", 1000, 450), *(file(f"s{one}", 10) for one in range(3)), file("half", 500)]
+    small = [file(f"s{one}", 10) for one in range(3)]
+    assert to_merge([large("big", 1000, int(GONE_MAX * 1000)), *small]) == []
+    # A file that is not small has younger rows, and stays.
+    worn = [large("big", 1000, 450), *small, large("half", 500)]
     assert [sorted(group) for group in to_merge(worn)] == [["big", "s0", "s1", "s2"]]
     # The worst first, and no more than it takes.
-    assert to_merge([file("a", 1000, 200), file("b", 1000, 500), file("c", 1000, 200)]) == [["b"]]
-    # A file that is not small beside it has younger rows, and stays.
-    assert to_merge([file("big", 1000, 450), file("small", 30), file("younger", 60)]) == [["big", "small"]]
+    assert to_merge([large("a", 1000, 200), large("b", 1000, 500), large("c", 1000, 200)]) == [["b"]]
 
 
-def test_readers_read_little_more_than_what_is_there() -> None:
-    """A table of 2,000 documents, 20 of which change in each micro-batch: its model, without a file."""
-    rng, where, rows, written = random.Random(1), dict.fromkeys(range(2000), 0), {0: 2000}, 0
-    for batch in range(1, 401):
-        changed = rng.sample(range(2000), 20)
-        where.update(dict.fromkeys(changed, batch))
-        rows[batch], live = 20, Counter(where.values())
-        rows = {name: count for name, count in rows.items() if live[name]}
-        files = [file(str(name), count, count - live[name]) for name, count in rows.items()]
-        for number, group in enumerate(to_merge(files)):
-            merged, name = {int(one) for one in group}, 1000 + 10 * batch + number
-            rows = {one: count for one, count in rows.items() if one not in merged}
-            rows[name] = sum(live[one] for one in merged)
-            where = {one: name if at in merged else at for one, at in where.items()}
-            written += rows[name]
-        assert sum(rows.values()) <= 2000 * 1.26, "of rows that are gone"
-        assert len(rows) <= 12, "of files"
-    assert 1 + written / (400 * 20) < 5, "times the changed rows"
+def test_small_files_are_those_of_less_than_a_twelfth_of_the_table() -> None:
+    files = [large(f"f{one}", 1000) for one in range(10)]
+    assert part_rows(files) == 1667
+    assert part_rows([file("a", 100)]) * 100 == pytest.approx(LEAST_BYTES, rel=0.01)
+    assert part_rows([large("a", 1_000_000, 500_000)]) * 1000 == pytest.approx(LARGE_BYTES, rel=0.01)
+    assert to_merge(files) == [], "ten of one size, each of which is a tenth"
+    assert len(to_merge([large(f"f{one}", 1000) for one in range(13)])[0]) == 13
+
+
+def test_a_table_is_divided_into_files_of_different_ages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One large file had to be written anew as a whole each time."""
+    made = Made(tmp_path / "t", DECLARED, merges=True)
+    rng = random.Random(1)
+    made.whole([{"_id": one, "n": one, "pad": rng.randbytes(300).hex()} for one in range(800)])
+    made.change([], gone=[one for one in range(800) if one % 4 == 3])
+    made.change([{"_id": 800, "n": 800}])
+    truth = held(tmp_path / "t")
+    monkeypatch.setattr(merge_on_read, "LEAST_BYTES", 1)
+    assert merging.tidy(made.table) == {"numFilesRemoved": 2, "numFilesAdded": PARTS}
+    assert held(tmp_path / "t") == truth
+    rows = [one.rows or 0 for one in made.table.files()]
+    assert (sum(rows), max(rows) - min(rows)) == (601, 1)
+    ranges = []
+    for one in made.table.files():
+        with opened(tmp_path / "t", one.name) as parquet:
+            ranges.append(key_range(parquet))
+    ranges.sort()
+    assert all(before[1] < after[0] for before, after in pairwise(ranges)), "each has keys of its own"
+    made.change([], gone=[0, 1, 2])
+    assert merging.tidy(made.table)["numFilesRemoved"] == 0
 
 
 def test_many_files_of_one_size_are_merged_and_large_ones_are_left_alone() -> None:
@@ -305,9 +328,9 @@ def test_many_files_of_one_size_are_merged_and_large_ones_are_left_alone() -> No
 
 def test_what_is_merged_at_once_is_bounded() -> None:
     worn = [file(f"f{one}", 1000, 500, bytes_of=40_000) for one in range(100)]
-    many = [file(f"f{one}", 1000, bytes_of=20_000) for one in range(100)]
+    many = [file(f"f{one}", 1000, bytes_of=14_000) for one in range(100)]
     for files in (worn, many):
-        assert 1 <= sum(map(len, to_merge(files))) <= 7
+        assert 1 <= sum(map(len, to_merge(files))) <= 8
 
 
 # -- what was changed from outside ---------------------------------------------------------------------------------

@@ -6,18 +6,21 @@ import os
 import stat
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from deltalake import DeltaTable
 
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError
-from tailrace.lake.tables import delta_table, versions
+from tailrace.lake.tables import delta_table, publishing, versions
 from tailrace.lake.tables.data_files import opened
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.holding import lock
-from tailrace.lake.tables.pace import Pace
+from tailrace.lake.tables.pace import Cost, Pace
+from tailrace.lake.tables.publishing import Publication
 from tailrace.lake.tables.schema import TableSchema
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.upkeep import Upkeep
@@ -167,6 +170,23 @@ def test_replaced_bytes_stay_within_their_budget() -> None:
         now[0] += 1
 
 
+@pytest.mark.parametrize(("merges", "seconds"), [(False, 60), (True, 20)])
+def test_a_table_that_is_merged_has_a_larger_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merges: bool, seconds: float
+) -> None:
+    """It was that of tables whose files are rewritten: merging used it up, and commits waited."""
+    monkeypatch.setattr(publishing, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    settings = TableSettings(tmp_path, (TableRule("shop.*"),), merge_on_read=merges)
+    tables = SimpleNamespace(opened={"shop.a": SimpleNamespace(cost=Cost(300 << 20), live_bytes=100 << 20)})
+    state = SimpleNamespace(position=lambda: None)
+    publication = Publication(settings, cast(Any, state), cast(Any, tables), Mock())
+    monkeypatch.setattr(publication, "_upkeep", Mock())
+    monkeypatch.setattr(publication, "_tables", Mock(opened=tables.opened, note_damaged=lambda: False))
+    publication._keep_up(1)
+    assert publication.wait() == seconds, "what is more than twice the tables' bytes"
+    assert tables.opened["shop.a"].cost == Cost()
+
+
 def test_a_flipped_bit_in_a_data_file_is_found_where_it_is_read(tmp_path: Path) -> None:
     """Nothing in the files had been checked: rows that were copied into a new file took the error with them."""
     made = Made(tmp_path / "t", TableSchema())
@@ -208,9 +228,9 @@ def test_rows_are_arranged_along_a_curve(tmp_path: Path) -> None:
     ]
     made.whole(documents[:128])
     made.change(documents[128:])
-    before = made.table.replaced_bytes
+    before = made.table.cost.replaced
     assert made.table.compact(z_order=["a", "b"]) == {"numFilesRemoved": 2, "numFilesAdded": 1}
-    assert made.table.replaced_bytes > before
+    assert made.table.cost.replaced > before
     rows = DeltaTable(str(tmp_path / "t")).to_pyarrow_table().to_pylist()
     assert sorted(row["_key"] for row in rows) == [row["_key"] for row in sorted(rows, key=lambda row: row["_key"])]
     for quarter in range(4):

@@ -143,8 +143,9 @@ def _add_forms(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--merge-on-read",
         action="store_true",
-        help="with write: mark rows as gone in place of rewriting their files, which writes far fewer bytes. Only "
-        "readers that know Delta's deletion vectors read such tables. Give it at each start",
+        help="with write: mark rows as gone in place of rewriting their files, which writes far fewer bytes. Where "
+        "many rows are gone, commits are up to 5 seconds apart. Only readers that know Delta's deletion vectors read "
+        "such tables. Give it at each start",
     )
     parser.add_argument(
         "--nested",

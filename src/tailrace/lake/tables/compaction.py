@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -55,6 +56,7 @@ def compacted(
     target_bytes: int | None = None,
     everything: bool = False,
     groups: Sequence[Sequence[str]] | None = None,
+    part_rows: int | None = None,
 ) -> tuple[list[NewFile], list[str]]:
     """The files that take the place of others, and these. ``files``: names and sizes of the table's files now.
 
@@ -62,6 +64,7 @@ def compacted(
     ``everything``    merge large files too: with a Z-order, to arrange all rows
     ``groups``        the files that are merged, those of each new file together, and no others. Those whose rows are
                       too many to be in memory at once are divided
+    ``part_rows``     a merged file of more rows is divided into files of about so many
     """
     unknown = next((name for name in layout.z_order if name not in layout.schema.names), None)
     if unknown is not None:
@@ -74,9 +77,10 @@ def compacted(
             _groups(layout, files, target, everything=everything) if groups is None else _fitting(layout, groups)
         ):
             for table in _arranged(layout, names):
-                writers.write(table)
-                # What has been merged is a file: the next rows begin another one.
-                writers.next_file()
+                for part in _parts(table, part_rows):
+                    writers.write(part)
+                    # What has been merged is a file: the next rows begin another one.
+                    writers.next_file()
             removed += names
         return writers.finish(), removed
     except BaseException:
@@ -152,6 +156,14 @@ def _arranged(layout: Layout, names: Sequence[str]) -> Iterator[pa.Table]:
                 places.append(place[end - table.num_rows + rows])
         if pieces:
             yield pa.concat_tables(pieces).take(pa.array(np.argsort(np.concatenate(places))))
+
+
+def _parts(table: pa.Table, part_rows: int | None) -> Iterator[pa.Table]:
+    """The rows in parts of equal size, in their order."""
+    number = 1 if part_rows is None else max(1, round(table.num_rows / part_rows))
+    ends = [table.num_rows * part // number for part in range(number + 1)]
+    for begin, end in pairwise(ends):
+        yield table.slice(begin, end - begin)
 
 
 def _size(layout: Layout, name: str) -> int:

@@ -135,6 +135,18 @@ class Actions:
     marked: list[TableFile] = field(default_factory=list)
     protocol: Mapping[str, Any] | None = None
 
+    @property
+    def replaced(self) -> list[TableFile]:
+        """The files that go."""
+        marked = {file.path for file in self.marked}
+        return [file for file in self.removed if file.path not in marked]
+
+    @property
+    def vector_bytes(self) -> int:
+        """What the deletion vectors take in the log, old and new ones."""
+        vectors = [file.vector for file in (*self.removed, *self.marked)]
+        return sum(len(one["pathOrInlineDv"]) for one in vectors if one is not None)
+
 
 def time_text(time: ClusterTime) -> str:
     """``seconds,increment``."""

@@ -32,6 +32,7 @@ from tailrace.lake.tables.deletion_vector import RowNumbers, vector_of
 from tailrace.lake.tables.delta_commit import Actions, Batch, NewFile, TableFile
 from tailrace.lake.tables.live_files import LiveFiles
 from tailrace.lake.tables.merge_on_read import has_vectors, next_protocol
+from tailrace.lake.tables.pace import Cost
 from tailrace.lake.tables.row_search import RowSearch, WantedKeys
 from tailrace.lake.tables.rows import arrow_schema
 from tailrace.lake.tables.schema import Column, TableSchema
@@ -89,8 +90,8 @@ class CollectionTable:
         self._deployment = deployment
         self._feed = feed
         self._merges = merges
-        #: The bytes of the files that commits of this object have replaced.
-        self.replaced_bytes = 0
+        #: What commits of this object have written.
+        self.cost = Cost()
         self._live: int | None = None
         self._app = f"tailrace/{namespace}"
         self._search = RowSearch(root)
@@ -282,8 +283,8 @@ class CollectionTable:
         self.committed = number, made
         if self._delta is None:
             self._delta = places.delta_table(self.root)
-        marked = {file.path for file in actions.marked}
-        self._committed(number, actions.added, [file for file in actions.removed if file.path not in marked])
+        self.cost.add(Cost(rows=sum(file.size for file in actions.added), vectors=actions.vector_bytes))
+        self._committed(number, actions.added, actions.replaced)
         if self._checkpoint_is_due:
             self.harm = log_chain.harm(self.root, number, self.checkpoints)
             if self.harm is None:  # otherwise it would be in the checkpoint
@@ -311,7 +312,7 @@ class CollectionTable:
         _update(self._delta, self.root)
         self._seen = number  # another program may have come after it already
         gone = sum(file.size for file in removed)
-        self.replaced_bytes += gone
+        self.cost.replaced += gone
         self._live = None if self._live is None else self._live - gone + sum(file.size for file in added)
         self._search.forget(file.name for file in removed)
 

@@ -1,12 +1,15 @@
 """Tables that are merged on read: a micro-batch marks rows as gone, and rewrites no file for that.
 
 What is saved at writing is paid at reading, so files are merged in time. This module says which: pure arithmetic over
-what the log knows of each file. Two bounds hold after each merge that is small enough for one micro-batch:
+what the log knows of each file. Three bounds hold after each merge that is small enough for one micro-batch:
 
 * Of all rows that a reader has to read, at most ``GONE_MAX`` are gone. Where there are more, the files with the largest
-  shares are written anew without them, together with the small files next to them.
-* Of files of about one size, fewer than ``TOGETHER`` lie in a folder. That many are merged into one, and that many of
-  those again, up to ``LARGE_BYTES``. A row is written once for each such step, of which there are few.
+  shares are written anew without them, together with all small files of their folder: so new rows are written once
+  more, and not once for each size on the way.
+* No file is larger than a ``PARTS``-th of its table (or ``LARGE_BYTES``) when it is written. Then files have different
+  ages, and the oldest one has lost far more of its rows than the table has on average. A table that is one file is
+  written anew as a whole to be rid of a sixth of its rows.
+* Of small files of about one size, fewer than ``TOGETHER`` lie in a folder. That many are merged into one.
 """
 
 from __future__ import annotations
@@ -21,19 +24,19 @@ from tailrace.lake.store import delta
 from tailrace.lake.tables.delta_commit import TableFile
 from tailrace.lake.tables.live_files import FEATURE
 
-#: After a merge, at most this share of the rows in a table's files are gone: a reader reads at most 1.25 rows for each
-#: that is there. With 0.28 Polars' worst read took 1.6 times the time of a compacted table's.
-GONE_MAX: Final = 0.2
-#: How many files of about one size are merged. Each file costs Polars about 1 % of a read of 200,000 rows, so 16 were
-#: too many; with fewer than 6 the same rows are written more often.
+#: After a merge, at most this share of the rows in a table's files are gone: a reader reads at most 1.22 rows for each
+#: that is there. Less of them would be more bytes to write: 0.17 is 3.9 times those of the changed rows, 0.18 3.75.
+GONE_MAX: Final = 0.18
+#: How many small files of about one size are merged. With fewer, the same rows are written more often.
 TOGETHER: Final = 6
-#: Files of this many bytes are merged no further.
-LARGE_BYTES: Final = 32 << 20
+#: Into about so many files a table is divided. With fewer, more bytes are written; with more, hardly fewer.
+PARTS: Final = 6
+#: Merged files have no more bytes than this, nor fewer than that where a table is divided.
+LARGE_BYTES, LEAST_BYTES = 32 << 20, 256 << 10
+#: A file of less than this share of a merged one is small.
+_SMALL: Final = 0.5
 #: About how many bytes are merged after one micro-batch: a table with more to do goes on after the next.
 _AT_ONCE: Final = 64 << 20
-#: Files of at most this share of one that is written anew are merged with it. Larger ones stay: their rows are younger,
-#: so fewer of them are gone, and files of different ages are not written anew all at once.
-_BESIDE: Final = 1 / 16
 
 
 class _WeighedFile(NamedTuple):
@@ -52,12 +55,24 @@ class _WeighedFile(NamedTuple):
         return cls(file, file.name.rpartition("/")[0], rows, file.gone, live)
 
 
+def part_rows(files: Iterable[TableFile]) -> int:
+    """How many rows a merged file is to have."""
+    pieces = [*map(_WeighedFile.of, files)]
+    live, rows = sum(one.live for one in pieces), sum(one.rows - one.gone for one in pieces)
+    return max(1, math.ceil(rows * _part_bytes(pieces) / live)) if live else 1
+
+
+def _part_bytes(pieces: Sequence[_WeighedFile]) -> float:
+    return max(LEAST_BYTES, min(LARGE_BYTES, sum(one.live for one in pieces) / PARTS))
+
+
 def to_merge(files: Iterable[TableFile], *, divided: bool = False) -> list[list[str]]:
     """The names of files that are to be merged now, those of each new file together. ``divided``: files that lie in no
     folder are another program's, and a compaction of the whole table divides them."""
     pieces = [one for one in map(_WeighedFile.of, files) if one.folder or not divided]
+    small = [one for one in pieces if one.live < _SMALL * _part_bytes(pieces)]
     groups, used, size = [], set[str](), 0.0
-    for group in [*_worn(pieces), *_of_one_size(pieces)]:
+    for group in [*_worn(pieces, small), *_of_one_size(small)]:
         names = [one.file.name for one in group]
         if used.isdisjoint(names) and size < _AT_ONCE:
             groups.append(names)
@@ -66,7 +81,7 @@ def to_merge(files: Iterable[TableFile], *, divided: bool = False) -> list[list[
     return groups
 
 
-def _worn(pieces: Sequence[_WeighedFile]) -> Iterator[list[_WeighedFile]]:
+def _worn(pieces: Sequence[_WeighedFile], small: Sequence[_WeighedFile]) -> Iterator[list[_WeighedFile]]:
     """The files with the largest shares of rows that are gone, each with the small ones of its folder."""
     rows, gone, size = sum(one.rows for one in pieces), sum(one.gone for one in pieces), 0.0
     chosen: dict[str, list[_WeighedFile]] = {}
@@ -76,17 +91,15 @@ def _worn(pieces: Sequence[_WeighedFile]) -> Iterator[list[_WeighedFile]]:
         chosen.setdefault(one.folder, []).append(one)
         rows, gone, size = rows - one.gone, gone - one.gone, size + one.file.size
     for folder, worn in chosen.items():
-        bound = max(one.live for one in worn) * _BESIDE
-        small = [one for one in pieces if one.folder == folder and one.live <= bound and one not in worn]
-        yield from _bins([*worn, *sorted(small, key=lambda one: one.live)])
+        beside = [one for one in small if one.folder == folder and one not in worn]
+        yield from _bins([*worn, *sorted(beside, key=lambda one: one.live)])
 
 
-def _of_one_size(pieces: Sequence[_WeighedFile]) -> Iterator[list[_WeighedFile]]:
+def _of_one_size(small: Sequence[_WeighedFile]) -> Iterator[list[_WeighedFile]]:
     """Small files of which there are too many."""
     sizes: dict[tuple[str, int], list[_WeighedFile]] = {}
-    for one in pieces:
-        if one.live < LARGE_BYTES:
-            sizes.setdefault((one.folder, int(math.log(max(1.0, one.live), TOGETHER))), []).append(one)
+    for one in small:
+        sizes.setdefault((one.folder, int(math.log(max(1.0, one.live), TOGETHER))), []).append(one)
     for group in sizes.values():
         if len(group) >= TOGETHER:
             yield from (found for found in _bins(group) if len(found) > 1)

@@ -12,7 +12,7 @@ from tailrace.lake.tables.data_files import TableDamageError
 from tailrace.lake.tables.deletion_vector import RowNumbers
 from tailrace.lake.tables.delta_commit import NewFile, TableFile
 from tailrace.lake.tables.live_files import gone_of
-from tailrace.lake.tables.merge_on_read import to_merge
+from tailrace.lake.tables.merge_on_read import part_rows, to_merge
 
 
 class Mergeable(Protocol):
@@ -33,8 +33,11 @@ def tidy(table: Mergeable, z_order: Sequence[str] = ()) -> Mapping[str, int]:
     """For a table that is merged on read, after each micro-batch: merge the files that readers should not have to read
     as they are. Returns how many files were removed and added."""
     table.refresh()
-    groups = to_merge(table.files(), divided=bool(table.layout().divide_by))
-    return merge(table, z_order, groups=groups) if groups else {"numFilesRemoved": 0, "numFilesAdded": 0}
+    files = list(table.files())
+    groups = to_merge(files, divided=bool(table.layout().divide_by))
+    if not groups:
+        return {"numFilesRemoved": 0, "numFilesAdded": 0}
+    return merge(table, z_order, groups=groups, part_rows=part_rows(files))
 
 
 def purge(table: Mergeable, names: Collection[str]) -> None:

@@ -10,14 +10,14 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.lake.tables.delta_commit import Batch
 from tailrace.lake.tables.iceberg_mirror import IcebergMirror
 from tailrace.lake.tables.open_tables import OpenTables, position_of
-from tailrace.lake.tables.pace import Pace
+from tailrace.lake.tables.pace import Pacing
 from tailrace.lake.tables.quarantine import FOLDER as QUARANTINE_FOLDER
 from tailrace.lake.tables.quarantine import Quarantine
 from tailrace.lake.tables.settings import TableSettings
 from tailrace.lake.tables.standing import note
 from tailrace.lake.tables.state import UNKNOWN, TableMark, TableState, taken_over
 from tailrace.lake.tables.take_over import TakeOver
-from tailrace.lake.tables.upkeep import Upkeep, replaced_bytes
+from tailrace.lake.tables.upkeep import Upkeep, cost_of
 
 
 class Publication:
@@ -38,16 +38,17 @@ class Publication:
         self._iceberg = iceberg
         self._check = check
         self._take_over = TakeOver(tables, state, Quarantine(settings.root / QUARANTINE_FOLDER))
-        self._pace = Pace()
+        self._pacing = Pacing(time.monotonic, merges=settings.merge_on_read)
         position = state.position()
-        self._upkeep = Upkeep(settings, 0 if position is None else position.batch, release=iceberg.release)
+        batch = 0 if position is None else position.batch
+        self._upkeep = Upkeep(settings, batch, time.monotonic, release=iceberg.release)
         #: Whether rows wait for the tables, and when these took over some last.
         self.waiting = False
         self.at = time.monotonic()
 
     def wait(self) -> float:
         """The seconds until the tables may take over rows again."""
-        return self._pace.wait()
+        return self._pacing.wait()
 
     def expire(self) -> None:
         """Remove what is no longer kept, now and then."""
@@ -100,5 +101,5 @@ class Publication:
         self.waiting = self._tables.note_damaged()
         self._iceberg.follow(self._tables.opened.values())
         self._upkeep.expire(self._tables.opened)
-        replaced, live = replaced_bytes(self._tables.opened)
-        self._pace.spent(replaced, live)
+        tables = self._tables.opened
+        self._pacing.committed(cost_of(tables), sum(table.live_bytes for table in tables.values()))

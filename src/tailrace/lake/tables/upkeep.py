@@ -12,6 +12,7 @@ from tailrace.errors import TailraceError
 from tailrace.lake.tables import merging
 from tailrace.lake.tables.data_files import TableDamageError
 from tailrace.lake.tables.delta_table import CollectionTable
+from tailrace.lake.tables.pace import Cost
 from tailrace.lake.tables.settings import TableSettings
 
 #: How often to look for old files of a table that rests.
@@ -103,9 +104,10 @@ class Upkeep:
             self._expired[namespace] = _Seen(now, table.version, since)
 
 
-def replaced_bytes(tables: Mapping[str, CollectionTable]) -> tuple[int, int]:
-    """The bytes of files that were replaced since this was asked last, and of those that the tables have now."""
-    replaced = sum(table.replaced_bytes for table in tables.values())
+def cost_of(tables: Mapping[str, CollectionTable]) -> Cost:
+    """What the commits of these tables have written since this was asked last."""
+    found = Cost()
     for table in tables.values():
-        table.replaced_bytes = 0
-    return replaced, sum(table.live_bytes for table in tables.values())
+        found.add(table.cost)
+        table.cost = Cost()
+    return found
