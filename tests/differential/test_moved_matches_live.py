@@ -1,5 +1,6 @@
-"""Which parts of a ``$match`` are asked before what is ahead of it, beside servers of four versions: a ``$set`` that
-fails for every event does so unless the match is asked before it, and so does the look-up in what is a view by now.
+"""Which parts of a ``$match`` are evaluated before the stages ahead of it, compared with servers of four versions. A
+``$set`` fails for every event unless the match is evaluated before it, and so does a look-up under a name that has
+become a view's.
 
 Why no test had caught what 7.0 does: the random workloads put a ``$match`` on a whole array after a stage that fails,
 or before such a look-up, once in many hundreds of streams, and nearly all of them ran on 6.0.
@@ -80,7 +81,7 @@ def _of_ns(**keywords: Any) -> dict[str, Any]:
     return _schema(required=["ns"], properties={"ns": keywords})
 
 
-#: Matches that no event passes, and which versions ask a part of them early that says so: "all", "7.0" or "none".
+#: Matches that no event passes, and which versions evaluate the deciding part early: "all", "7.0" or "none".
 _MATCHES: dict[str, tuple[dict[str, Any], str]] = {
     "$size": ({"x": {"$size": 1}}, "7.0"),
     "$elemMatch of documents": ({"x": {"$elemMatch": {"a": 1}}}, "7.0"),
