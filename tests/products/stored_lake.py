@@ -1,6 +1,6 @@
-"""The lake in a real object store, beside the server's own stream: ``stores.py`` says how the hand gets at it.
+"""The lake in a real object store, compared with the server's own stream: ``stores.py`` says how the hand reaches it.
 
-It has no Iceberg table, nothing put aside and no change of its stream: those are refused in a store."""
+It has no Iceberg table, puts nothing aside and its stream is not changed: all of these are refused in a store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StoredLakeProduct(LakeProduct):
         return place_of(job, job.root / _STATE)
 
     def written_to(self, job: Job) -> dict[str, Any]:
-        """As a user gives it: a URI, and keys in the environment, that of Spark's workers too."""
+        """The lake as a user names it: a URI, and keys in the environment, also that of Spark's workers."""
         server = server_of(job)
         keys = {name.replace("AWS_ENDPOINT", "AWS_ENDPOINT_URL"): one for name, one in server.environment().items()}
         os.environ.update(keys)

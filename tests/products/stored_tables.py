@@ -1,4 +1,4 @@
-"""Tables in a real object store, beside the collections: ``stores.py`` says how the hand gets at them."""
+"""Tables in a real object store, compared with the collections: ``stores.py`` says how the hand reaches them."""
 
 from __future__ import annotations
 
