@@ -1,6 +1,6 @@
-"""A lake written as Spark writes it, without Spark: the same plan, slices, files and commits, in this process.
+"""A lake written as Spark writes it, but without Spark: the same plan, slices, files and commits, in this process.
 
-A session costs more than all else here, and nothing of what a lake holds comes from it.
+A session would cost more than everything else here, and nothing in a lake comes from it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fill(
     quarantines: bool = False,
 ) -> None:
     """Read a stream up to ``until`` into the lake at ``root``, in micro-batches of ``maxEventsPerTrigger``. Each call
-    needs a fresh checkpoint: it takes the lake over."""
+    acts like a fresh checkpoint that takes over the lake."""
     where = LakeLayout(root).default_checkpoint if checkpoint is None else checkpoint
     source = lake_source(with_columns_of(root, source))
     options = source_options.parse(source)
