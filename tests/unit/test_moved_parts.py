@@ -57,6 +57,37 @@ def test_what_is_moved_is_the_version_s(match: dict[str, Any], before: list[Any]
     assert moved(match, moves_array_tests=True) == since
 
 
+@pytest.mark.parametrize("keywords", [{"enum": [1]}, {"minLength": 3}, {"maxLength": 3}, {"multipleOf": 2}])
+def test_what_a_schema_asks_of_a_single_value_is_moved_on_all_versions(keywords: dict[str, Any]) -> None:
+    """A stream that does not move such a part looks up documents that the server does not, and may fail at one
+    (measured in tests/differential/test_moved_matches_live.py). Before 7.0 a test of the type stays, so the schema
+    states the type: without it, both would be one part. ``make mutants`` found that no test without a server noticed
+    when ``minLength`` or ``multipleOf`` was left out."""
+    types = {} if "enum" in keywords else {"type": "number" if "multipleOf" in keywords else "string"}
+    match = schema(required=["x"], properties={"x": {**types, **keywords}})
+    parts = [["x"]] * (3 if types else 2)
+    assert moved(match, moves_array_tests=False) == parts
+    assert moved(match, moves_array_tests=True) == parts + [["x"]] * len(types)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"type": "array"},
+        {"bsonType": "array"},
+        {"minItems": 1},
+        {"maxItems": 1},
+        {"uniqueItems": True},
+        {"items": {"type": "object"}},
+        {"items": [{}], "additionalItems": False},
+    ],
+)
+def test_what_a_schema_asks_of_a_whole_array_is_moved_since_7_0(keywords: dict[str, Any]) -> None:
+    match = schema(required=["x"], properties={"x": keywords})
+    assert moved(match, moves_array_tests=False) == [["x"]]
+    assert moved(match, moves_array_tests=True) == [["x"]] * (1 + len(keywords))
+
+
 @pytest.mark.parametrize(
     ("match", "asked"),
     [
