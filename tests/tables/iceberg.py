@@ -1,4 +1,4 @@
-"""Iceberg snapshots beside the versions of the Delta table that they state."""
+"""Iceberg snapshots compared with the versions of the Delta table that they refer to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sql_mirror(folder: Path, settings: IcebergSettings | None = None) -> Iceberg
 
 
 def sql_catalog(folder: Path) -> SqlCatalog:
-    """The same as another program opens it."""
+    """The same catalogue, as opened by another program."""
     return SqlCatalog("tailrace", uri=catalog_uri(folder))
 
 
@@ -43,8 +43,8 @@ def rows_of(table: Any) -> list[dict[str, Any]]:
 
 
 def compared(root: Path, found: Any) -> list[int]:
-    """Compare each snapshot with the version of the table at ``root`` that it states, row for row, and what it says
-    with what that version's commit says. Gives the versions."""
+    """Compare each snapshot with the version of the table at ``root`` that it refers to, row for row, and its metadata
+    with that version's commit. Returns the versions."""
     versions = []
     for snapshot in found.snapshots():
         version = version_of(snapshot)
@@ -64,5 +64,5 @@ def compared(root: Path, found: Any) -> list[int]:
 
 
 def newest_is_shown(root: Path, found: Any) -> bool:
-    """Whether the newest snapshot is of the newest version."""
+    """Whether the newest snapshot refers to the newest version."""
     return version_of(found.current_snapshot()) == CollectionTable(root, "").version

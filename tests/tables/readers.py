@@ -1,4 +1,4 @@
-"""Programs that read a table, each in the way that the page shows: rows as dictionaries of the typed columns."""
+"""Programs that read a table, each as shown on the page: rows as dictionaries of the typed columns."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def by_polars_of_iceberg(root: Path, column: str | None = None, value: Any = Non
 
 
 def by_duckdb_of_iceberg(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
-    """What pyiceberg gives DuckDB: its extension for Iceberg is not on PyPI for each version of DuckDB."""
+    """DuckDB over what pyiceberg gives it: DuckDB's own extension for Iceberg is not on PyPI for every version."""
     with _iceberg_scan(root, column, value).to_duckdb("t") as connection:
         connection.execute("SET TimeZone = 'UTC'")
         return plain(connection.sql("SELECT * FROM t").to_arrow_table().to_pylist())
@@ -108,7 +108,7 @@ READERS: dict[str, Reader] = {
     "pandas": by_pandas,
 }
 
-#: Those of them that know deletion vectors.
+#: Those of them that support deletion vectors.
 MERGING_READERS = ("deltalake", "polars")
 
 
@@ -124,6 +124,6 @@ def _text(value: str) -> str:
 
 
 def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The typed columns alone, in the order of the keys."""
+    """Only the typed columns, in the order of the keys."""
     ordered = sorted(rows, key=lambda row: bytes(row["_key"]))
     return [{name: value for name, value in row.items() if name not in (*_OURS, "_key")} for row in ordered]

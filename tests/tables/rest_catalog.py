@@ -1,5 +1,5 @@
 """An Iceberg REST catalogue: the requests that pyiceberg makes for tables, over its own SQL catalogue in a file. There
-is no well-kept server of that protocol on PyPI."""
+is no well-maintained server for that protocol on PyPI."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _CODES = {
 
 
 class RestServer:
-    """``silent``: so many requests get no answer; ``lost``: so many commits are carried out, and their answer is lost;
-    ``broken``: what so many requests are answered with, an HTTP status."""
+    """``silent``: how many requests get no answer; ``lost``: how many commits are carried out while their answer is
+    lost; ``broken``: how many requests are answered with an HTTP status, and which one."""
 
     def __init__(self, file: Path) -> None:
         self.catalog = SqlCatalog("tailrace", uri=f"sqlite:///{file}", warehouse=f"file://{file.parent}")

@@ -14,10 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Literal, Self
 
-#: ``slow down``: a 503 as S3's, and nothing is passed on; ``too many``: a 429. ``cut``: the connection ends, nothing
-#: is passed on.
-#: ``lost``: the store does what was asked, and the connection ends before the answer. ``slow``: a tenth of a second.
-#: ``no condition``: what the store refuses under a condition is told as done.
+#: ``slow down``: a 503 as S3's, and nothing is passed on; ``too many``: a 429. ``cut``: the connection ends, nothing is
+#: passed on. ``lost``: the store does what was asked, but the connection ends before the answer. ``slow``: a tenth of a
+#: second. ``no condition``: what the store refuses because of a condition is reported as done.
 Fault = Literal["slow down", "too many", "cut", "lost", "slow", "no condition"]
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
 
@@ -41,7 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         fault = self.server.asked(
             self.command, self.path, len(body)
-        )  # who asks may be killed now: what it wants is here
+        )  # the client may be killed now: its request has arrived
         if fault == "cut":
             self._end()
         elif fault == "slow down":
@@ -95,14 +94,14 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Print nothing."""
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _do  # noqa: N815
 
 
 class UnkindProxy:
-    """Passes requests on to ``target`` (``host:port``). ``fault`` says what happens to one, by its number, its method
-    and its path."""
+    """Passes requests on to ``target`` (``host:port``). ``fault`` decides what happens to one, by its number, method
+    and path."""
 
     def __init__(self, target: str, fault: Callable[[int, str, str], Fault | None]) -> None:
         self.fault = fault
