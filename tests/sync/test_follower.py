@@ -238,8 +238,9 @@ def test_what_does_not_fit_the_cache_is_written_in_parts_by_each_lane(
 def test_unique_values_change_places_in_a_segment_that_does_not_fit(
     replica_set: ReplicaSet, start_replica_set: Start, monkeypatch: pytest.MonkeyPatch, partner: int, fits: bool
 ) -> None:
-    """What a unique index refuses was raised as it is inside of the writer: the sync ended with a bug. Within a part
-    the documents are written anew; between two it is refused, and the position stays. No test had an index there."""
+    """A refusal by a unique index came out as the writer's internal error, and the sync ended as if with a bug. Within
+    a part the documents are written anew; between two parts it is refused, and the position stays. No test had an index
+    there."""
     source, target = replica_set, start_replica_set()
     settings = SyncSettings(name="places", selection=Selection.of(["places.*"]))
     with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:

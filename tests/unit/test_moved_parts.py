@@ -1,4 +1,5 @@
-"""Which parts of a ``$match`` may be asked before a stage or a look-up ahead of it, by what the server moves."""
+"""Which parts of a ``$match`` may be evaluated before a stage or a look-up ahead of it, according to what the server
+moves."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def conjuncts(match: dict[str, Any], *, moves_array_tests: bool, ahead: tuple[by
 
 
 def moved(match: dict[str, Any], *, moves_array_tests: bool) -> list[list[str]]:
-    """The fields of each part that is asked before a stage that sets another field, and before the look-ups."""
+    """The fields of each part that is evaluated before a stage that sets another field, and before the look-ups."""
     found = conjuncts(match, moves_array_tests=moves_array_tests, ahead=(_AHEAD,))
     assert all(one.passes_stages_of(frozenset((FULL_DOCUMENT,))) for one in found)
     return sorted(sorted(name.decode() for name in one.fields or ()) for one in found)
