@@ -10,9 +10,10 @@ An oplog of about 600 bytes an entry to Parquet, by two programs in one run:
 or ``shards`` (plain, over three shards; native is a merge of the shards' own streams by token).
 
 Each side runs in a process of its own, in turns, ``--rounds`` times, and does the work several times: the first time in
-a fresh session or client, then again (``--again``) in the running one, of which the quickest counts. Medians of the
-rounds are printed, with all CPU time of the last work (client, JVM, workers and mongod), which is what tells on a busy
-machine. All must hold the same events, byte for byte, and the ratios must reach the bars, or the exit status is 1.
+a fresh session or client, then again (``--again``) in the running one, where the quickest time counts. Medians of the
+rounds are printed, with all CPU time of the last work (client, JVM, workers and mongod), which is the figure to go by
+on a busy machine. All must hold the same events, byte for byte, and the ratios must reach the bars, or the exit status
+is 1.
 
     python bench/catch_up.py [--entries 200000] [--rounds 3] [--documents bson variant json] [--workload plain]
 """
@@ -49,9 +50,9 @@ URI, SHARDS = "TAILRACE_BENCH_URI", "TAILRACE_BENCH_SHARDS"
 DATABASE, COLLECTION = "bench", "entries"
 #: Operations in a transaction.
 OPERATIONS = 10
-#: ``maxBytesPerTrigger`` that no oplog here is longer than.
+#: A ``maxBytesPerTrigger`` that is larger than any oplog here.
 WHOLE = "1g"
-#: A row of the result, and what it must reach, by the number of entries from which on that holds.
+#: A row of the result, and the ratio that it must reach, with the number of entries from which that is asked.
 ROWS = (("again", "in a running session"), ("first", "first of a session"), ("all", "with the start of everything"))
 BARS = {
     "plain": {"again": ((1_000_000, 5.0), (200_000, 3.0)), "first": ((200_000, 0.8),)},
@@ -108,7 +109,7 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def compare_documents(documents: str, uri: str, shards: Sequence[str], since: str, args: argparse.Namespace) -> bool:
-    """One table of the result; gives whether it holds what it must."""
+    """Print one table of the result. Returns whether all of its bars were met."""
     results: dict[str, list[dict[str, float]]] = {"native": [], "spark": []}
     with tempfile.TemporaryDirectory() as directory:
         for number in range(args.rounds):
@@ -428,7 +429,7 @@ def record_batch(rows: list[tuple[Any, ...]], schema: Any) -> Any:
 
 
 def digest(path: Path) -> str:
-    """Of every event in the order of the file names."""
+    """A hash over every event, in the order of the file names."""
     import pyarrow.parquet as pq
 
     result = hashlib.sha256()

@@ -1,6 +1,6 @@
 """``bench/catch_up.py --place``: the stream into a lake on a local disk, and into one in an object store, in one run.
 
-Each side runs in a process of its own, in turns. Then the store's side runs twice more by a proxy that counts the
+Each side runs in a process of its own, in turns. Then the store's side runs twice more through a proxy that counts the
 requests: in one micro-batch, and in several (of ``--max-bytes``, by default 16m). The difference is what a further
 micro-batch asks for.
 """

@@ -51,7 +51,7 @@ from tailrace.lake.spark.runtime.python import worker_python
 HOME = Path(pyspark.__file__).parent
 DATABASE, COLLECTION = "bench", "entries"
 WARM_ENTRIES: Final = 30_000
-#: How often long work says how far it is.
+#: How often long work reports its progress.
 SAY_S: Final = 10.0
 #: Documents in a bulk, and how many of them one command updates.
 BULK: Final = 2000
@@ -101,7 +101,7 @@ def filled(source: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     home = None if args.keep is None else (args.keep / f"{source}-{shards}-{args.entries}").absolute()
     note = None if home is None else home.with_suffix(".json")
     if home is not None and note is not None and not note.exists():
-        shutil.rmtree(home, ignore_errors=True)  # what was interrupted
+        shutil.rmtree(home, ignore_errors=True)  # left by a run that was interrupted
     with ExitStack() as stack:
         if source == "shards":
             cluster = stack.enter_context(ShardedCluster(shards, oplog_size_mb=oplog_mb, cache_gb=0.5, data_dir=home))
@@ -431,7 +431,7 @@ def used(job: Mapping[str, Any]) -> dict[str, float]:
 
 
 def tasks(directory: Path, since: float, until: float) -> dict[str, Any]:
-    """Of the event log: how many tasks ran, their seconds, and the seconds in which none did."""
+    """From the event log: how many tasks ran, their seconds, and the seconds in which none did."""
     runs: list[tuple[float, float]] = []
     for log in directory.glob("app-*"):
         for line in log.read_text().splitlines():
@@ -447,7 +447,7 @@ def tasks(directory: Path, since: float, until: float) -> dict[str, Any]:
 
 
 def phases(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the query's progress: how many micro-batches had rows, and what Spark's driver says its seconds went to."""
+    """From the query's progress: how many micro-batches had rows, and where Spark's driver says its seconds went."""
     seconds: Counter[str] = Counter()
     for one in batches:
         seconds.update(one["durationMs"])

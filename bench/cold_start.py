@@ -9,7 +9,7 @@ Milliseconds, medians: from the process's start to its end; from ``watch()`` to 
 of ``--events``; and native over ours for each. Numbers of events and their checksums must be equal.
 
 Beside dictionaries stands what ``bson.decode`` takes for these events alone, in the same process, and native over that:
-whoever gives dictionaries cannot be faster, however the events come to be.
+no program that gives dictionaries can be faster, however it makes the events.
 
 With ``--services`` the same raw documents come from a Spark worker (a slice of the oplog, read as Spark's workers do,
 with the extra ``spark``) and through a gateway that has just been started. numba cannot be imported there, so nothing

@@ -1,6 +1,6 @@
-"""How often ICU as installed here and mongod's ICU 57.1 put two strings in another order.
+"""How often the ICU that is installed here and mongod's ICU 57.1 put two strings in different orders.
 
-Random pairs of short strings, many of them alike but for case, accents or one letter: in the letters of each language
+Random pairs of short strings, many of which differ only in case, accents or one letter: in the letters of each language
 that mongod knows, in the characters of Unicode 8, which is what 57.1 knows, and in all that Python knows. The server
 compares them with ``$cmp`` under the collation, and our expression does.
 
@@ -43,7 +43,7 @@ def pair(rng: random.Random, alphabet: str) -> tuple[str, str]:
 
 
 def differing(database: Any, pairs: list[tuple[str, str]], collation: dict[str, Any]) -> int:
-    """How many of the pairs the two sides put in another order."""
+    """How many of the pairs the two sides put in different orders."""
     documents = [{"_id": number, "left": left, "right": right} for number, (left, right) in enumerate(pairs)]
     database.pairs.drop()
     database.pairs.insert_many(documents)

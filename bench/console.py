@@ -1,4 +1,4 @@
-"""What does a console cost that somebody looks at, at 1,000 events a second and with 500 streams at a gateway?
+"""What does a console cost while somebody looks at it, at 1,000 events a second and with 500 streams at a gateway?
 
     python bench/console.py                                  30 s at 1,000 events a second, 500 streams
     python bench/console.py --rate 100 --streams 10
@@ -90,7 +90,7 @@ def write(uri: str, rate: int) -> int:
 
 
 async def wait(address: str, count: int) -> int:
-    """Streams of a gateway's, on collections of their own in which nothing happens."""
+    """Streams at a gateway, on collections of their own in which nothing happens."""
     streams = []
     for number in range(count):
         connection = await WireConnection.to(*address_of(address, "--child"))
@@ -139,7 +139,7 @@ def measured(uri: str, gateway: str, seconds: float) -> tuple[float, float]:
 
 
 def look(address: str, received: list[int]) -> None:
-    """As a page that is open."""
+    """Read as an open page does."""
     connection = http.client.HTTPConnection(address)
     connection.request("GET", "/api/live")
     answer = connection.getresponse()

@@ -14,7 +14,7 @@ separately could reach at best. Sides take turns, ``--rounds`` times; medians ar
 to the loop with the same handler in the same round: a busy machine is seldom as busy in the next one.
 
 The last line is about the reading alone: events a second that one process reads and divides into lanes when all but one
-of 1024 lanes belong to others. It says what a handler would have to keep up with before reading in parallel paid.
+of 1024 lanes belong to others. It says how fast a handler would have to be before reading in parallel paid.
 
 Bars: with 1 partition at least 0.8 of the loop, with 4 at least 3 times; with commits of 100 at least 10 times. Exit
 status 1 where one is missed.
@@ -134,8 +134,8 @@ def loop_of(case: Case) -> str:
 
 
 def load_kernel() -> None:
-    """As a listener has it that has read for some seconds. It is compiled once for an installation, which takes half a
-    minute: children live too short for it, and each would begin it anew beside its work."""
+    """Load the kernel, as in a listener that has read for some seconds. It is compiled once for an installation, which
+    takes half a minute. The children do not live that long: each would begin compiling anew beside its work."""
     from tailrace.watch.client import kernel_loader  # noqa: PLC0415  the loop must not pay for it
 
     kernel_loader.is_ready(kernel_loader.BYTES_MIN)
@@ -155,7 +155,7 @@ def fill(uri: str, changes: int) -> int:
 
 
 def cpu_seconds(process: int) -> float:
-    """What another process has used so far, to a hundredth; 0 where ``/proc`` does not say."""
+    """CPU seconds that another process has used so far, to a hundredth; 0 where ``/proc`` does not say."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -196,7 +196,8 @@ def children(job: dict[str, Any], count: int) -> dict[str, float]:
 def until(
     file: IO[bytes], running: list[subprocess.Popen[bytes]], total: int, holds: Callable[[list[int]], bool]
 ) -> tuple[int, float]:
-    """Wait until ``holds`` of the changes that each has handled; how many all have, and their seconds of CPU."""
+    """Wait until ``holds`` accepts the numbers of changes that the processes have handled. Returns the sum of these
+    numbers, and the processes' seconds of CPU."""
     while True:
         file.seek(0)
         counts = list(_COUNT.iter_unpack(file.read()))
@@ -248,7 +249,7 @@ class Meter:
 
 
 class SharedMeter(Meter):
-    """Of one of several processes, which ends when its standard input does."""
+    """The meter of one of several processes; such a process ends when its standard input does."""
 
     def __init__(self, changes: int, mongod: int, file: str, number: int) -> None:
         super().__init__(changes, mongod)

@@ -4,9 +4,9 @@
     python bench/fan_out.py --streams 1 2000 --rate 200 --writes 2000
     python bench/fan_out.py --processes 1 2
 
-There are 1,000 collections (`--collections`), and the writes go to them in turn. The streams are spread over them
-too, so with 10,000 streams each write is an event of ten, and with 1,000 writes a second the gateway sends 10,000
-events a second; a stream gets one event a second. (If every stream got every event, these would be ten million a
+There are 1,000 collections (`--collections`), and the writes go to them in turn. The streams are spread over them too,
+so with 10,000 streams each write is an event for ten of them. With 1,000 writes a second the gateway sends 10,000
+events a second, and a stream gets one event a second. (If every stream got every event, these would be ten million a
 second.) Every second stream has a plain `$match` that all of its events pass. One client process has a connection for
 each stream, whose getMore waits.
 
@@ -15,9 +15,9 @@ and every connection has its second getMore. For each line: mongod's CPU with th
 processes together, how many events were sent, and the gateway's CPU for each event and stream: all of it, from the
 getMore's bytes to the reply's, less what it takes with one stream for the same writes.
 
-The lines "bare" say what nothing in Python on asyncio can go below: a server without a database and without a thought,
-which has the same client with as many streams, and sends each waiting one the same bytes when its collection's turn
-comes, as often. (`--no-bare` leaves them out.) Compare the two on a machine that does other work, too.
+The lines "bare" are a lower bound for anything in Python on asyncio: a server without a database and without any logic,
+which has the same client with as many streams, and as often sends each waiting one the same bytes when its collection's
+turn comes. (`--no-bare` leaves them out.) Compare the two on a machine that does other work, too.
 
 A waiting stream has a connection of its own, as with any driver: a getMore that waits holds it. A mongod takes two
 files for a connection; the gateway closes its own to the server for a stream that waits, so the client lets each stream
@@ -110,7 +110,7 @@ def measure(
             row = child.take(args.writes)
             after = cpu_s([mongod]), cpu_s(family(gateway.process.pid))
     except SystemExit:
-        print(gateway.log.read_text()[-2000:], file=sys.stderr)  # its reasons, where it closed connections
+        print(gateway.log.read_text()[-2000:], file=sys.stderr)  # why it closed connections, if it did
         raise
     finally:
         gateway.close()
@@ -150,12 +150,12 @@ def write(client: pymongo.MongoClient[Any], writes: int, rate: float, collection
 
 
 class FanOutChild(Child):
-    """The client, whose streams all are told apart by their collection alone."""
+    """The client. Its streams differ only in their collections."""
 
     program = __file__
 
     def expected(self, writes: int) -> int:
-        """How many events all streams together get of so many writes."""
+        """How many events all streams together get from so many writes."""
         streams, collections = int(self._task["streams"]), int(self._task["collections"])
         watchers = [streams // collections + (number < streams % collections) for number in range(collections)]
         return sum(watchers[number % collections] for number in range(writes))
@@ -209,7 +209,8 @@ class BareProtocol(asyncio.BufferedProtocol):
     def __init__(self, streams: dict[str, list[BareProtocol]], buffer: bytearray, event: bytes) -> None:
         self._streams, self._buffer, self._event = streams, memoryview(buffer), event
         self._head = b""
-        #: Of its getMores, once it is a stream that waits; how many events came, less the getMores.
+        #: The size of its getMores, once it is a stream that waits; and the number of events that came, less that of
+        #: getMores.
         self._size = self._due = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def fill(client: pymongo.MongoClient[Any], events: int) -> Any:
-    """Write so many events, and give the token from before them."""
+    """Write so many events. Returns the token from before them."""
     client.throughput.create_collection("c")
     with client.throughput.c.watch() as stream:
         token = stream.resume_token

@@ -6,7 +6,7 @@ own, in one run:
 
 * ``ours``: ``tailrace.connect(cluster).watch()``, which asks the idle shards for promises;
 * ``native``: the three shards' own change streams (PyMongo), merged by their post-batch resume tokens: an event leaves
-  when every other shard's token is past it. What a mongos does, without its way to the config server.
+  when every other shard's token is past it. A mongos does the same, and asks the config server too.
 
 Then writes without a pause for some seconds, for the number of no-ops that are forced. The exit status is 1 where the
 latency misses its bar or the no-ops exceed their bound. ``--reads-only`` measures the second way of asking, a read with

@@ -4,8 +4,8 @@
 
 A listener with a commit every 100 changes publishes the same backlog of inserts to a real redis-server (appendfsync
 always and everysec), a real nats-server with JetStream, and the mock cluster inside Kafka's client. "One by one" hands
-the relay one change at a time, as any other handler; "together" hands it what is at hand. Sides take turns; medians,
-counted from the first message to the last.
+the relay one change at a time, as any other handler; "together" hands it whatever has come by then. Sides take turns;
+medians, counted from the first message to the last.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def rate(orders: Any, publisher: Any, changes: int, *, together: bool) -> float:
     """Changes a second."""
     relay = MessageRelay(publisher, ChangeMessages("orders"))
     handler: Any = relay if together else relay.__call__  # a plain function is given one change at a time
-    # All orders are made before: the listener starts at the oldest entry, in a store of its own.
+    # All orders are made beforehand: the listener starts at the oldest entry, with a store of its own.
     listener = Listener(orders, handler, resource="bench", store=MemoryLeaseStore(), commit_every=100)
     with listener:
         while listener.statistics.handled == 0:

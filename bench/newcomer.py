@@ -3,8 +3,8 @@ that pip uses, ``tailrace doctor``, ``tailrace watch``, and a write. The steps o
 
     make dist && python bench/newcomer.py dist/tailrace-*.whl
 
-mongod runs before the clock does: it is the newcomer's. Nothing that pip has cached is used. Bar: 60 seconds in all;
-the exit status is 1 where it is missed.
+mongod already runs when the clock is started: it is the newcomer's. Nothing that pip has cached is used. Bar: 60
+seconds in all; the exit status is 1 where it is missed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An object store on this machine, beside a local disk, for benches that write to both; and its requests, counted.
 
-SeaweedFS' S3 gateway, or Azurite: what the store does itself costs this machine too, and a network is nowhere.
+SeaweedFS' S3 gateway, or Azurite: the store's own work costs this machine too, and there is no network in between.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def store_of(kind: str, folder: Path) -> Iterator[ObjectServer]:
 
 
 class Requests:
-    """Those that reach ``store`` by ``address``, by kind, and the bytes that they bring. A listing is no other GET: it
-    costs as much as a PUT."""
+    """The requests that reach ``store`` through ``address``, by kind, and the bytes that they carry. A listing is
+    counted apart from other GETs, since it costs as much as a PUT."""
 
     def __init__(self, store: ObjectServer) -> None:
         self._listing = store.listing
@@ -59,7 +59,7 @@ class Requests:
         return self._proxy.address
 
     def since(self) -> tuple[Counter[str], int]:
-        """Since this was asked last: how many of each kind, and the bytes."""
+        """How many requests of each kind came since the last call, and their bytes."""
         counts, self._counts = self._counts, Counter()
         sent, self._sent = self._proxy.sent - self._sent, self._proxy.sent
         return counts, sent
@@ -96,7 +96,7 @@ class _Side:
 
 def tables(args: argparse.Namespace) -> None:
     """The same changes into tables in each of ``args.place``, in micro-batches of the same changes, in turns; and into
-    a store once more by a proxy, which counts."""
+    a store once more through a proxy, which counts."""
     with (
         tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name,
         ReplicaSet(1, oplog_size_mb=4000, cache_gb=1.0) as members,

@@ -197,7 +197,8 @@ def plan(shards: int, uri: str, since: str, args: argparse.Namespace) -> Offset:
 
 
 def counted(asked: list[str], call: Any) -> Any:
-    """What ``call`` gives; adds what it sent: commands, those that waited for one another, milliseconds."""
+    """Returns what ``call`` returns, and records what it sent: commands, those that waited for one another,
+    milliseconds."""
     COMMANDS.clear()
     began = time.perf_counter()
     result = call()

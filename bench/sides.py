@@ -31,14 +31,14 @@ HEADER = f"{'stream, CPU us an event':44}" + "".join(f"{side:>9}" for side in SI
 
 class Row(NamedTuple):
     """One stream's line of a table: CPU microseconds an event of each side, one figure a round. ``asked`` is what our
-    look-ups cost mongod; a side that there is not has no figures."""
+    look-ups cost mongod; a side that is not measured has no figures."""
 
     name: str
     took: Mapping[str, list[float]]
 
     @property
     def share(self) -> float | None:
-        """The kernel's part of mongod's."""
+        """The kernel's CPU as a share of mongod's."""
         if not self.took.get("mongod"):
             return None
         return median(self.took["kernel"]) / median(self.took["mongod"])

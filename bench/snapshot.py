@@ -1,4 +1,4 @@
-"""How fast do the documents that are there come into a lake?
+"""How fast are existing documents copied into a lake?
 
     python bench/snapshot.py [--documents 400000]
 

@@ -6,8 +6,8 @@
 The same writes for every number of streams: half of them to the first stream's collection, the others to 1,000
 collections in turn. A thread waits on each stream, on both sides; the writer, the readers and mongod are processes of
 their own. For each line: mongod's CPU, less what the writes cost without any stream; the readers' CPU; milliseconds
-from before the write to the event; and what a quiet stream takes in memory, from opening as many and looking at each
-once, without threads. Where mongod cannot keep up with its streams, the line says how many events came.
+from before the write to the event; and what a quiet stream takes in memory, measured by opening as many and polling
+each once, without threads. Where mongod cannot keep up with its streams, the line says how many events came.
 
 Bars: mongod's CPU with 100 streams under 1.2 times that with one; our median delay with one stream within a millisecond
 of the native one.
@@ -116,7 +116,7 @@ def measure(
         write(client, _WARM_UP, 4 * rate)
         child.stdin.write(f"{_expected(task, _WARM_UP)}\n")
         child.stdin.flush()
-        child.stdout.readline()  # all that is loaded on the way is loaded
+        child.stdout.readline()  # everything that a first read loads is loaded now
         time.sleep(1.5)
         server = server_cpu(pid, lambda: write(client, writes, rate))
         expected = _expected(task, writes)
@@ -169,7 +169,7 @@ def read(task: dict[str, Any]) -> int:
     with connect(task) as client:
         client.admin.command("ping")
         each = quiet_stream_kb(client, task["streams"])
-        # Each look of a quiet stream costs the reader something, so 10,000 of them wait for longer.
+        # Each poll of a quiet stream costs the reader something, so 10,000 of them wait for longer.
         streams = opened(client, task["streams"], max_await_time_ms=max(1000, task["streams"]))
         delays: list[list[float]] = [[] for _ in streams]
         ending = threading.Event()
@@ -226,7 +226,7 @@ def follow(stream: Any, delays: list[float], ending: threading.Event) -> None:
 
 
 def quiet_stream_kb(client: Any, count: int) -> float:
-    """What a stream takes that has looked once: resident memory of as many, less that of a few."""
+    """What a stream takes that was polled once: the resident memory of as many, less that of a few."""
     few = opened(client, 3, max_await_time_ms=1)
     for _ in range(3):
         for stream in few:

@@ -42,7 +42,7 @@ _PACE = 1_000
 
 
 class Bars:
-    """What was to be reached, and what was."""
+    """A bar, and the figure that was reached."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, float, str, float, bool]] = []
@@ -245,8 +245,8 @@ def _until_equal(uri: str, at: Any = None) -> None:
 
 
 def behind(source: ReplicaSet, target: ReplicaSet, seconds: float) -> float:
-    """Seconds until a target has what was written while nobody followed, at 1,000 changes a second for so many seconds,
-    and is at the present again, while as many writes go on."""
+    """Seconds until a target has caught up. Nobody followed while 1,000 changes a second were written for so many
+    seconds, and as many writes go on meanwhile."""
     count = round(seconds * _PACE)
     with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
         collection = client.bench.behind
@@ -289,7 +289,7 @@ def _write_on(uri: str, stop: threading.Event) -> None:
 
 def lag(source: ReplicaSet, target: ReplicaSet, seconds: float) -> float:
     """The 99th percentile of how long a write takes to the target, at 1,000 writes a second."""
-    _timed_run(source, target)  # what was written since
+    _timed_run(source, target)  # first what was written since
     written: dict[int, float] = {}
     seen: dict[int, float] = {}
     stop = threading.Event()

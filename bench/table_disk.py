@@ -1,7 +1,7 @@
 """How much disk do tables take under a steady load, beside the rows that they hold?
 
 Updates spread over all documents of two collections, at a fixed rate for a fixed time. Every few seconds it prints the
-bytes and files of a table's directory, and how many times the newest version's bytes that is.
+bytes and files of a table's directory, and those bytes as a multiple of the newest version's.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ from tailrace.lake.tables.versions import disk_use
 from tailrace.lake.tables.writer import TablesWriter
 
 _BATCH = 20_000
-#: Unordered writes are sent by kind, inserts first and deletes last: few commands, and not a wait for the journal each.
+#: Unordered writes are sent by kind, inserts first and deletes last: few commands, instead of a wait for the journal
+#: after each write.
 _QUICKLY = WriteConcern(1, j=False)
 
 
@@ -172,8 +173,8 @@ def _paced(collection: Any, args: argparse.Namespace, stop: Callable[[], None]) 
 
 
 def reading(folder: Path, taken: Sequence[int], best_of: int = 5) -> list[dict[str, float]]:
-    """Seconds of the processors for reading all rows of each version, and at last of the newest one, which is
-    compacted: the best of some turns, in each of which every one is read, so that other programs disturb all alike."""
+    """Processor seconds for reading all rows of each version, and finally of the newest one, which is compacted. All of
+    them are read in every turn, so that other programs disturb all alike; the best turn counts."""
     import polars  # noqa: PLC0415
 
     def by_deltalake(version: int | None) -> None:

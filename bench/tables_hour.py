@@ -57,7 +57,7 @@ from tailrace.lake.tables.writer import TablesWriter
 from tailrace.read.window.oplogs import EntryRun, Oplogs, OplogWindow
 
 _NAME = "bench.orders"
-#: Of the last minute before a point, so many versions are read.
+#: How many versions of the last minute before a point are read.
 _VERSIONS = 4
 _HEADER = (
     f"{'min':>4}{'changes':>11}{'MB written':>12}{'x changed':>10}{'since':>7}{'live MB':>9}{'disk MB':>9}{'files':>7}"
@@ -67,7 +67,8 @@ _HEADER = (
 
 
 class SteppingClock:
-    """Stands still while a writer works, and is moved on where it would wait. In the place of the module ``time``."""
+    """A clock that stands still while a writer works, and is moved on where the writer would wait. It takes the place
+    of the module ``time``."""
 
     def __init__(self) -> None:
         self._seconds, self._begun_ns = time.monotonic(), time.time_ns()
@@ -80,12 +81,12 @@ class SteppingClock:
         return self._begun_ns + round(self._passed * 1e9)
 
     def move_on(self, seconds: float) -> None:
-        """They have passed."""
+        """Let so many seconds have passed."""
         self._passed += seconds
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """What a writer of tables does by the clock goes by this one."""
+        """Let a writer of tables go by this clock."""
         with ExitStack() as stack:
             for module in (writing, publishing, upkeep, delta_commit):
                 stack.enter_context(mock.patch.object(module, "time", self))
@@ -94,7 +95,7 @@ class SteppingClock:
 
 class MadeOplog:
     """Entries for the changes of ``bench/tables.py``: a tenth inserts, a tenth deletes, the others updates. They take
-    the place of what is read of an oplog, and a window is a micro-batch's."""
+    the place of what is read from an oplog; a window holds those of one micro-batch."""
 
     def __init__(self, collection: Any, documents: int) -> None:
         [found] = collection.database.list_collections(filter={"name": collection.name})
@@ -110,7 +111,7 @@ class MadeOplog:
         return len(self._alive)
 
     def write(self, count: int) -> None:
-        """Of one micro-batch."""
+        """The entries of one micro-batch."""
         self._second += 1
         wall = datetime.now(UTC)
         made = bytearray()
@@ -134,7 +135,7 @@ class MadeOplog:
         return {"op": "u", "o": {"$v": 2, "diff": diff}, "o2": {"_id": self._alive[place]}}
 
     def window(self, oplogs: Oplogs, after: ClusterTime, **_: Any) -> OplogWindow | None:
-        """What was written and not yet asked for."""
+        """The next window that was written and not yet asked for."""
         if not self._waiting:
             return None
         raw, until = self._waiting.popleft()
@@ -157,7 +158,7 @@ class Folder:
         self.written = self.bytes = self.most_bytes = self.most_files = self.commits = 0
 
     def look(self) -> bool:
-        """Gives whether there are new commits."""
+        """Look at the folder. Returns whether there are new commits."""
         commits = self.commits
         found: dict[str, os.DirEntry[str]] = {}
         folders = [str(self._root)]

@@ -167,7 +167,7 @@ class MergedSides:
             batch = None if name is None else next(waiting[name], None)
             if name is None or (batch is None and stream.high_water >= ends):
                 return
-            # A part that was read to its end promises that nothing more comes.
+            # A part that was read to its end promises that nothing more will come.
             stream.feed(name, OplogBatch(b"", ends) if batch is None else batch)
 
     def plain(self) -> Iterator[bytes]:

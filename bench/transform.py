@@ -95,7 +95,7 @@ def stream_at(start: ClusterTime, version: str, *stages: Stage, kernel: KernelUs
 
 
 class Sides:
-    """One side a method. Each gives the events' bytes where it makes any, so that they can be compared."""
+    """A method for each side. It returns the events' bytes if it makes any, so that they can be compared."""
 
     def __init__(self, client: MongoClient, source: MongodSource, entries: int, start: ClusterTime) -> None:
         self.client, self.source, self.entries, self.start = client, source, entries, start

@@ -40,7 +40,7 @@ def rebuild(keeper: ViewKeeper) -> float:
 
 
 def is_written(database: Any) -> bool:
-    """Whether no target lacks a field. The last one is asked first: to look through all of them takes processor time
+    """Whether no target lacks a field. The last one is checked first: looking through all of them takes processor time
     from those who write them."""
     lacking = {"customer.name": {"$exists": False}}
     last = database.orders.find_one({}, {"customer.name": 1}, sort=[("_id", -1)])

@@ -19,7 +19,7 @@ an empty cache. The third is about a program's first second: a fresh process rea
 compiled code, which is in the cache, meanwhile. Milliseconds from ``watch()`` to the first event and to a tenth of
 them, and how many it has after a second. Exit status 1 where bytes differ or a bar is missed.
 
-The readers have Python's bytecode in its cache, as pip leaves it where it installs a package.
+The readers have Python's bytecode in its cache, as after an installation by pip.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def fill_shards(cluster: Any, each: int) -> tuple[Timestamp, int]:
         for client in clients:
             client[DATABASE].create_collection(COLLECTION)
         start = max(operation_time(client) for client in clients)
-        time.sleep(1.5)  # the shards' clocks have nobody to tell them of each other's: all are past it now
+        time.sleep(1.5)  # nobody tells the shards' clocks of each other: now all of them are past it
         part = each // 10
         for first in range(0, each, part):
             for number, client in enumerate(clients):
@@ -411,7 +411,7 @@ def shards(case: Case, task: Mapping[str, Any]) -> list[Iterable[Any]]:
 
 
 def events_of(streams: list[Iterable[Any]], task: Mapping[str, Any]) -> Iterator[Any]:
-    """As many events as were written; of several streams the events of all, by token."""
+    """As many events as were written; with several streams, the events of all of them, by token."""
     if len(streams) == 1:
         return itertools.islice(streams[0], sum(task["counts"]))
     parts = [itertools.islice(one, count) for one, count in zip(streams, task["counts"], strict=True)]
@@ -442,7 +442,7 @@ def read_single(task: Mapping[str, Any]) -> dict[str, float]:
 
 def read_first(task: Mapping[str, Any]) -> dict[str, float]:
     with connect(task["side"], task["uri"]) as client:
-        # A client that is connected already: the stream alone is measured.
+        # The client is connected already: the stream alone is measured.
         client.admin.command("ping")
         client[DATABASE]["connected"].watch().close()
         begun = time.perf_counter()
@@ -452,7 +452,7 @@ def read_first(task: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_second(task: Mapping[str, Any]) -> dict[str, float]:
-    """Of a client that is connected already."""
+    """With a client that is connected already."""
     with connect(task["side"], task["uri"]) as client:
         client.admin.command("ping")
         client[DATABASE]["connected"].watch().close()

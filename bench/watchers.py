@@ -43,7 +43,7 @@ _BAR_KB: Final = 100.0
 #: Writes before those that are measured.
 _WARM_UP: Final = 600
 _AT_ONCE: Final = 50
-#: Seconds of CPU in one and a half that an idle server may take.
+#: Seconds of CPU that an idle server may take in a second and a half.
 _QUIET_S: Final = 0.1
 
 
@@ -208,7 +208,8 @@ def measure(
 
 
 def settle(pid: int) -> None:
-    """Wait until a server has done with the streams of those that have gone: a thousand native ones leave it work."""
+    """Wait until a server has cleaned up the streams of clients that have gone: a thousand native ones leave it work to
+    do."""
     limit = time.monotonic() + 120
     while cost([pid], lambda: time.sleep(1.0))[0] > _QUIET_S and time.monotonic() < limit:
         pass
@@ -238,7 +239,7 @@ class Child:
         self._line()
 
     def take(self, writes: int) -> dict[str, float]:
-        """What it saw of so many writes, and nothing is left over."""
+        """What the client measured over so many writes. Raises SystemExit if other events came than were expected."""
         assert self._process.stdin is not None
         expected = self.expected(writes)
         self._process.stdin.write(f"{expected}\n")
@@ -249,7 +250,7 @@ class Child:
         return row
 
     def expected(self, writes: int) -> int:
-        """How many events come of so many writes."""
+        """How many events come from so many writes."""
         return sum(place(number) < self._task["streams"] for number in range(writes))
 
     def _line(self) -> str:

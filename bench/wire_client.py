@@ -113,5 +113,5 @@ def _cursor(reply: bytes) -> tuple[int, list[bytes]]:
 
 
 def delay_ms(event: bytes) -> float:
-    """From before the write, which noted ``at``, until now."""
+    """The time from just before the write, which noted ``at``, until now."""
     return (time.monotonic() - float(bson.decode(event)["fullDocument"]["at"])) * 1000

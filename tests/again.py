@@ -1,8 +1,8 @@
 """``make test`` and ``make test-landing`` try what failed once more, alone: ``python -m tests.again``.
 
-Six test processes on two cores sometimes starve a server or a time-out that a test depends on. A few failures that do
-not come again without the others are listed and do not fail the run; a fault of the code fails again. More than a few
-are no accident of the machine, and are not tried again.
+Six test processes on two cores sometimes starve a server or a time-out that a test depends on. If a few tests fail and
+then pass alone, they are listed and do not fail the run; a fault of the code fails again. More failures than a few are
+no accident of the machine, and are not tried again.
 """
 
 from __future__ import annotations

@@ -22,6 +22,6 @@ def amount(quick: int, whole: int) -> int:
 
 
 def half_in_quick(cases: Iterable[T]) -> list[T]:
-    """All of them, and of each four in ``make quick`` the first and the last: with the tests that take turns, one with
-    the compiled kernel and one without it."""
+    """All of them; in ``make quick`` the first and the last of every four. Where tests take turns, that is one with the
+    compiled kernel and one without it."""
     return [case for at, case in enumerate(cases) if not QUICK or at % 4 in (0, 3)]

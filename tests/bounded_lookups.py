@@ -11,7 +11,8 @@ from tailrace.read.source import lookup
 
 
 def bounded_lookups(monkeypatch: pytest.MonkeyPatch, bytes_max: int) -> list[int | None]:
-    """Bound what a look-up in bulk may find to ``bytes_max`` bytes. The list gets the bound of each given up."""
+    """Bound what a look-up in bulk may find to ``bytes_max`` bytes. The list gets the bound of each that was given
+    up."""
     refused: list[int | None] = []
 
     def bounded(runs: Iterable[bytes], most: int | None) -> list[bytes]:

@@ -57,7 +57,7 @@ def in_slice(places: Sequence[tuple[Any, ...]]) -> list[bool]:
         for axis, known in enumerate(ranks):
             if axis == longest:
                 continue
-            # Another beginning after each round of this axis, so that the next axis does not go along with it.
+            # Each round of this axis starts at another place, so that the next axis does not move in step with it.
             is_in = is_in and known[place[axis]] == rounds % len(known)
             rounds += turn // len(known)
         found.append(is_in)

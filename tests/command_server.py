@@ -3,8 +3,8 @@
     python -m tests.command_server FD [MODULE ...]
 
 Every message on the socket asks for one command, and brings its three standard files and a socket that is told its
-process id and, at its end, its status. The end of the socket is ours. ``tests/commands.py`` starts it. With modules,
-these are what it imports.
+process id and, at its end, its status. When the socket ends, so does this process. ``tests/commands.py`` starts it.
+With modules, these are what it imports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tailrace.core import kernel
 from tailrace.watch.client import kernel_loader
 
 _COMMANDS = ("archive", "doctor", "explanation", "gateway", "replay", "streams", "token", "watch")
-#: Of the gateway, which imports its server when it starts.
+#: What the gateway imports only when it starts: its server.
 _MORE = (
     "tailrace.watch.gateway.process",
     "tailrace.watch.gateway.server",
@@ -48,7 +48,7 @@ def import_everything(modules: Sequence[str] = ()) -> None:
 
 
 def serve(control: socket.socket) -> dict[str, Any]:
-    """Give back a request in the process that is to carry it out; in this one never."""
+    """Returns a request in the process that is to carry it out. Never returns in this one."""
     waiting = selectors.DefaultSelector()
     waiting.register(control, selectors.EVENT_READ)
     while True:
@@ -71,7 +71,8 @@ def serve(control: socket.socket) -> dict[str, Any]:
             if pid == 0:
                 for number in range(3):
                     os.dup2(files[number], number)
-                # By their objects: each would close its number once more, when it is a file of the command's.
+                # Closed through their objects: otherwise each object would later close its number once more, by then a
+                # file of the command.
                 for other in waiting.get_map().values():
                     if other.data is not None:
                         other.data[1].close()
@@ -88,7 +89,7 @@ def serve(control: socket.socket) -> dict[str, Any]:
 
 def carry_out(request: dict[str, Any]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Those that are here already believe in what the server's own files can do: be sought in, for example.
+    # The existing objects expect what the server's own files can do: seeking, for example.
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
@@ -99,8 +100,8 @@ def carry_out(request: dict[str, Any]) -> int:
     sys.argv = ["tailrace" if code is None else "-c", *request["arguments"]]
     if code is None:
         return main()
-    # A new one: this one's functions hold their module, which the end of the interpreter would let go of too late for
-    # what its objects say then.
+    # A new module: this one's functions refer to it, so at the end of the interpreter it would be released too late for
+    # its objects to report anything.
     sys.modules["__main__"] = ModuleType("__main__")
     exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))
     return 0
@@ -108,5 +109,5 @@ def carry_out(request: dict[str, Any]) -> int:
 
 if __name__ == "__main__":
     import_everything(sys.argv[2:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one at the terminal is for the tests
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for the tests
     raise SystemExit(carry_out(serve(socket.socket(fileno=int(sys.argv[1])))))

@@ -1,8 +1,8 @@
 """Commands in processes of their own that are forked from one that has imported everything.
 
-A start of Python that imports what ``tailrace watch`` needs takes half a second of processor, and as long again where
-it comes to the compiled code: there are hundreds in the tests. What a test says of imports, of the interpreter's own
-options or of the environment that they read starts Python itself.
+Starting Python and importing what ``tailrace watch`` needs takes half a second of processor, and as long again if the
+compiled code is loaded; the tests start hundreds of commands. A test of imports, of the interpreter's own options or of
+the environment that they read starts Python itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _server = CommandServer()
 
 
 class Signalled:
-    """How a ``Popen`` passes on signals: to a process that has ended, none."""
+    """Passes on signals as a ``Popen`` does: none to a process that has ended."""
 
     pid: int
 
@@ -127,7 +127,7 @@ class Command(Signalled):
 
 
 class Piped(Command):
-    """One whose standard output is read here, as of a ``Popen`` with a pipe. What it says of errors goes to ours."""
+    """One whose standard output is read here, as with a ``Popen`` with a pipe. Its standard error is ours."""
 
     def __init__(self, *arguments: str, code: str | None = None, server: CommandServer = _server) -> None:
         ours, theirs = os.pipe()

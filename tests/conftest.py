@@ -36,8 +36,8 @@ from tests.tables.object_server import ObjectServer, object_server, weed
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Each test process collects all tests, and so makes a million objects that stay. Searching them for garbage takes a
-# third of that time, and later a tenth of a second each time that a test makes the collector run.
+# Each test process collects all tests, and so makes a million objects that stay. Searching them for garbage would take
+# a third of the time of collecting, and later a tenth of a second each time a test runs the collector.
 gc.disable()
 
 
@@ -47,7 +47,7 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # DuckDB reports at exit what was not freed
 
 
-# No example has to be ready within a time: on a busy machine one that takes a millisecond takes a second now and then.
+# Examples have no deadline: on a busy machine one that takes a millisecond now and then takes a second.
 settings.register_profile("tailrace", deadline=None)
 settings.load_profile("tailrace")
 
@@ -60,7 +60,7 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(
     scope="session",
-    params=["s3", pytest.param("azure", marks=pytest.mark.slow)],  # the same with s3, tests/unit/test_object_place.py
+    params=["s3", pytest.param("azure", marks=pytest.mark.slow)],  # guarded by s3, tests/unit/test_object_place.py
 )
 def object_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
     """A real object store of each kind. Use prefixes of your own, and leave it running."""
@@ -80,14 +80,14 @@ def object_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module", params=["plain"] if QUICK else ["kernel", "plain"])
 def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every test of the module twice: each batch of every stream through the kernel, however small, and none. In ``make
-    quick`` without the kernel alone: that both give the same is what tests/property compares."""
+    quick`` only without the kernel: tests/property checks that both give the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", 0 if request.param == "kernel" else sys.maxsize)
         yield request.param
 
 
 #: A file is run by one process, so a long one that begins last would leave the others without work. These take a minute
-#: or more; those that compute and those that wait alternate, and so do few JVMs run at once.
+#: or more; files that compute and files that wait alternate, so that few JVMs run at once.
 LONGEST_FIRST = (
     "spark/test_snapshot.py",  # with it most files that ask for a Spark session
     "docs/test_pages.py",
@@ -128,14 +128,14 @@ SHORTEST_LAST = ("golden", "property", "unit")
 
 
 #: Each test that reads a whole recording of events of 16 MB takes a second of processor or more. ``make test-landing``
-#: has that of 6.0.27 in them; of this one each stream is compared byte for byte (tests/golden/test_recordings.py), and
-#: no more.
+#: takes the recording of 6.0.27 there; of this one it only compares each stream byte for byte
+#: (tests/golden/test_recordings.py).
 LARGE_AGAIN = "large_events_7.0.28"
-#: ``make quick`` has neither.
+#: ``make quick`` takes neither.
 LARGE = (LARGE_AGAIN, "large_events_6.0.27")
 
 
-@pytest.hookimpl(tryfirst=True)  # before what -m says is looked at
+@pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
@@ -188,8 +188,8 @@ def versions_of(item: pytest.Item) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """What failed is kept for ``tests.again``. What this machine cannot run is said, also where a report of skipped
-    tests is not asked for."""
+    """Keeps the tests that failed for ``tests.again``, and says what this machine cannot run, even if no report of
+    skipped tests is asked for."""
     failed = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
     if (cache := getattr(config, "cache", None)) is not None:
         cache.set("tailrace/failed", sorted({report.nodeid for report in failed}))
@@ -205,7 +205,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs a file, as ever, but one runs all files of a ``group_of`` them."""
+    """One process runs a file, as usual, but a single one runs all files of a group (``group_of``)."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler.loadfile import LoadFileScheduling
@@ -296,7 +296,7 @@ def quiet_replica_set(replica_set: ReplicaSet) -> Iterator[ReplicaSet]:
 def _clocks_stay_as_they_are(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     for name in ("replica_set", "sharded_cluster"):
-        shared = (request.node.funcargs or {}).get(name)  # None where Ctrl-C ended the test
+        shared = (request.node.funcargs or {}).get(name)  # None if Ctrl-C ended the test
         if isinstance(shared, ReplicaSet | ShardedCluster):  # some folders have something else by that name
             shared_clock.check(shared.uri)
 

@@ -23,8 +23,8 @@ def without_images(event: bytes) -> bytes:
 
 
 def images_that_do_not_follow(events: Iterable[bytes], last: Last) -> list[str]:
-    """What is wrong with the images. Each pre-image must be the document's last post-image, or what ``last`` says was
-    there, and each update's description must turn one into the other. ``last`` then has what each document has become:
+    """What is wrong with the images. Each pre-image must be the document's last post-image, or else what ``last`` says,
+    and each update's description must turn one into the other. Afterwards ``last`` holds what each document has become;
     the caller compares it with the collections."""
     wrong = []
     for event in events:

@@ -17,7 +17,7 @@ from typing import Final
 
 from tests.commands import Signalled
 
-#: Loads no more than its programs would, and starts no threads: those would be missing in the forked processes.
+#: Loads no more than its programs would, and starts no threads: they would be missing in the forked processes.
 _LOADED: Final = ("tailrace.cli.main", "tailrace.cli.listen", "tailrace.consumer", "tailrace.consumer.views")
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__, *_LOADED])

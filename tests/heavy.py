@@ -21,7 +21,8 @@ SECONDS: Final = 1.5
 _OFFLINE: Final = ("unit", "property", "golden", "tidy")
 _NOT_QUICK: Final = frozenset({"long", "mongod", "spark"})
 
-#: Dear, and yet in ``make test``: what finds most of what may go wrong in its room. A name with a case keeps that case.
+#: Expensive, and yet in ``make test``: the tests that find most of the faults in their part of the product. A name with
+#: a case keeps that case.
 KEPT: Final = {
     "tests/compare/test_mask.py::test_masked_entries_give_the_masked_events": "a recording that is masked",
     "tests/consumer/test_ordeal.py::test_four_processes_through_a_kill_and_a_stop": "listeners under kills",

@@ -1,7 +1,7 @@
 """Replica sets that one test hands on to the next, empty.
 
 A mongod takes 0.7 s of processor to start and to become a primary, and most tests that ask for a replica set of their
-own want no more than that nobody else writes to it. What stays of the tests before is the oplog and the clock.
+own want no more than that nobody else writes to it. Of earlier tests, only the oplog and the clock stay.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _OF_THE_SERVER: Final = ("admin", "config", "local")
 
 
 class Lender:
-    """The sets of one member that wait for a test. One comes back to it where it is as it was lent: the same process
-    and term, the same parameters and collections of its own. It is closed otherwise."""
+    """The sets of one member that wait for a test. A set is taken back if it is as it was lent: the same process and
+    term, the same parameters, and the same collections of its own. Otherwise it is closed."""
 
     def __init__(self) -> None:
         self._waiting: list[ReplicaSet] = []
@@ -54,9 +54,9 @@ class Lender:
 
 
 def has_long_oplog(running: ReplicaSet, entries_max: int = 10_000) -> bool:
-    """Whether a deployment is better begun anew than handed on: whoever reads from the oldest change, as a listener
-    does that has no position, reads all that tests before have written. In a run of the whole that was a second of
-    processor for each of hundreds of listeners, and half a second starts another server."""
+    """Whether a new deployment is better than handing this one on: a reader that begins at the oldest change, such as a
+    listener without a position, reads everything that earlier tests have written. In a run of all tests that was a
+    second of processor for each of hundreds of listeners, and a new server takes half a second."""
     with _client(running) as client:
         oplog = client.local.command("collStats", "oplog.rs")
     return bool(oplog["count"] > entries_max or oplog["size"] > _OPLOG_BYTES_MAX)
@@ -67,7 +67,7 @@ def _client(running: ReplicaSet) -> pymongo.MongoClient[dict[str, Any]]:
 
 
 def _emptied(running: ReplicaSet) -> bool:
-    """Drop what tests made. Not of a server that they have stopped."""
+    """Drop what tests made, unless they have stopped the server."""
     if not running.members[0].is_running:
         return False
     with suppress(PyMongoError), _client(running) as client:
@@ -87,7 +87,7 @@ def _emptied(running: ReplicaSet) -> bool:
 
 
 def _of_its_own(running: ReplicaSet) -> Any:
-    """What no emptying brings back. ``None`` of a server that does not answer: it is not as it was."""
+    """What emptying does not restore. ``None`` for a server that does not answer, which is not as it was."""
     with suppress(PyMongoError), _client(running) as client:
         term = client.admin.command("replSetGetStatus")["term"]
         parameters = client.admin.command({"getParameter": "*"})

@@ -1,9 +1,9 @@
-"""How fast what goes on beside a test writes, and how often a test looks whether it may go on.
+"""How fast background work writes during a test, and how often a test checks whether it may go on.
 
 A thread that writes as fast as it can takes the processor from what is tested, and what it wrote has to be read
 afterwards: a snapshot of 400 documents beside two such writers cost 109 s of processor, and 7 s beside two that pause,
-with as many crashes and moves of chunks in it. So whatever runs until a test tells it to stop waits between its steps:
-``while not stop.wait(BETWEEN_WRITES_S)``.
+with as many crashes and moved chunks. So whatever runs until a test tells it to stop waits between its steps: ``while
+not stop.wait(BETWEEN_WRITES_S)``.
 """
 
 from __future__ import annotations

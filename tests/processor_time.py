@@ -3,7 +3,7 @@
     COSTS=costs.tsv .venv/bin/python -m pytest -m "not slow" -n 6 --dist loadfile -p tests.processor_time
 
 A line of ``$COSTS`` has the seconds that the test's process and everything it started used meanwhile, servers included,
-the seconds that went by, the test's marks, and its name. What a test starts for those after it counts for this one. The
+the seconds that went by, the test's marks, and its name. What a test starts for later ones is counted with it. The
 plugin makes a run a third longer, since it reads /proc around each test.
 """
 

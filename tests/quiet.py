@@ -15,13 +15,13 @@ from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
 
-#: Parameters of a deployment in whose oplog stands what the test writes, and nothing else.
+#: Parameters of a deployment whose oplog holds what the test writes, and nothing else.
 QUIET: Final = {"writePeriodicNoops": False, "disableLogicalSessionCacheRefresh": True, "ttlMonitorEnabled": False}
 
 
 @contextmanager
 def without_noops(replica_set: ReplicaSet) -> Iterator[ReplicaSet]:
-    """One that is running, with no no-ops meanwhile."""
+    """Keep a running deployment from writing no-ops meanwhile."""
     with MongoClient[Any](replica_set.uri) as client:
         before = client.admin.command("setParameter", 1, writePeriodicNoops=False)["was"]
         try:

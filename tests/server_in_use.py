@@ -1,8 +1,7 @@
-"""The server that a run of the tests is about: 6.0.27, or what ``$TAILRACE_MONGOD`` names (``make test-version``).
+"""The server on which the tests are run: 6.0.27, or the one that ``$TAILRACE_MONGOD`` names (``make test-version``).
 
-A test that starts servers of several versions names ``SERVER_VERSION`` where it would be run on one alone, and the
-others beside it. A run on another server than the default leaves out what names only others: ``make test-landing``
-has it.
+A test that starts servers of several versions lists ``SERVER_VERSION`` and the others beside it. A run on a server
+other than the default leaves out tests that name only other versions: ``make test-landing`` runs them.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ def major(version: str) -> int:
 
 SERVER_VERSION: Final = _version_in_use()
 
-#: The language of its pipelines: what is compiled beside it is compiled for it.
+#: The language of its pipelines, for which pipelines that are compared with it are compiled.
 LANGUAGE: Final[Version] = profile_for(SERVER_VERSION).version
 
 #: Whether it is a program for Windows, under Wine: its C library reads numbers out of texts in its own way.
 IS_FOR_WINDOWS: Final = major(SERVER_VERSION) == 7
 
-#: Among the versions of a test: the one between the newest and the oldest server has its turn in ``make test-slow``,
-#: where it answers as one of the two. Where it is known to answer otherwise, it stands there as "5.0.4".
+#: Among the versions of a test, the one between the oldest and the newest: it is slow if it answers like one of these
+#: two. If it is known to answer differently, the test names "5.0.4" instead.
 IN_BETWEEN: Final = pytest.param("5.0.4", marks=pytest.mark.slow)
 
 

@@ -1,8 +1,8 @@
 """The clock of a deployment that tests share: no test may set it forward.
 
 A server takes over a cluster time that a client sends, up to a year ahead, unless there are users who sign it, and its
-clock never goes back. A test of damaged messages had set it forward by hours, and tests elsewhere that compare it with
-the machine's clock had failed or not, depending on which file ran first.
+clock never goes back. A test of damaged messages once set it forward by hours, and other tests, which compare it with
+the machine's clock, failed or passed depending on which file ran first.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-#: What a file takes at least on the disk.
+#: The least that a file takes on the disk.
 PAGE = 4096
 
 

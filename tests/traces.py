@@ -1,4 +1,4 @@
-"""Whether anything below a directory holds some bytes: in files as they are, and in what Parquet has compressed."""
+"""Searches everything below a directory for some bytes: files as they are, and what Parquet has compressed."""
 
 from __future__ import annotations
 

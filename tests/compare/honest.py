@@ -1,4 +1,4 @@
-"""Honest writes that a comparison has to find nothing in: the random workload of the fuzz, for as long as is asked.
+"""Honest writes, in which a comparison must find nothing: the random workload of the fuzz, for as long as asked.
 
 python -m tests.compare.honest --seconds 3600 --version 7.0.28     (make compare-honest ARGS="...")
 """
@@ -55,7 +55,7 @@ class _Writes(threading.Thread):
 def compare_workload(
     uri: str, version: str, *, seed: int, most: int, seconds: float, resume_every_s: float = 0.7, **said: Any
 ) -> Any:
-    """The whole deployment compared while the random workload runs; what was compared."""
+    """Compare the whole deployment while the random workload runs. Returns what was compared."""
     writes = _Writes(uri, version, seed, most)
     if not version.startswith(("4.", "5.")):
         said = {"show_expanded_events": True, "show_system_events": True, **IMAGES, **said}
@@ -74,7 +74,7 @@ def compare_workload(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The comparisons, one seed after the other; 1 where something differs."""
+    """Run the comparisons, one seed after the other. Returns 1 if something differs."""
     parser = argparse.ArgumentParser(prog="make compare-honest")
     parser.add_argument("--seconds", type=float, default=60.0, help="in all (default: 60)")
     parser.add_argument("--version", default="6.0.27", help="of the server (default: 6.0.27)")

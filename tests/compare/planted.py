@@ -1,4 +1,4 @@
-"""Faults that a comparison has to find: one side's stream with one event altered, moved, lost or repeated."""
+"""Faults that a comparison must find: one side's stream with one event altered, moved, lost or repeated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODEC: CodecOptions[Event] = CodecOptions(document_class=dict)
 
 
 class AlteredStream:
-    """A stream whose events go through ``alter``, which gives what comes in an event's place."""
+    """A stream whose events go through ``alter``, which returns what takes an event's place."""
 
     def __init__(self, stream: EventStream, alter: Callable[[bytes], Iterator[bytes]]) -> None:
         self._stream = stream
@@ -137,7 +137,7 @@ class _Swapped:
         self._held.clear()
 
 
-#: By name: what alters a stream anew, and the kind, the operation and the place of the difference that is to be found.
+#: By name: a function that makes an alteration, and the kind, operation and place of the difference that must be found.
 FAULTS: dict[str, tuple[Callable[[], Callable[[bytes], Iterator[bytes]]], tuple[str, str, str]]] = {
     "insert": (lambda: _changed("insert", _in_document), ("bytes", "insert", "fullDocument")),
     "update": (lambda: _changed("update", _in_description), ("bytes", "update", "updateDescription.updatedFields")),
@@ -153,5 +153,5 @@ FAULTS: dict[str, tuple[Callable[[], Callable[[bytes], Iterator[bytes]]], tuple[
     "lost": (lambda: _lost, ("missing", "update", "")),
     "twice": (lambda: _twice, ("twice", "update", "")),
 }
-#: With what comes on servers that show no definitions of collections.
+#: The same for servers that show no definitions of collections.
 BEFORE_6 = tuple(name for name in FAULTS if name != "create")

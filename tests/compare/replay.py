@@ -40,7 +40,7 @@ class Case:
             stage["allChangesForCluster"] = True
         command = {"aggregate": 1 if collection is None else collection, "pipeline": [{"$changeStream": stage}]}
         oplog = MemoryOplog(self.entries, self.pre_images, lambda lookups: [None] * len(lookups))
-        # The entry that the server's own clock stood at is not in the report: an oplog that begins earlier is meant.
+        # The oplog is meant to begin earlier: the report does not have the entry at which the server's own clock stood.
         ours = OurStream(oplog, database or "admin", command, server=self.server)
         ours.advance(ClusterTime(entry_time(self.entries[-1]) + 1))
         if self.expected in ours.events:
@@ -52,8 +52,8 @@ class Case:
 
 
 def cases(report: dict[str, Any]) -> Iterator[Case]:
-    """Those differences of a report that hold all that a stream needs: not where stages of a user's made the events,
-    and of several shards one after the other."""
+    """The differences of a report that hold everything a stream needs, shard by shard: none where a user's stages made
+    the events."""
     for difference in report["differences"]:
         if not difference["replayable"]:
             continue

@@ -47,7 +47,7 @@ SECRETS = (
 
 
 def write_secrets(client: pymongo.MongoClient[Any]) -> None:
-    """Every kind of write that puts names and values of a user's into the oplog."""
+    """Every kind of write that puts a user's names and values into the oplog."""
     shop = client[DATABASE]
     images = {"changeStreamPreAndPostImages": {"enabled": True}}
     validator = {"hunter2field": {"$ne": TEXT}}
@@ -144,7 +144,7 @@ def tokens_of(value: Any) -> Iterator[dict[str, Any]]:
 STAGES = ("--pipeline", '[{"$set": {"hunter2made": "$fullDocument.hunter2text"}}]')
 
 
-#: All that the stage can show.
+#: Everything that the stage can be told to show.
 SWITCHES = ("--show-system-events", "--show-migration-events", "--show-raw-update-description")
 
 

@@ -100,7 +100,7 @@ def compared_update(replica_set: ReplicaSet, tmp_path: Path, **said: Any) -> dic
 
 
 def test_what_was_looked_up_cannot_be_replayed_and_the_report_says_so(replica_set: ReplicaSet, tmp_path: Path) -> None:
-    """It said that it could, and the case was never met."""
+    """The report said that it could, and its replay always failed."""
     assert compared_update(replica_set, tmp_path, full_document="updateLookup")["replayable"] is False
     assert replay_report(tmp_path / "report.json") == 0
 
@@ -142,7 +142,8 @@ def roomy() -> Iterator[ReplicaSet]:
 
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
 def test_events_just_before_one_that_is_too_large_are_compared(roomy: ReplicaSet, before: int) -> None:
-    """The workload met it only where a leg began an odd number of events before it: an event of ours was blamed."""
+    """An event of ours was blamed. The random workload showed this only if a leg began an odd number of events before
+    it."""
     database = f"comparedLarge{before}"
     with pymongo.MongoClient[Any](roomy.uri) as client:
         shop = client[database]

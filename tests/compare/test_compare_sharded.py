@@ -81,7 +81,7 @@ def compare_recorded(
         )
         deployment.compared = running.compared
 
-        def stop() -> None:  # what a machine that is busy compares in a time is not known
+        def stop() -> None:  # how much a busy machine compares in that time is not known
             wait_until(lambda: running.compared.resumes > 1, "both are resumed")
             running.stop()
 
@@ -162,7 +162,7 @@ def compared_by_mongos(found: DeploymentComparison, start: Timestamp, fence: Cal
     times = iter([start])
     running = found.prepare(ComparisonLimits(events=24, resume_every_s=3.0))
     running.now = lambda: ClusterTime.from_timestamp(next(times, None) or fence())
-    with suppress(SourceError):  # the router has ended, which who asks for it finds
+    with suppress(SourceError):  # the router has ended, as the next call finds
         assert found.is_cluster
         found.try_to_open()
         running.run()
@@ -176,7 +176,7 @@ def test_a_config_server_is_no_mongos(sharded_cluster: ShardedCluster) -> None:
 
 @pytest.mark.slow
 def test_the_servers_own_merge_differs_in_nothing(sharded_cluster: ShardedCluster) -> None:
-    """A router does not read a shard that has gone, and ours does, so all of them stay."""
+    """A router does not read a shard that was removed, and ours does; so no shard is removed here."""
     workload = RandomWorkload(
         sharded_cluster, 5, steps=40, adds_shard=False, removes_shard=False, database="comparedNatively"
     )

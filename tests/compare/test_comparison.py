@@ -62,7 +62,7 @@ class ScriptedStream:
 
 
 class Scripts:
-    """Opens one script after the other; the last one again and again. Notes where each began."""
+    """Opens one script after the other, and then the last one again and again. Notes where each began."""
 
     def __init__(self, *streams: Mapping[str, Any] | TailraceError) -> None:
         self._streams = list(streams)
@@ -182,8 +182,8 @@ def test_what_a_failing_reply_of_the_server_hides_is_asked_for_again() -> None:
 
 
 def test_the_last_event_before_a_failure_is_asked_for_until_a_reply_holds_it_alone() -> None:
-    """A driver that is asked for one event at a time asks the server for two, but for the first reply. Only five
-    comparisons beside one another met it: a leg has to begin an odd number of events before the failure."""
+    """A driver that is asked for one event at a time asks the server for two, except in the first reply. Only five
+    comparisons side by side showed it: a leg must begin an odd number of events before the failure."""
     error = ServerError("too large", code=10334)
     server = Scripts({"items": [error]}, {"items": [*EVENTS[:5], error]}, {"items": [EVENTS[5], error]}, QUIET)
     ours = Scripts(*({"items": [*EVENTS[first:], error]} for first in (0, 0, 5)), QUIET)
@@ -202,7 +202,7 @@ def test_an_event_before_a_failure_that_only_ours_gives_is_a_difference() -> Non
 
 
 def test_what_a_stream_had_at_hand_before_it_failed_is_compared() -> None:
-    """No script had more than one event at hand: what was read together with a failure was dropped."""
+    """What was read together with a failure was dropped. No script had held more than one event at a time."""
     error = ServerError("too large", code=10334)
 
     class AtHand(Scripts):
@@ -329,9 +329,9 @@ def test_a_side_that_still_stands_where_it_was_resumed_has_promised_nothing() ->
 
 @pytest.mark.parametrize("code", [166, 175, 201])
 def test_a_look_up_that_fails_at_one_moment_alone_is_no_difference(code: int) -> None:
-    """Found by minutes of random writes: a name was a view when one of the two looked, and a collection before; or it
-    was a collection of another collation, under which there is no key of a symbol; or it was renamed while the server
-    looked (175, met by a 7.0.28 on a busy machine: runs on quiet ones had never seen it)."""
+    """Found by minutes of random writes. A name was a collection first and a view when one of the two looked; or it was
+    a collection with another collation, under which a symbol has no key; or it was renamed while the server looked
+    (175, from a 7.0.28 on a busy machine: runs on quiet ones had never seen it)."""
     view = ServerError("the document cannot be looked up", code=code)
     for server, ours in (([*EVENTS[:2], view], EVENTS), ([*EVENTS[:2], view], [*EVENTS[:4], view])):
         found = StreamComparison(
@@ -406,7 +406,7 @@ def test_one_that_is_abandoned_ends_although_a_side_hangs() -> None:
 
 
 def test_the_evidence_of_all_kinds_together_is_bounded() -> None:
-    """Of a hundred kinds each had room for megabytes of its own."""
+    """Each of a hundred kinds was allowed megabytes of its own."""
     kinds_of = [f"kind{number}" for number in range(12)]
     server = [event(number, operation=name, text="x" * 1000) for number, name in enumerate(kinds_of)]
     ours = [event(number, operation=name, text="y" * 1000) for number, name in enumerate(kinds_of)]

@@ -64,13 +64,13 @@ def masked_command(stream: RecordedStream, mask: Mask) -> tuple[str, dict[str, A
 
 
 def is_plain(stream: RecordedStream) -> bool:
-    """Whether no stages of a user's and no error are in the way."""
+    """Whether the stream has no stages of a user and no error."""
     return stream.error is None and len(stream.command["pipeline"]) == 1
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_masked_entries_give_the_masked_events(name: str) -> None:
-    """A report can be replayed, then: whatever a stream makes of its entries, and not only of those seen here."""
+    """So a report can be replayed, whatever a stream makes of its entries, and not only with those seen here."""
     source = recording.load(name)
     mask = Mask(seed=7)
     oplog = masked_oplog(source, mask)
@@ -158,7 +158,7 @@ def test_names_stay_where_they_are_asked_for_and_values_do_not() -> None:
 
 
 def test_what_is_not_known_is_masked_and_a_new_field_of_an_event_is_named() -> None:
-    """The fields that a version to come may give events are what a report is for: not the values in them."""
+    """A report is meant to show new fields that a later version may give events, but not the values in them."""
     event = bson.encode(
         {
             "_id": {"_data": "82" + "6" * 16 + "AABBCCDDEE"},

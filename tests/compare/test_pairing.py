@@ -80,8 +80,8 @@ def test_each_kind_of_difference_is_told_once(
 
 
 def test_events_of_one_token_may_come_in_either_order() -> None:
-    """Of two shards' events with one token no side settles which comes first. It was a difference; a real mongos, which
-    may choose otherwise, was never met."""
+    """If events of two shards have the same token, either may come first. This was reported as a difference; it had
+    never been tried with a real mongos, which may choose the other order."""
     first, second = event(2, shard="a"), event(2, shard="b")
     server, ours = ([*EVENTS[:2], *both, *EVENTS[3:]] for both in ((first, second), (second, first)))
     assert paired(server, ours) == (7, [])

@@ -124,7 +124,7 @@ def test_a_deployment_that_is_unwell_is_not_asked_more_often() -> None:
 
 
 class Clock:
-    """Time that passes as it is told to; and what waits for it to pass."""
+    """A clock that is moved by the test, and a sleep that waits for it."""
 
     def __init__(self, end: float) -> None:
         self.now, self._end = 0.0, end
@@ -276,7 +276,7 @@ def test_a_report_that_cannot_be_written_is_told_and_the_difference_counts(
 
 
 class Broken:
-    """Fails to open the server's stream so often, after the first time."""
+    """Opens the server's stream once, and then fails with one of ``failures`` each time until they are used up."""
 
     def __init__(self, patch: pytest.MonkeyPatch, failures: list[Exception]) -> None:
         real = deployment.DeploymentComparison.opener_of_server

@@ -188,7 +188,7 @@ def test_the_high_water_never_goes_back_and_is_never_before_the_batch_s_last_ent
 
 def test_a_range_that_ends_between_two_entries_promises_its_end(source: OplogSource, written: Written) -> None:
     first = written.times[0]
-    begin = max(source.oldest()[0], ClusterTime(written.start - 10))  # computed images know nothing from before that
+    begin = max(source.oldest()[0], ClusterTime(written.start - 10))  # computed images know nothing older
     batches = list(source.read(begin, ClusterTime(first - 1)))
     assert batches[-1].high_water == first - 1
 
@@ -204,7 +204,7 @@ def test_a_filter_leaves_out_nothing_that_passes(source: OplogSource, written: W
     batches = list(source.read(written.start, written.end, oplog_filter=oplog_filter))
     got = given(iter(batches))
     assert [entry for entry in got if entry in wanted] == wanted
-    assert [entry for entry in written.entries if entry in got] == got  # no others, and in order
+    assert [entry for entry in written.entries if entry in got] == got  # nothing else, and in order
     assert batches[-1].high_water == written.end
 
 
@@ -236,7 +236,7 @@ def test_look_ups_are_answered_in_the_order_asked_while_an_iterator_is_open(
     (one, image), (other, other_image) = sorted(written.pre_images.items())[:2]
     missing = PreImageKey(NOWHERE, written.start, 0)
     expected = [other_image, None, image, other_image]
-    if isinstance(source, ExactSource):  # of the batch that was read last alone: see the next test
+    if isinstance(source, ExactSource):  # those of the last batch only: see the next test
         expected = [None] * 4
     assert source.pre_images([other, missing, one, other]) == expected
     assert source.pre_images([]) == []

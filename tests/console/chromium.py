@@ -58,7 +58,7 @@ class Page:
             self.problems.append(f"a dialog: {message['params']['message']}")
 
     def size(self, width: int, height: int, *, dark: bool = False) -> None:
-        """How large the window is, and whether the system likes it dark."""
+        """Set the size of the window, and whether the system prefers dark colours."""
         self._send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._send("Emulation.setEmulatedMedia", features=[scheme])

@@ -119,7 +119,7 @@ def _write(shop: Any, over: threading.Event) -> None:
 
 
 def take(page: Page, url: str, seconds: float, into: Path) -> None:
-    """The overview in daylight, and the live tail in the dark, with one change opened."""
+    """The overview in the light theme, and the live tail in the dark one, with one change opened."""
     page.size(1240, 800)
     page.open(url)
     page.wait("document.getElementById('connection').textContent === 'live'")

@@ -35,12 +35,12 @@ class ServedConsole:
             connection.close()
 
     def state(self) -> dict[str, Any]:
-        """The panels that were looked at."""
+        """Look at these panels."""
         found: dict[str, Any] = json.loads(self.ask("/api/state")[2])
         return found
 
     def wait_until_it_follows(self) -> None:
-        """From then on, every change is counted."""
+        """Wait until the console counts every change."""
         with self.live() as messages:
             for kind, value in messages:
                 if kind == "panel" and value["name"] == "activity" and value["data"]["lag"] is not None:
@@ -58,7 +58,7 @@ class ServedConsole:
 
 
 def panel(console: ServedConsole, name: str, metric: str = "") -> dict[str, Any]:
-    """The next look at the panel ``name``, which has ``metric`` in it if that is given."""
+    """The next reading of the panel ``name``, one that has ``metric`` in it if that is given."""
     with console.live() as messages:
         for kind, value in messages:
             shown = kind == "panel" and value["name"] == name

@@ -81,7 +81,7 @@ def test_other_names_and_other_sites_are_refused() -> None:
 
 
 class Users:
-    """Knows one user, counts who asks, and has a clock that the test moves."""
+    """Knows one user, counts the attempts, and has a clock that the test moves."""
 
     def __init__(self) -> None:
         self.asked = 0

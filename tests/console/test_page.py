@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what people see, and that no document can make it do something."""
+"""The page in a real Chromium: what people see, and that no document can make the page act."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def browser() -> Iterator[Page]:
 
 
 def open_anew(browser: Page, console: ServedConsole) -> None:
-    browser.open("about:blank#anew")  # what the page before has told comes until then
+    browser.open("about:blank#anew")  # errors of the page before arrive until then
     browser.problems.clear()
     browser.open(console.url)
     browser.wait("document.getElementById('connection').textContent === 'live'")

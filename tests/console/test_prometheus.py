@@ -1,4 +1,4 @@
-"""The Grafana board and the alert rules name metrics that there are, and a real Prometheus takes both."""
+"""The Grafana board and the alert rules name metrics that exist, and a real Prometheus accepts both."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def board_expressions() -> list[str]:
 
 
 def collectors() -> Iterator[Collector]:
-    """One of each kind, of something that has done nothing but has all its numbers."""
+    """One of each kind, which has done nothing yet but serves all of its numbers."""
     now = ClusterTime.of(1, 1)
     yield GatewayCollector(GatewayMetrics())
     listener = SimpleNamespace(resource="a", statistics=ListenerStatistics())

@@ -93,8 +93,8 @@ class NatsServer(Broker):
 
 class KafkaBrokers:
     """The mock cluster of the librdkafka that Kafka's client is made of: three brokers on the loopback, with one topic,
-    that can go away and come back with what they hold. Python's client has no call for that, so librdkafka's own are
-    used."""
+    that can go away and come back with what they hold. Python's client has no calls for that, so those of librdkafka
+    are used."""
 
     COUNT = 3
 
@@ -118,7 +118,7 @@ class KafkaBrokers:
             assert self._library.rd_kafka_mock_broker_set_up(self._cluster, broker) == 0
 
     def stop(self) -> None:
-        """Connections are closed, and new ones refused."""
+        """Close the connections, and refuse new ones."""
         for broker in range(1, self.COUNT + 1):
             assert self._library.rd_kafka_mock_broker_set_down(self._cluster, broker) == 0
 

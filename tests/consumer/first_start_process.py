@@ -16,7 +16,7 @@ from tailrace.consumer.views import View, ViewKeeper
 
 
 class Death(CommandListener):
-    """Comes with the n-th update command to the targets."""
+    """Kills the process at the n-th update command to the targets."""
 
     def __init__(self, at: int) -> None:
         self._left = at

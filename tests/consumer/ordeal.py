@@ -27,7 +27,7 @@ Write = Callable[[int, dict[str, Any]], Any]
 
 @dataclass
 class Ordeal:
-    """``run()`` and look at what happened. Writes are numbered from 1 in each document.
+    """Call ``run()`` and inspect what happened. Writes are numbered from 1 in each document.
 
     ``source``  what is watched; ``target``  where leases and effects are
     """
@@ -43,14 +43,14 @@ class Ordeal:
     lease_seconds: float = 2.0
     commit_every: int = 5
     in_transaction: bool = False
-    #: One pause of a handler in so many changes.
+    #: A handler pauses once in so many changes.
     pauses_one_in: int = 60
-    #: At least so many kills, and so many stops.
+    #: How many kills there are at least, and how many stops.
     torments: int = 1
     #: What else happens, once each, spread over the time of the writes.
     events: list[Callable[[], Any]] = field(default_factory=list)
-    #: The processes keep a view too (``ordeal_view``): what else is written beside each change, and whether the view
-    #: has come to what it should be when all is written.
+    #: The processes keep a view too (``ordeal_view``): what else is written with each change, and whether the view is
+    #: right in the end.
     beside: Callable[[random.Random], Any] | None = None
     has_settled: Callable[[], bool] = lambda: True
     seed: int = 1
@@ -70,7 +70,7 @@ class Ordeal:
         self._rng = random.Random(self.seed)
 
     def run(self) -> None:
-        """Everything, to the end: all changes handled, all processes gone."""
+        """Run the whole ordeal, until all changes are handled and all processes have ended."""
         writer = threading.Thread(target=self._write_all, daemon=True)
         for _ in range(self.processes):
             self._start()
@@ -137,8 +137,8 @@ class Ordeal:
                 lambda: self._is_done_by_another(pause) or self._is_done_by_itself(pause),
                 "others to take over from the stopped process",
             )
-            # The machine was slow: its handler had come to an end when it was stopped. Others have nothing to take over
-            # then, until the document is written again: after the last write they never have.
+            # On a slow machine its handler had ended before it was stopped. Then others have nothing to take over until
+            # the document is written again, which after the last write never happens.
             was_late = self._is_done_by_itself(pause)
         finally:
             os.kill(process.pid, signal.SIGCONT)
@@ -150,7 +150,7 @@ class Ordeal:
         self.refused += 1
 
     def _next_pause(self, timeout_s: float) -> dict[str, Any] | None:
-        """A handler that has just begun to take its time."""
+        """A handler that has just begun a pause."""
         pids = [process.pid for process in self._running]
         end = time.monotonic() + timeout_s
         known = {found["_id"] for found in self._patiently(lambda: list(self.effects["pauses"].find({}, {"_id": 1})))}
@@ -195,11 +195,11 @@ class Ordeal:
         end = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < end, f"still waiting for {what}"
-            time.sleep(0.2)  # to look takes some work
+            time.sleep(0.2)  # each look takes some work
 
 
 def check_history(seen: list[dict[str, Any]], written: int, *, exactly_once: bool) -> None:
-    """What was done for one document: nothing lost, nothing out of order, no older owner after a newer one."""
+    """Check what was done for one document: nothing lost, nothing out of order, no older owner after a newer one."""
     numbers = [one["n"] for one in seen]
     assert set(numbers) == set(range(1, written + 1)), "nothing is lost"
     if exactly_once:
@@ -214,7 +214,7 @@ def check_history(seen: list[dict[str, Any]], written: int, *, exactly_once: boo
 
 
 def check(ordeal: Ordeal) -> None:
-    """All invariants over all documents."""
+    """Check all invariants over all documents."""
     with pymongo.MongoClient[Any](ordeal.target) as client:
         found = {one["_id"]: one["seen"] for one in client[ordeal.database + "_effects"]["effects"].find()}
     for key, written in ordeal._written.items():

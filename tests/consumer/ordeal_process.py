@@ -2,7 +2,7 @@
 
     python -m tests.consumer.ordeal_process JSON
 
-Now and then the handler says that it is about to write, and takes its time: that is when it is stopped.
+Now and then the handler says that it is about to write, and pauses: that is when it is stopped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def handler_of(target: Any, *, in_transaction: bool, pauses_one_in: int) -> Any:
                 with change.transaction() as session:
                     effects.update_one({"_id": key}, effect, upsert=True, session=session)
             else:
-                # As of a process that has not noticed: the target alone refuses what is stale.
+                # Like a process that has not noticed that it was stopped: only the target refuses stale writes.
                 change.fence._check = lambda: None
                 change.fence.update_one(effects, {"_id": key}, effect, upsert=True)
         except (Fenced, LeaseLost) as error:

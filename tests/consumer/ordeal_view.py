@@ -16,10 +16,10 @@ VIEW: Final = View(
     "ordeal.carts", "ordeal.customers", "customer_id", {"buyer.name": "name", "buyer.tier": "account.tier"}
 )
 _CUSTOMERS: Final = ["ann", "bob", 3, 4, 5.5]
-#: Equal to some of them for the server, in another type; and none of them.
+#: These, values of other types that the server takes for equal to some of them, and values that name no customer.
 _NAMED: Final = [*_CUSTOMERS, Int64(3), 4.0, Decimal128("5.5"), "nobody", None]
 _CARTS: Final = 40
-#: Fields that are called as ours are.
+#: Fields that are named like ours.
 _OURS: Final = {"version": 1, "token": {"_data": "82"}, "_fence": {"ordeal": 1 << 60}, "position": 2, "fullDocument": 3}
 
 #: Changes documents of a collection ("carts" or "customers"): the name, a query by _id, and an update, a replacement or
@@ -73,7 +73,7 @@ def settled(client: Any) -> Callable[[], bool]:
 
 
 def verify(uri: str, capsys: Any) -> None:
-    """``tailrace view verify`` finds no difference, and there is something to differ."""
+    """``tailrace view verify`` finds no difference, and has something to compare."""
     fields = [part for target, source in VIEW.fields.items() for part in ("--field", f"{target}={source}")]
     where = ["--target", VIEW.target, "--source", VIEW.source, "--on", VIEW.on, *fields]
     capsys.readouterr()

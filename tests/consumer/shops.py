@@ -26,8 +26,8 @@ def new_shop(uri: str, request: pytest.FixtureRequest, prefix: str) -> Iterator[
 
 
 def begin_now(store: MongoLeaseStore, client: Any, resource: str = "orders") -> None:
-    """Listeners of the resource have been here already, and go on at the present: what is dropped from now on ends
-    them."""
+    """Make listeners of the resource go on from the present, as after earlier ones: a collection that is dropped from
+    now on ends them."""
     lease = store.acquire(resource, "before", 60)
     assert lease is not None
     store.commit(lease, {"at": client.admin.command("ping")["operationTime"]}, 60)
@@ -35,7 +35,7 @@ def begin_now(store: MongoLeaseStore, client: Any, resource: str = "orders") -> 
 
 
 def until(holds: Callable[[], Any]) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < deadline

@@ -162,7 +162,7 @@ def test_an_error_goes_to_the_policy_which_may_be_awaited(shop: Any) -> None:
 def test_a_handler_in_which_something_was_cancelled_has_failed_and_the_listener_goes_on(
     shop: Any, partitions: int
 ) -> None:
-    """run() raised CancelledError: for a task group, or a gather, a listener that ends for no reason."""
+    """run() raised CancelledError. To a task group or a gather, the listener ended for no reason."""
     watched, _, store, _ = shop
     asked: list[str] = []
     seen: list[Any] = []

@@ -168,8 +168,8 @@ def test_a_child_that_the_handler_forked_does_not_go_on_with_the_listener(shop: 
 
 
 def test_two_listeners_under_one_id_are_told_apart(shop: Shop) -> None:
-    """The first finds out while the second holds the lease; had that one released it, the first would go on after it,
-    as any listener does."""
+    """The first finds out while the second holds the lease. If the second had released it, the first would go on from
+    there, as any listener does."""
     shop.orders.insert_one({"_id": 1})
     begun, go_on = threading.Semaphore(0), [threading.Event(), threading.Event()]
 
@@ -195,7 +195,8 @@ def test_two_listeners_under_one_id_are_told_apart(shop: Shop) -> None:
 
 @pytest.mark.parametrize("kind", [asyncio.CancelledError, concurrent.futures.CancelledError])
 def test_a_handler_that_ends_with_a_cancellation_has_failed_as_with_any_error(shop: Shop, kind: type[Any]) -> None:
-    """asyncio's is no Exception: the policy was not asked, and run() ended as if somebody had cancelled it."""
+    """asyncio's CancelledError is no Exception: the error policy was not asked, and run() ended as if somebody had
+    cancelled it."""
     shop.orders.insert_many([{"_id": 1}, {"_id": 2}])
     asked: list[str] = []
 
@@ -214,7 +215,7 @@ def test_a_handler_that_ends_with_a_cancellation_has_failed_as_with_any_error(sh
 
 
 def test_two_processes_with_one_id_and_lanes_are_told(shop: Shop) -> None:
-    """They took each other's leases for ever. The test above has no lanes."""
+    """They took leases from each other for ever. The test above has no lanes."""
     shop.orders.insert_many([{"_id": number} for number in range(8)])
     seen: list[int] = []
 
@@ -236,7 +237,7 @@ def test_two_processes_with_one_id_and_lanes_are_told(shop: Shop) -> None:
 
 
 def raised(listener: Listener) -> BaseException | None:
-    """What has ended it."""
+    """The error that ended it."""
     try:
         assert listener.join(300)
     except TailraceError as error:
@@ -245,7 +246,7 @@ def raised(listener: Listener) -> BaseException | None:
 
 
 def test_a_token_of_another_collection_is_an_error_that_keeps_the_position(shop: Shop) -> None:
-    """As the server's stream does it: the token's event is looked for, and not found (280) as soon as a later one
+    """As with the server's stream: the token's event is looked for, and is not found (280) as soon as a later event
     comes."""
     shop.database.customers.insert_one({"_id": 1})
     other = Listener(
@@ -285,7 +286,7 @@ def test_a_position_that_was_edited_into_something_else_is_an_error(shop: Shop, 
 
 
 def lose_history(shop: Shop) -> None:
-    """Write until the oplog no longer reaches back to the present."""
+    """Write until the oplog no longer reaches back to this moment."""
     until, beyond = time.monotonic() + 240, shop.client.admin.command("ping")["operationTime"]
     while shop.client["local"]["oplog.rs"].find_one(sort=[("$natural", 1)])["ts"] <= beyond:
         assert time.monotonic() < until, "the oplog is not truncated"
@@ -320,7 +321,7 @@ def test_lost_history_ends_the_listener_unless_the_gap_is_accepted_and_written_d
 
 
 def lanes_that_accept_gaps(shop: Shop, keys: range) -> None:
-    """They ended with "cannot tell where the oldest entry of LaneWatchable is"; and each lane keeps its own gap."""
+    """Such lanes ended with "cannot tell where the oldest entry of LaneWatchable is". Each lane has its own gap."""
     seen: list[Any] = []
 
     def handle(change: Change) -> None:
@@ -378,8 +379,8 @@ def lanes_work(shop: Shop) -> Fence:
 
 
 def lanes_copy_again(shop: Shop, stale: Fence) -> None:
-    """Two processes' listeners find their lanes' history lost: all of it is copied once, then lanes go on after. The
-    policy was refused with partitions."""
+    """The listeners of two processes find that their lanes' history is lost: everything is copied once, and the lanes
+    go on from there. The policy was refused with partitions."""
     copies = shop.database["copies"]
     seen: list[Any] = []
     listeners = [lanes_of_items(shop, seen).start() for _ in range(2)]
@@ -417,7 +418,7 @@ def test_a_dropped_collection_ends_the_listener_and_the_next_run_goes_on_after_i
 
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_drop_from_before_the_listener_does_not_end_it_and_a_later_one_does(shop: Shop, partitions: int) -> None:
-    """With start="oldest" it ended at the first start with StreamInvalidated, for a collection that is there."""
+    """With start="oldest" it ended at its first start with StreamInvalidated, although the collection exists."""
     for number in range(2):
         shop.orders.insert_one({"_id": number})
         shop.orders.drop()
@@ -464,14 +465,15 @@ def is_high_water(record: Lease | None) -> bool:
 
 
 def test_a_quiet_stream_s_position_moves_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before an event and after it: the test took a position before it for one after it."""
+    """Before an event and after it. An earlier version of this test mistook a position before the event for one after
+    it."""
     monkeypatch.setattr("tailrace.act.consumer.rules.commit_policy.CommitPolicy.is_due_when_quiet", lambda *_: True)
     monkeypatch.setattr("tailrace.act.consumer.rules.listener.ListenerLogic._may_mark", True)  # else once a minute
     seen: list[str] = []
 
     def handle(change: Change) -> None:
         seen.append(change.token["_data"])
-        time.sleep(0.3)  # the position is before the event still
+        time.sleep(0.3)  # the position is still before the event
 
     def is_behind(place: str) -> bool:
         shop.database.others.insert_one({})
@@ -494,7 +496,7 @@ def test_batched_commits_handle_again_what_was_not_committed(shop: Shop) -> None
     def crashes_at_three(change: Change) -> None:
         seen.append(change.document_key["_id"])  # type: ignore[index]
         if seen[-1] == 3:
-            shop.store.revoke("orders")  # nothing that was not committed counts any more
+            shop.store.revoke("orders")  # nothing uncommitted counts any more
             listener.stop()
 
     listener = shop.listener(crashes_at_three, commit_every=3)
@@ -504,7 +506,7 @@ def test_batched_commits_handle_again_what_was_not_committed(shop: Shop) -> None
 
 
 def test_a_target_with_a_newer_token_than_the_lease_in_force_is_an_error_that_says_so(shop: Shop) -> None:
-    """As after the lease's record was deleted: versions begin again, and every write would be refused for ever."""
+    """As if the lease's record had been deleted: versions begin again, and every write would be refused for ever."""
     shop.orders.insert_one({"_id": 1})
     shop.database.copies.insert_one({"_id": 1, "_fence": {"orders": 99}})
 

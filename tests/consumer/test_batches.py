@@ -163,7 +163,7 @@ def test_lanes_take_batches_too(shop: Any) -> None:
 
 
 def test_a_batch_and_its_position_in_one_transaction(shop: Any) -> None:
-    """Exactly once at the cost of one transaction a batch, though a listener ends after each."""
+    """Exactly once at the cost of one transaction for each batch, although a listener ends after each."""
     fill(shop, range(400))
     shop.create_collection("effects")
     runs = []
@@ -177,7 +177,7 @@ def test_a_batch_and_its_position_in_one_transaction(shop: Any) -> None:
                 effects.insert_many([dict(change.event["fullDocument"]) for change in changes], session=session)
             runs.append(len(changes))
             if len(runs) < 4:
-                raise KeyError("after the commit")  # as a crash: what is committed must not come again
+                raise KeyError("after the commit")  # as in a crash: what is committed must not come again
             return len(changes)
 
     for _ in range(3):
@@ -283,7 +283,7 @@ def test_another_lane_key_loses_nothing_and_repeats_nothing(shop: Any) -> None:
 
 
 def test_a_process_that_does_not_know_the_lanes_key_ends(shop: Any) -> None:
-    """Else the two would divide the changes in two ways."""
+    """Otherwise the two would divide the changes in different ways."""
     fill(shop, range(10))
     handler = Batches(MongoLeaseStore(shop["leases"]))
     first = listen(shop, handler, partitions=2, lane_key="fullDocument.n", lease_seconds=1).start()
@@ -297,7 +297,7 @@ def test_a_process_that_does_not_know_the_lanes_key_ends(shop: Any) -> None:
 
 
 def test_a_publisher_that_stays_away_ends_the_listener_soon_after_it_is_stopped(shop: Any) -> None:
-    """A stop had to wait until the relay gave up: for ten minutes. No test had stopped a listener in an outage."""
+    """Stopping took until the relay gave up, after ten minutes. No test had stopped a listener in an outage."""
     fill(shop, range(10))
     asked = threading.Event()
 
@@ -309,7 +309,7 @@ def test_a_publisher_that_stays_away_ends_the_listener_soon_after_it_is_stopped(
     publisher = Away()
     publisher.away = True
     listener = listen(shop, MessageRelay(publisher, ChangeMessages("orders"), retry_seconds=100_000)).start()
-    assert asked.wait(WAIT_S)  # stopped earlier it has nothing that fails
+    assert asked.wait(WAIT_S)  # stopped earlier, it would have had nothing to fail at
     listener.stop()
     assert listener.join(WAIT_S)
     publisher.away = False

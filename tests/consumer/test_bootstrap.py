@@ -77,7 +77,7 @@ def test_figure_4a_what_was_written_before_the_first_listener_is_handled(shop: A
 def test_figure_4b_what_was_written_between_the_start_and_the_crash_is_handled(
     shop: Any, members: ReplicaSet, tmp_path: Path, start: str
 ) -> None:
-    """The first listener is a process that is killed with the change in its hands. With a snapshot, more is written
+    """The first listener is a process that is killed while it handles the change. With a snapshot, more is written
     while it copies."""
     (tmp_path / "handlers.py").write_text(HANDLER)
     if start == "snapshot":

@@ -43,7 +43,7 @@ def numbered(first: int, count: int, *, topic: str = "orders", keys: int = 3) ->
 
 
 def in_jetstream(url: str, work: Callable[[Any], Any]) -> Any:
-    """What ``work``, given a JetStream context, comes to."""
+    """The result of ``work`` on a JetStream context."""
 
     async def run() -> Any:
         client = await nats.connect(url)
@@ -120,7 +120,7 @@ def test_what_redis_refuses_is_told_apart_from_a_server_that_takes_nothing(redis
         client.set("text", "x")
         with pytest.raises(MessageRefused, match="WRONGTYPE"):
             publisher.publish([Message("1", "text", b"")])
-        # A message for another stream is not carried off by it.
+        # It does not take a message for another stream down with it.
         assert publisher.publish([Message("1", "fine", b""), Message("2", "text", b"")]) == 1
         assert client.xlen("fine") == 1
         client.config_set("maxmemory", 1)
@@ -200,7 +200,7 @@ def test_what_nats_refuses_is_told_apart_from_a_server_that_takes_nothing(nats_s
         publisher.publish([Message("1", "orders", bytes(2 << 20), "a")])
     with pytest.raises(MessageRefused):
         publisher.publish([Message("1", "orders and more", b"", "a")])
-    # The one after a refused message of another key may be stored; what comes again is not stored twice.
+    # The message after a refused one of another key may be stored; when it comes again, it is not stored twice.
     assert publisher.publish([*numbered(0, 2), Message("x", "orders", bytes(600), "x"), *numbered(2, 1)]) == 2
     assert publisher.publish(numbered(2, 1)) == 1
     assert [body for _, _, body in stored_in_jetstream(nats_server)] == ["0", "1", "2"]

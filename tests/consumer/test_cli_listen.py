@@ -103,8 +103,8 @@ class Commands:
             time.sleep(0.05)
 
     def told(self, process: Process, pattern: str, times: int = 1) -> list[str]:
-        """What the process, and those that it has started, say on standard error so many times. (Their lines may come
-        into each other where Python does not buffer.)"""
+        """Wait until the process, and those that it started, have said this so many times on standard error. (Their
+        lines may be mixed up where Python does not buffer.)"""
         while True:
             ended = process.poll() is not None
             text = self.said[process.pid].read_text() if self.said[process.pid].exists() else ""
@@ -179,7 +179,7 @@ def health(url: str, name: str) -> tuple[int, str]:
 
 
 def test_a_handler_that_hangs_is_told_and_one_that_stands_by_is_well(commands: Commands) -> None:
-    """Nobody outside could tell a listener that hangs from one that waits for its turn."""
+    """From outside, a listener that hangs looked like one that waits for its turn."""
     commands.database.orders.insert_one({"_id": 1})
     first = commands.listen("slowly", "--metrics", "127.0.0.1:0", "--hung-after", "0.5")
     (url,) = commands.told(first, STATISTICS)
@@ -250,7 +250,7 @@ def test_systemd_is_told_and_its_watchdog_is_not_fed_while_a_handler_hangs(
 
 
 def test_poison_goes_to_the_dead_letters_and_the_listener_goes_on(commands: Commands) -> None:
-    """It had no way from the command line: a handler that failed once ended ``tailrace listen``."""
+    """This could not be asked for on the command line: a handler that failed once ended ``tailrace listen``."""
     commands.database.orders.insert_many([{"_id": 1}, {"_id": 2}, {"_id": 3}])
     process = commands.listen(
         "fails_at_two",
@@ -276,7 +276,7 @@ def test_poison_goes_to_the_dead_letters_and_the_listener_goes_on(commands: Comm
 def test_what_a_target_does_not_take_goes_to_the_dead_letters_of_a_view_or_ends_it(
     commands: Commands, has_letters: bool
 ) -> None:
-    """One document that the server refused ended ``tailrace view run`` for good: it had no ``--dead-letters``."""
+    """One document that the server refused ended ``tailrace view run`` for good, which had no ``--dead-letters``."""
     name, errors = commands.database.name, commands.directory / "errors-view"
     commands.database.customers.insert_many([{"_id": 1, "name": "Ann"}, {"_id": 2, "name": "poison"}])
     commands.database.create_collection("orders", validator={"buyer": {"$ne": "poison"}})
@@ -326,7 +326,7 @@ def test_leases_are_listed_and_one_is_taken_away(commands: Commands, capsys: pyt
 def test_the_lanes_of_two_processes_are_listed_and_one_is_taken_from_its_owner(
     commands: Commands, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is listed was shown only of records that no listener had written."""
+    """Earlier tests of the list had only records that no listener had written."""
     orders, uri = commands.database.orders, commands.environment["TAILRACE_URI"]
     where = f"{commands.database.name}.leases"
     processes = [commands.listen("politely", "--partitions", "4", "--lease-seconds", "20") for _ in range(2)]

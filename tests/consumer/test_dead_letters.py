@@ -1,4 +1,4 @@
-"""Poison: what a handler cannot handle is kept with its position and reason, and replayed."""
+"""Poison: a change that a handler cannot handle is kept with its position and the reason, and replayed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_listener_ends_at_a_dead_letter_if_that_is_chosen(shop: Any) -> None
 
 @pytest.mark.parametrize("then", ["skip", "stop"])
 def test_a_lane_goes_on_after_its_poison_or_ends_with_all_of_them(shop: Any, then: Any) -> None:
-    """Dead letters had been tried without lanes alone."""
+    """Dead letters had only been tried without lanes."""
     database, store = shop
     fine = {"topic": "t", "payload": ""}
     database.outbox.insert_many([{"_id": number, **({} if number == 7 else fine)} for number in range(80)])
@@ -209,7 +209,7 @@ def fail_all(shop: Any, count: int) -> DeadLetters:
 
 
 def test_a_letter_has_what_a_change_has_so_that_the_same_handler_takes_it(shop: Any) -> None:
-    """Through the fence it writes under the token of its time: what a newer owner has written since stays."""
+    """Through the fence it writes under the old token: what a newer owner has written since stays."""
     database, _ = shop
     letters = fail_all(shop, 3)
     database.copies.insert_many([{"_id": 1, "by": "a newer owner", "_fence": {"orders": 9}}, {"_id": 2}])
@@ -228,7 +228,7 @@ def test_a_letter_has_what_a_change_has_so_that_the_same_handler_takes_it(shop: 
 
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_letter_does_not_undo_what_the_same_listener_has_written_since(shop: Any, partitions: int) -> None:
-    """Its token was the one that the later changes were handled under too. The test above has a newer owner's."""
+    """The letter's token was also that of the later changes. In the test above these have a newer owner's token."""
     database, store = shop
     letters = DeadLetters(database.letters, tries=1)
     done = threading.Event()
@@ -260,7 +260,7 @@ def test_a_letter_does_not_undo_what_the_same_listener_has_written_since(shop: A
 
 
 def test_strings_that_are_not_utf_8_reach_the_letters_whoever_put_them_at_the_top(shop: Any) -> None:
-    """A stage of the user can: the kind of the change could not be read then, and the letter not be written."""
+    """A user's stage can remove it. Then the kind of the change could not be read, and no letter was written."""
     database, store = shop
     bad = raw_bson.encode_element(raw_bson.STRING, b"name", raw_bson.encode_string(b"M\xfcller"))
     identity = raw_bson.encode_element(raw_bson.INT32, b"_id", raw_bson.encode_int32(1))
@@ -380,7 +380,7 @@ def test_a_letter_whose_document_has_changed_since_is_kept_and_told(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A handler without a fence wrote the old value over the newer one, and nobody heard of it."""
+    """A handler without a fence overwrote the newer value with the old one, and nobody was told."""
     database, _ = shop
     letters = fail_all(shop, 4)
     database.orders.update_one({"_id": 1}, {"$set": {"v": 2}})
@@ -408,7 +408,7 @@ def test_a_letter_whose_document_has_changed_since_is_kept_and_told(
 def test_changes_of_one_document_that_are_all_dead_letters_are_replayed_in_their_order(
     shop: Any, replica_set: ReplicaSet
 ) -> None:
-    """None of them is a newer state than the others: the handler had none."""
+    """None of them is newer than what the handler has: it has handled none of them."""
     database, store = shop
     letters = DeadLetters(database.letters, tries=1)
     refused = threading.Event()

@@ -1,4 +1,5 @@
-"""Fenced writes: an older owner changes nothing once a newer one was there, and says so; nothing else is refused."""
+"""Fenced writes: once a newer owner has written, an older one changes nothing and is told so; nothing else is
+refused."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def target(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[
 
 OLD, NEW = Fence("orders", 6), Fence("orders", 7)
 
-#: Writes of one fence to the document 1, and to all.
+#: Writes through a fence: to the document 1, and to all documents.
 WRITES: dict[str, Callable[[Fence, Any], Any]] = {
     "update_one": lambda fence, at: fence.update_one(at, {"_id": 1}, {"$set": {"by": fence.version}}),
     "update_one, upsert": lambda fence, at: fence.update_one(

@@ -165,7 +165,7 @@ def test_an_array_in_the_way_is_written_over_and_holds_nobody_up(shop: Shop) -> 
 
 
 def test_a_reference_inside_an_array_names_nobody(shop: Shop) -> None:
-    """A query looks into arrays, and the view does not: what the one wrote the other called wrong, for ever."""
+    """A query looks into arrays, and the view does not: one wrote what the other then called wrong, for ever."""
     view = View(shop.orders, shop.customers, "buyer.id", {"name": "name"})
     upkeep = ViewUpkeep(shop.client, view)
     shop.customers.insert_one({"_id": "a", "name": "A"})
@@ -296,8 +296,9 @@ def test_a_document_that_is_full_is_named_and_does_not_hold_up_the_others(shop: 
 
 
 def test_a_target_is_looked_for_among_what_cannot_be_rolled_back(members: ReplicaSet, shop: Shop) -> None:
-    """A target was left out that another process had written on a primary about to be rolled back: it was read as that
-    primary saw it. No test looks at one process's writes from a second one across a rollback."""
+    """A target was skipped because another process had written it on a primary that was about to be rolled back: the
+    target was read as that primary had it. No test looks at one process's writes from another process across a
+    rollback."""
     levels = []
 
     class Finds(Updates):
@@ -348,7 +349,8 @@ def test_a_version_of_another_type_holds_no_writer_up(shop: Shop, ahead: Any) ->
 
 
 def test_a_rebuild_does_not_take_a_keeper_s_version_for_one_that_is_ahead(shop: Shop) -> None:
-    """It is judged by the clock after the target was read, and what a keeper wrote meanwhile stays."""
+    """Whether a version is ahead is judged by the clock after the target was read, and what a keeper wrote meanwhile
+    stays."""
     shop.customers.insert_one({"_id": "a", "name": "A"})
     shop.orders.insert_one({"_id": 0, "customer_id": "a", "_views": {"customer_id": Timestamp(0xFFFFFFFF, 1)}})
     (forged,) = shop.orders.find()

@@ -41,7 +41,7 @@ def eventually(holds: Callable[[], Any], what: str) -> None:
 
 
 class Seen:
-    """What handlers saw: each change once with who handled it; thread-safe."""
+    """What handlers saw: each change with the owner that handled it. Thread-safe."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[str, Any, Any, str]] = []
@@ -67,7 +67,7 @@ class Seen:
 
 
 def write_rounds(collection: Any, rounds: range, keys: int = 12) -> None:
-    """One change of each document a round; the documents have fields named as ours are."""
+    """One change of each document in each round; the documents have fields named like ours."""
     for n in rounds:
         for key in range(keys):
             ours = {"n": n, "token": {"_data": "x"}, "version": -n, "lane": 3, "position": 1, "documentKey": {"_id": 0}}
@@ -86,8 +86,8 @@ def listen(shop: Any, seen: Seen, who: str, partitions: int, **options: Any) -> 
 
 @pytest.mark.parametrize("commit_every", [1, 10])
 def test_lanes_handle_nothing_from_after_an_invalidate_before_the_listener_ends(shop: Any, commit_every: int) -> None:
-    """Three lanes of four were told of the end, took it for a failure that passes, and went on. The tests had nothing
-    written after the drop."""
+    """Three of four lanes took the end of the stream for a failure that passes, and went on. Earlier tests wrote
+    nothing after the drop."""
     seen, orders = Seen(), shop[1].orders
     begin_now(shop[2], shop[0])
     orders.insert_many([{"_id": key, "n": 1} for key in range(20)])
@@ -175,7 +175,7 @@ def test_a_listener_without_partitions_hands_its_place_over_and_gets_it_back(sho
 
 
 def test_ddl_is_a_barrier_across_lanes_and_listeners(shop: Any) -> None:
-    """Everything before it was handled before it, nothing after it was, and it is handled once."""
+    """The change is handled once: after everything that came before it, and before everything after it."""
     client, database, store = shop
     seen = Seen()
     options = {"resource": "orders", "store": store, "lease_seconds": 2.0, "partitions": 4}
@@ -218,7 +218,7 @@ def test_an_invalidation_ends_or_resumes_all_lanes(shop: Any) -> None:
 
 
 def test_a_lane_without_changes_moves_with_the_others(shop: Any) -> None:
-    """Else its position would fall off the oplog."""
+    """Otherwise its position would fall off the oplog."""
     seen, store = Seen(), shop[2]
     times: dict[str, str] = {}
     with listen(shop, seen, "a", 4, commit_idle=0.2):
@@ -282,7 +282,7 @@ def test_a_handler_that_raises_ends_all_lanes_before_its_change(shop: Any) -> No
 
 
 def test_lanes_share_a_target_and_an_older_generation_is_shut_out(shop: Any) -> None:
-    """Lanes have versions of their own: had they one name in the fence, one lane would shut out the others."""
+    """Lanes have versions of their own: with one name in the fence for all, one lane would shut out the others."""
     client, database, store = shop
     fences: dict[str, Fence] = {}
     seen = Seen()
@@ -303,7 +303,7 @@ def test_lanes_share_a_target_and_an_older_generation_is_shut_out(shop: Any) -> 
     plan = LanePlan.from_document(store.read("orders").position, "orders")
     newer = Fence("orders/5", plan.fencing_token(1), above={"orders": plan.fencing_token(0)})
     newer.update_one(database.totals, {"_id": "all"}, {"$inc": {"n": 1}})
-    stale._check = lambda: None  # as of a process that has not noticed
+    stale._check = lambda: None  # like a process that has not noticed
     with pytest.raises(Fenced):
         stale.update_one(database.totals, {"_id": "all"}, {"$inc": {"n": 1}})
     assert database.totals.find_one({"_id": "all"})["n"] == 61

@@ -101,7 +101,7 @@ def test_what_the_stream_cannot_give_is_a_dead_letter(shop: Any, partitions: int
 
 
 def test_lanes_that_begin_at_such_an_event_make_one_dead_letter_of_it(shop: Any) -> None:
-    """The stream fails when it is opened then, before any lane has been given anything."""
+    """Then the stream fails when it is opened, before any lane has been given anything."""
     store = MongoLeaseStore(shop["leases"])
     _, listener = listen(shop, **IMAGES)
     with pytest.raises(ServerError):
@@ -140,7 +140,7 @@ def test_an_event_at_which_a_stage_of_the_user_fails_is_a_dead_letter_and_so_is_
 
 
 def test_an_event_without_an_operation_is_handled(shop: Any) -> None:
-    """And an invalidate is known by its token."""
+    """An invalidate is recognised by its token."""
     keys: list[Any] = []
     store = MongoLeaseStore(shop["leases"])
     project = [{"$project": {"documentKey": 1}}]
@@ -156,7 +156,7 @@ def test_an_event_without_an_operation_is_handled(shop: Any) -> None:
 
 
 def test_lanes_say_that_they_need_the_operation(shop: Any) -> None:
-    """They repeated for ever that the stream is resumed when that is possible."""
+    """Instead they logged for ever that the stream will be resumed when that is possible."""
     seen, listener = listen(shop, pipeline=[{"$project": {"documentKey": 1}}], partitions=2)
     with pytest.raises(UsageError, match="operationType"):
         listener.run()

@@ -35,7 +35,7 @@ def key_of(change: Change) -> Any:
 
 
 class Unreliable(MongoLeaseStore):
-    """Fails where it is told to, and notes when commits come through."""
+    """Fails when it is told to, and notes when commits succeed."""
 
     def __init__(self, collection: Any, notes: list[Any]) -> None:
         super().__init__(collection)
@@ -60,7 +60,7 @@ class Unreliable(MongoLeaseStore):
 
 
 def test_the_next_change_waits_until_the_commit_of_this_one_has_succeeded(shop: Any) -> None:
-    """The simulation shows it with a store of its own; nothing showed it on a server, through the threads."""
+    """The simulation shows it with a store of its own; no test had shown it on a server, with the threads."""
     notes: list[Any] = []
     store = Unreliable(shop["leases"], notes)
     shop.orders.insert_many([{"_id": number} for number in range(3)])
@@ -138,7 +138,7 @@ def test_a_thread_keeps_the_lease_while_a_handler_takes_longer_than_the_lease(sh
 
 
 def test_who_has_lost_the_lease_neither_writes_nor_commits_whatever_its_handler_does(shop: Any) -> None:
-    """It stops where it cannot be told: it has looked at its lease, then it stands still, and the next owner works."""
+    """It stands still where it cannot be told: it has just checked its lease, and now the next owner works."""
     store = MongoLeaseStore(shop["leases"])
     shop.orders.insert_many([{"_id": 0}, {"_id": 1}])
     shop.copies.insert_one({"_id": 0})
@@ -151,7 +151,7 @@ def test_who_has_lost_the_lease_neither_writes_nor_commits_whatever_its_handler_
         change.fence._check = lambda: None
         with pytest.raises(Fenced) as raised:
             change.fence.update_one(shop.copies, {"_id": 0}, {"$set": {"by": change.version}})
-        refused.append(raised.value)  # and it returns, as if nothing had happened
+        refused.append(raised.value)  # then the handler returns as if nothing had happened
 
     def next_owner(change: Change) -> None:
         change.fence.update_one(shop.copies, {"_id": 0}, {"$set": {"by": change.version}})
@@ -178,7 +178,7 @@ def test_who_has_lost_the_lease_neither_writes_nor_commits_whatever_its_handler_
 
 
 def test_an_outside_service_that_keeps_the_newest_token_refuses_the_owner_that_comes_late(shop: Any) -> None:
-    """The worked example of the page, as it stands there; the page's own test runs it, and nobody is late there."""
+    """The example of the page, as printed. The page's own test runs it too, but there no owner is late."""
     found = re.search(r"(?ms)^class Mailbox:.*?(?=\n\n\n)", PAGE.read_text())
     assert found is not None
     names: dict[str, Any] = {}
@@ -241,8 +241,8 @@ def test_however_many_lanes_a_process_holds_it_reads_the_oplog_once(replica_set:
 
 
 def test_nothing_goes_on_while_no_majority_takes_the_commit(start_replica_set: Callable[..., ReplicaSet]) -> None:
-    """The secondaries stop replicating with a change in hand: its commit has no majority, so the next change waits, and
-    all is handled when they go on."""
+    """The secondaries stop replicating while a change is handled: its commit has no majority, so the next change waits.
+    When they go on, everything is handled."""
     members = start_replica_set(3, enable_test_commands=True)
     with tailrace.connect(members.uri) as client, MongoClient[Any](members.uri) as asking:
         shop = client["majority"]
@@ -293,7 +293,7 @@ class Commands(CommandListener):
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        #: Those of them that are retryable writes, of which the server keeps a record.
+        #: Those of them that are retryable writes, for which the server keeps a record.
         self.retryable: list[str] = []
 
     def started(self, event: CommandStartedEvent) -> None:
@@ -310,7 +310,7 @@ class Commands(CommandListener):
 
 
 def test_a_commit_of_a_listener_without_lanes_is_no_retryable_write(replica_set: ReplicaSet, shop: Any) -> None:
-    """It was a findAndModify, of which the server keeps an image: 1.77 times the cost of an update."""
+    """It was a findAndModify, for which the server keeps an image: 1.77 times the cost of an update."""
     commands = Commands()
     shop.orders.insert_many([{"_id": number} for number in range(30)])
 

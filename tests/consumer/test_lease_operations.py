@@ -1,5 +1,5 @@
-"""What an operator does with leases while listeners run on a real replica set: every change is handled once, but for
-what the operator asked for."""
+"""What an operator does with leases while listeners run on a real replica set: every change is handled once, unless the
+operator asked for something else."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def shop(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Sh
 
 
 def begin(shop: Shop, listener: Listener) -> None:
-    """Until it has handled something."""
+    """Wait until the listener has handled something."""
     shop.write(0)
     until(lambda: shop.handled)
     assert listener.statistics.paused == 0
@@ -156,8 +156,8 @@ def test_a_listener_whose_handler_does_not_end_keeps_its_lease_until_that_is_tak
 
 @pytest.mark.parametrize("partitions", [ONE_LANE, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_lease_goes_to_whom_it_is_handed(shop: Shop, partitions: int) -> None:
-    """The owner before took it again in ten of ten attempts: it asks a moment after it has lost it. A listener without
-    a lane, of which there are some where lanes are fewer, did not take what it was handed, and nobody else could: no
+    """In ten of ten attempts the previous owner took it back: it asks a moment after it has lost it. And if there are
+    fewer lanes than listeners, a listener without a lane did not take what it was handed, and nobody else could: no
     test had so few lanes."""
     owners = ["host1-1-a", "host10-2-b", "host2-3-c"]
     listeners = {owner: shop.listener(owner, partitions=partitions) for owner in owners}
@@ -170,7 +170,7 @@ def test_a_lease_goes_to_whom_it_is_handed(shop: Shop, partitions: int) -> None:
             shop.operations.release("orders", to, 60)
             (wanted,) = [owner for owner in owners if owner == to or owner.startswith(f"{to}-")]
             until(lambda wanted=wanted: shop.owners() == {wanted} and len(held(shop)) == partitions)
-        shop.operations.resume("orders")  # nothing is left to anybody any more
+        shop.operations.resume("orders")  # no lane is reserved for anybody any more
         shop.write(*range(1, 30))
         until(lambda: len(shop.counts) == 30)
     assert all(count <= 2 for count in shop.counts.values())
@@ -222,7 +222,7 @@ def test_a_position_is_set_back_and_ahead_while_listeners_run(shop: Shop, partit
     gaps = [
         gap for name in shop.operations.find("orders").lanes for gap in shop.store.read(name).position.get("gaps", [])
     ]
-    # A lane that had handled changes and not committed them when it was set back has those on record too.
+    # A lane that was set back with handled changes uncommitted has those on record too.
     assert any(gap["to"] > after for gap in gaps), "what was passed over is on record"
 
 
@@ -298,8 +298,8 @@ def test_the_change_at_which_a_listener_has_ended_is_left_out_when_it_is_started
 
 
 def test_a_change_that_is_to_be_left_out_is_so_before_the_number_of_lanes_changes(shop: Shop) -> None:
-    """The mark stayed on a lane that nobody took any more: the change was handled, and nothing was said. No test had
-    another number of lanes come between."""
+    """The mark stayed on a lane that nobody took any more: the change was handled, and nobody was told. No test had
+    changed the number of lanes in between."""
     with shop.listener("first", partitions=2):
         shop.write(*range(6))
         until(lambda: len(shop.counts) == 6)
@@ -340,7 +340,8 @@ def test_a_change_that_the_stream_cannot_give_is_left_out_too(shop: Shop, partit
         with pytest.raises(ServerError, match="divide by zero"):
             shop.listener("first", **options).run()
         names = shop.operations.find("orders").lanes
-    for name in names:  # the lane whose change it is goes on; the other one's next change is left out after that
+    # The lane that the change belongs to goes on; after that the next change of the other lane is left out.
+    for name in names:
         shop.operations.skip(name, f"{shop.database.name}.letters")
     with shop.listener("second", **options):
         until(lambda: {3} <= {letter.document_key["_id"] for letter in shop.letters.letters("orders")})

@@ -124,8 +124,8 @@ def test_a_lease_that_is_taken_stops_the_handler_s_world(shop: Any) -> None:
 def test_a_position_is_not_continued_on_another_deployment_of_the_same_name(
     shop: Any, start_replica_set: Callable[..., ReplicaSet], partitions: int
 ) -> None:
-    """Leases may be kept elsewhere than what is watched, and a position alone says nothing of its deployment: one at a
-    time or a high-water mark was taken by any. No test had a second deployment."""
+    """Leases may be kept in another deployment than the watched one, and a position does not say which deployment it is
+    from: any deployment accepted a time or a high-water mark. No test had a second deployment."""
     client, database, store = shop
     other = start_replica_set()
     database.orders.insert_one({"_id": 1})

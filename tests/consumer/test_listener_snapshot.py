@@ -1,4 +1,4 @@
-"""Listeners that begin with what is there."""
+"""Listeners that begin with the existing documents."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_is_there_comes_first_then_every_change_since(shop: Any) -> None:
     assert len(copied) == len(set(copied))
     assert seen[-1] == ("insert", "later")
     position = store.read("orders").position
-    # The copy's place is gone, and whose history this is has stayed. (The deployment was lost at the copy's end.)
+    # The copy's place is gone, and the identity of the history has stayed. (It used to be lost at the end of the copy.)
     assert set(position) == {"token", "deployment", "entries"}
 
 
@@ -154,7 +154,7 @@ def test_an_empty_database_goes_straight_to_its_stream(shop: Any) -> None:
 
 
 def test_lost_history_is_healed_by_another_snapshot(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oplog of a test is never lost, so the collection's ``watch`` says so of an old time."""
+    """The oplog of a test does not lose history, so here the collection's ``watch`` claims it for an old time."""
     database, store = shop
     orders = database.orders
     orders.insert_many([{"_id": number} for number in range(5)])

@@ -59,8 +59,8 @@ def test_the_store_keeps_every_promise(
 
 
 def test_no_time_of_the_client_s_reaches_the_server(replica_set: ReplicaSet) -> None:
-    """A lease must be judged by one clock. The check of a store cannot turn a client's clock, so the commands are
-    looked at."""
+    """A lease must be judged by one clock. The check of a store cannot change a client's clock, so the commands are
+    inspected."""
     commands = Commands()
     with MongoClient(replica_set.uri, event_listeners=[commands]) as client:
         store = MongoLeaseStore(client["client_clock"]["leases"])
@@ -133,7 +133,7 @@ def test_an_edited_document_is_an_error_and_stays_as_it_is(name: str, leases: An
         return
     assert repr(leases.find_one()) == repr(before)
     if EDITED[name].keys() & {"position", "expiresAt"}:
-        # Owner and version still say whose it is: the owner's next commit puts right what it writes anyway.
+        # Owner and version still say whose it is: the owner's next commit corrects the fields that it writes anyway.
         assert store.commit(lease, {"token": {"_data": "1"}}, 600).position == {"token": {"_data": "1"}}
         return
     with pytest.raises((LeaseDocumentError, LeaseLost)):
@@ -201,8 +201,8 @@ def test_a_standalone_server_is_refused() -> None:
 
 @pytest.mark.parametrize("step", ["acquire", "refresh", "commit"])
 def test_what_no_majority_has_is_not_granted(step: str, leases: Any) -> None:
-    """The server carries the command out and says that it could not wait for the majority. That ended the listener, as
-    if asking again could not help; only commits together had been tried."""
+    """The server carries the command out and reports that it could not wait for the majority. That ended the listener,
+    as if a retry could not help; only joint commits had been tried."""
     store = MongoLeaseStore(leases)
     lease = None if step == "acquire" else store.acquire("orders", "a", 600)
     failure = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waiting for replication timed out"}
@@ -234,9 +234,9 @@ def test_what_is_no_collection_is_refused() -> None:
 
 
 def test_a_commit_that_arrives_after_newer_ones_changes_nothing(replica_set: ReplicaSet) -> None:
-    """A server that was frozen goes on with commands whose client has given them up and sent others since. Which of
-    them it takes up first is chance; here the very command is sent once more after the newer ones. Every test before
-    had its commands done at once or never."""
+    """A server that was frozen goes on with commands whose client has given them up and sent others since. Their order
+    is chance; here the same command is sent once more after the newer ones. In every earlier test, commands were
+    carried out at once or never."""
     commands = Commands()
     old, new = ({"token": {"_data": f"82{number:016X}2B02"}} for number in (5, 6))
     with MongoClient(replica_set.uri, event_listeners=[commands]) as client:

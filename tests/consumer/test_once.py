@@ -1,5 +1,5 @@
 """Effects once for each change, though processes are killed between the effect and the commit of its position: with
-marks in MongoDB, and behind Kafka, which keeps what is published twice."""
+marks in MongoDB, and with consumers of Kafka, which keeps what is published twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.pace import BETWEEN_LOOKS_S
 pytestmark = pytest.mark.mongod
 ROOT = Path(__file__).parents[2]
 COUNT = amount(12, 60)
-#: Fewer are in one hand: no relay is killed between two of them.
+#: With fewer, a relay has them all in one batch, and is never killed between two of them.
 RELAYED = amount(30, 60)
 
 
@@ -45,7 +45,8 @@ def database(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterato
 
 
 def killed_until(holds: Callable[[], Any], *arguments: str) -> int:
-    """Run the process, start it again whenever it was killed, and end it when all is done; how often it was killed."""
+    """Run the process, start it again whenever it was killed, and end it when all is done. Returns how often it was
+    killed."""
     kills, end = 0, time.monotonic() + 300
     while True:
         process = Forked("tests.consumer.once_process", [*arguments, str(kills)], cwd=ROOT)
@@ -60,7 +61,7 @@ def killed_until(holds: Callable[[], Any], *arguments: str) -> int:
 
 
 def all_committed(database: Any) -> Callable[[], bool]:
-    """Whether the position is after a last insert, which is made when all others are there."""
+    """Whether the position is after a last insert, which is made after all the others."""
     last = database.client.admin.command("ping")["operationTime"]
 
     def holds() -> bool:

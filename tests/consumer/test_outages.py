@@ -118,7 +118,7 @@ def test_a_broker_that_is_killed_and_comes_back_has_everything_in_order(  # noqa
 def test_a_kafka_that_goes_away_and_comes_back_has_everything_in_order(
     shop: Any, caplog: pytest.LogCaptureFixture, seconds: float
 ) -> None:
-    """Only a Kafka that never came back was tried: it was not known that the mock brokers can be stopped."""
+    """Earlier only a Kafka that never came back was tried: it was not known that the mock brokers can be stopped."""
     brokers = KafkaBrokers("orders")
     publisher = KafkaPublisher(brokers.servers, {"message.timeout.ms": 1000})
     letters = DeadLetters(shop["letters"])

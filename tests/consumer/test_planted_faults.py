@@ -88,7 +88,7 @@ FAULTS: dict[str, tuple[Any, str, Any, Callable[[], bool]]] = {
 
 
 def holds(check: Callable[[], bool]) -> bool:
-    """Whether the check holds; what it stumbles over is a finding too."""
+    """Whether the check passes; an exception counts as a finding too."""
     try:
         return check()
     except (UnicodeDecodeError, bson.errors.InvalidBSON):
@@ -128,7 +128,7 @@ def follow(shop: Shop, names: tuple[str, ...]) -> None:
 
 
 class RawHanded(Handed):
-    """As its bytes are."""
+    """Compared byte for byte."""
 
     def __init__(self, event: dict[str, Any], raw: bytes) -> None:
         super().__init__(event)

@@ -1,7 +1,7 @@
 """Views of values that Python has no value for: strings and names that are not UTF-8, symbols, undefined, NaNs.
 
-A view that met a string that is not UTF-8 ended, and symbols became strings on their way. The tests had values of
-Python alone.
+A view ended at a string that is not UTF-8, and symbols became strings on the way. Earlier tests had only values that
+Python has.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VALUES = {
     "a regular expression": (rb.REGEX, b"\xfe\0i\0"),
     "code": (rb.CODE, BAD),
 }
-#: What a source can be named by.
+#: Values that can name a source.
 KEYS = {name: value for name, value in VALUES.items() if value[0] not in (rb.ARRAY, rb.REGEX)}
 
 
@@ -100,7 +100,7 @@ def is_kept(shop: Shop) -> bool:
 
 @pytest.mark.parametrize("first", ["before", "after"])
 def test_a_keeper_carries_every_value_byte_for_byte(shop: Shop, first: str) -> None:
-    """What is there when it starts, and what comes later; from the side of the source and of the target."""
+    """Documents that exist when the view starts, and later ones; both as source and as target."""
     if first == "before":
         shop.fill()
     keeper = ViewKeeper(shop.client, shop.view, store=MongoLeaseStore(shop.database.leases))
@@ -123,5 +123,5 @@ def test_a_rebuild_and_a_verification_read_the_bytes(shop: Shop) -> None:
     assert upkeep.rebuild() == len(VALUES)
     assert is_kept(shop)
     assert list(upkeep.verify(grace_s=0)) == []
-    shop.orders.update_one({"_id": 1}, {"$set": {"customer.name": "s"}})  # a string where a symbol is
+    shop.orders.update_one({"_id": 1}, {"$set": {"customer.name": "s"}})  # a string in place of a symbol
     assert [one.path for one in upkeep.verify(grace_s=0)] == ["customer.name"]

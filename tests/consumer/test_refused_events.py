@@ -1,7 +1,7 @@
 """Events that a stream cannot give, and positions at which a changed pipeline lets no stream begin.
 
-An event over the limit was passed over alone: at any other that it could not give, and with ``engine="server"`` at
-each, a listener ended for ever. The tests had one kind of such events, and one engine.
+Only an event over the size limit was passed over: a listener ended for good at any other event that its stream could
+not give, and with ``engine="server"`` at every one. Earlier tests had one kind of such events, and one engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.server_in_use import IN_BETWEEN
 pytestmark = pytest.mark.mongod
 
 ENGINES = ("oplog", "server")
-#: Fails at the documents 3 and 4, and at the drop, whose key is missing, it does not.
+#: Fails at the documents 3 and 4, but not at the drop, which has no key.
 DIVIDES: list[dict[str, Any]] = [
     {"$addFields": {"x": {"$divide": [1, {"$multiply": [*({"$subtract": ["$documentKey._id", n]} for n in (3, 4))]}]}}}
 ]
@@ -45,7 +45,7 @@ class Shop:
         self.letters = DeadLetters(database.letters, tries=1)
 
     def begin(self) -> None:
-        """Listeners of ``orders`` begin here."""
+        """Let listeners of ``orders`` begin here."""
         begin_now(self.store, self.database.client)
 
     def fill(self) -> None:
@@ -57,8 +57,8 @@ class Shop:
         self.orders.insert_many([{"_id": number} for number in (7, 8)])
 
     def handled(self, engine: str, until: Any, before: Sequence[Any] = (), **options: Any) -> list[Any]:
-        """What a listener handles until the change of the document ``until``; of a set, until all of them are handled,
-        with those that were handled ``before``: a lane may be far behind another one."""
+        """What a listener handles up to the change of the document ``until``. If that is a set, until all of it is
+        handled, counting what was handled ``before``: one lane may be far behind another."""
         seen: list[Any] = []
 
         def handle(change: Change) -> None:
@@ -114,7 +114,7 @@ def test_what_the_user_s_stages_fail_at_is_a_dead_letter_and_no_more(
 
 
 def more(shop: Shop, pipeline: Any, partitions: int) -> dict[str, Any]:
-    """One change more: the lanes that were behind when the last one was handled come to an end too."""
+    """Write one more change, so that lanes that were behind when the last one was handled come to their end too."""
     shop.orders.insert_one({"_id": 9})
     return {"pipeline": pipeline, "partitions": partitions}
 
@@ -180,7 +180,7 @@ def test_a_policy_that_is_asked_for_a_retry_gets_the_same_event_again(shop: Shop
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_changed_pipeline_goes_on_after_the_last_change(shop: Shop, engine: str, partitions: int) -> None:
-    """It ended with 280 for ever where the pipeline no longer gives the last change that was handled."""
+    """It always ended with 280 if the pipeline no longer gives the last change that was handled."""
     shop.fill()
     assert shop.handled(engine, 4) == [*range(5)]
     odd = [{"$addFields": {"key": "$documentKey._id"}}, {"$match": {"key": {"$in": [5, 7, 9]}}}]
@@ -232,7 +232,7 @@ def test_older_servers(start_replica_set: Callable[..., ReplicaSet], version: st
 
 
 def test_an_invalidate_that_the_user_s_stages_fail_at_is_gone_on_after(shop: Shop) -> None:
-    """It was passed over as another event, and no stream resumes at its token: the listener ended for ever."""
+    """It was passed over like any other event, but no stream resumes at its token: the listener ended for good."""
     kind = {"$cond": [{"$eq": ["$operationType", "invalidate"]}, 0, 1]}
     fails = [{"$addFields": {"x": {"$divide": [1, kind]}}}]
     shop.orders.insert_one({"_id": 1})

@@ -1,7 +1,7 @@
-"""Positions that are kept elsewhere than in their deployment, when that is restored from an older backup.
+"""Positions that are kept outside of their deployment, when that is restored from an older backup.
 
-They were taken by any history: the token of a change was looked for, but a high-water mark, which is what a quiet
-stream stands at, names no change. No test had put back a deployment's data under a listener.
+Any history accepted them: the token of a change was looked for, but a high-water mark, the position of a quiet stream,
+names no change. No test had restored a deployment's data under a listener.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.server_in_use import SERVER_VERSION
 pytestmark = pytest.mark.mongod
 
 LANES = {"alone": 1, "lanes": 2}
-#: A listener that should be refused, and is not, is given up after this time.
+#: How long to wait for a listener that should be refused and is not.
 WAIT_S = 60
 
 
@@ -45,12 +45,12 @@ class Shop:
         return Listener(client["shop"]["orders"], handle, lease_seconds=2, commit_idle=0.2, **options)
 
     def positions(self) -> list[Mapping[str, Any]]:
-        """Those of the one listener and of the lanes of the other."""
+        """The positions of one listener and of the other one's lanes."""
         of_streams = [one for one in self.store.leases() if one.resource == "alone" or "/1." in one.resource]
         return [one.position for one in of_streams if one.position is not None]
 
     def run_to_a_high_water_mark(self, seen: list[int]) -> None:
-        """Both listeners, until every position stands after all that there is at this moment, at no change."""
+        """Run both listeners until every position is after all present changes, and is not that of a change."""
 
         def all_there() -> bool:
             tokens = [ResumeToken.parse(one["token"]) for one in self.positions() if "token" in one]
@@ -104,7 +104,7 @@ def test_a_listener_at_a_high_water_mark_does_not_go_on_over_another_history(
     watched.stop(0)
     shutil.copytree(data, backup)
     watched.restart(0)
-    # Honest: the same history goes on, after a restart.
+    # No refusal: the same history goes on, after a restart.
     insert(watched.uri, "orders", 2)
     shop.run_to_a_high_water_mark([1, 2])
     insert(watched.uri, "others", 3)
@@ -117,7 +117,7 @@ def test_a_listener_at_a_high_water_mark_does_not_go_on_over_another_history(
     insert(watched.uri, "orders", 4)
     shop.refuse()
     with tailrace.connect(watched.uri) as client:
-        # An earlier version's positions know no entry.
+        # Positions of an earlier version have no entry.
         leases.update_many({}, {"$unset": {"position.entries": 1}})
         with shop.listen("alone", client), shop.listen("lanes", client):
             eventually(lambda: shop.seen == {name: [1, 2, 4] for name in LANES}, "what came after the restore")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.mongod
 
 
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The waits before retries, which nobody waits for."""
+    """Records the waits before retries, without waiting."""
     waits: list[float] = []
     plain = Listener._pause
 

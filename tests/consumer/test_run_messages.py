@@ -92,7 +92,7 @@ def pipeline(tmp_path: Path, replica_set: ReplicaSet, shop: Any, kafka: KafkaBro
 
 
 def lose_history(patched: pytest.MonkeyPatch) -> None:
-    """Its first entry is that of a new replica set: as if it had been removed."""
+    """Let the oplog look as if its first entry, that of a new replica set, had been removed."""
     oldest = MongodSource.oldest
     patched.setattr(MongodSource, "oldest", lambda self: (oldest(self)[0], False))
 
@@ -114,7 +114,7 @@ def test_a_run_to_the_present_publishes_what_is_there_and_the_next_one_what_is_n
     found = stored_in_kafka(kafka.servers, "orders", 80)
     check_order([number_of(one.value()) for one in ordered(found)], 80)
     assert pipeline.position["token"]["_data"] > first["token"]["_data"]
-    # Nothing new: the position is written forward all the same, so that it does not fall off the oplog.
+    # Nothing new came: the position moves forward all the same, so that it does not fall off the oplog.
     shop.others.insert_one({})
     second = pipeline.position
     pipeline.to_present(path)
@@ -187,7 +187,7 @@ def test_killed_again_and_again_every_change_is_there_in_order_and_positions_nev
     times = [one["token"]["_data"] for one in positions if one.get("token")]
     assert times == sorted(times)
     found = stored_in_kafka(kafka.servers, "orders", count)
-    while missing := count - len({number_of(one.value()) for one in found}):  # what was sent twice came twice
+    while missing := count - len({number_of(one.value()) for one in found}):  # what was sent twice arrived twice
         more = stored_in_kafka(kafka.servers, "orders", missing, 60)
         assert more, f"{missing} are missing"
         found += more

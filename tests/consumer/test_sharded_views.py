@@ -93,8 +93,9 @@ def settle(upkeep: ViewUpkeep, keeper: ViewKeeper | None = None) -> None:
 
 
 def test_views_on_shard_keys_of_all_kinds_are_kept_while_chunks_move(shop: Any, replica_set: ReplicaSet) -> None:
-    """Nobody had written a view through a mongos. An update of many goes to the shards without a version of the routing
-    table, so it can pass by a document that is moving; and a filter that named the shard key twice lost a condition."""
+    """No view had been written through a mongos. An update of many documents goes to the shards without a version of
+    the routing table, so it can miss a document that is moving; and a filter that named the shard key twice lost a
+    condition."""
     cluster, client = shop
     views = [View(f"shop.{name}", "shop.customers", "customer_id", FIELDS) for name in TARGETS]
     chosen = random.Random(5)
@@ -177,7 +178,7 @@ def test_a_rebuild_and_a_verification_of_sharded_targets(shop: Any) -> None:
         assert len(list(upkeep.verify(grace_s=0))) >= 20
         assert upkeep.rebuild() >= 20
         assert list(upkeep.verify(grace_s=0)) == []
-        # Ahead of every shard's clock.
+        # Later than every shard's clock.
         database[name].update_many({"_id": 1000}, {"$set": {"_views.customer_id": Timestamp(0xFFFFFFFF, 1)}})
         assert [(one.document_key, one.path) for one in upkeep.verify(grace_s=0)] == [(1000, "_views.customer_id")]
         assert upkeep.rebuild() == 1
@@ -217,7 +218,7 @@ def test_what_cannot_be_written_is_refused_at_the_start(shop: Any, replica_set: 
 
 
 def test_the_mongos_of_these_tests_refuses_what_a_mongos_refuses(shop: Any) -> None:
-    """Else the tests above would show nothing."""
+    """Otherwise the tests above would show nothing."""
     cluster, client = shop
     for region, shard in zip("az", cluster.shards, strict=True):
         cluster.router.move_chunk("shop.orders", {"region": region, "_id": 0}, to=shard)

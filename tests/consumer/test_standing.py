@@ -1,4 +1,4 @@
-"""How listeners are doing, on a real replica set: of the one that works, and of the one that stands by."""
+"""How listeners are doing, on a real replica set: the one that works, and the one that stands by."""
 
 from __future__ import annotations
 

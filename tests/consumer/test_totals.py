@@ -1,7 +1,7 @@
 """Counts and sums of the documents that name a target: equal to what the server's own aggregation gives.
 
-The handlers are killed between their steps and go on further back, processes that stood still write late, and each
-part of the rule is taken away once, which must be found.
+Handlers are killed between their steps and go on from further back, and processes that stood still write late. Each
+part of the rule is also removed once, which the tests must find.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOTALS = {"count": "stats.orders", "sums": {"stats.total": "amount", "stats.tax"
 
 
 class CountingShop(Shop):
-    """Customers with the number of their orders, and what they come to."""
+    """Customers with the number of their orders, and the sum of their amounts."""
 
     def __init__(self, client: Any, name: str) -> None:
         super().__init__(client, name)
@@ -140,7 +140,7 @@ class KilledError(Exception):
 
 
 class Killed(TotalsUpkeep):
-    """Is killed before one of its steps now and then."""
+    """Is killed now and then before one of its steps."""
 
     chosen = random.Random(0)
 
@@ -161,7 +161,7 @@ class Killed(TotalsUpkeep):
 
 
 class StoodStill(TotalsUpkeep):
-    """Has computed long ago, and knows what the ledger said then: now it goes on."""
+    """Computed long ago, with what the ledger said then, and goes on only now."""
 
     def __init__(self, shop: CountingShop, changes: list[Handed]) -> None:
         super().__init__(shop.client, shop.totals)
@@ -185,12 +185,12 @@ class StoodStill(TotalsUpkeep):
             self._target.update_one(self.view.outdated(key, version), self.view.update(document, version))
 
     def rebuild(self, **options: Any) -> int:
-        """Another one's."""
+        """Left to another keeper."""
         return 0
 
 
 class LateLedger(Ledger):
-    """Of a process that stands still before it settles."""
+    """The ledger of a process that stands still before it settles."""
 
     def settle(self, entries: Any) -> None:
         entries = list(entries)
@@ -305,7 +305,7 @@ def killed_after_the_ledger_has_learnt_of_a_move(shop: CountingShop) -> None:
 
 
 class AlwaysKilled(TotalsUpkeep):
-    """Computes nothing."""
+    """Is killed before it computes anything."""
 
     def _compute(self, *_arguments: Any) -> None:
         raise KilledError
@@ -433,7 +433,7 @@ def _settled_before_it_is_written(self: TotalsUpkeep, namings: Any, version: Any
 
 
 def _added_up(self: Totals, key: RawValue, group: bytes | None) -> bytes:
-    """As a counter of one type that is added to would be."""
+    """As if the counter always had one type."""
     document = bson.decode(COMPUTED(self, key, group))
     return bson.encode({**document, "s0": Int64(int(document["s0"]))} if isinstance(document["s0"], int) else document)
 

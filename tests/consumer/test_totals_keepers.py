@@ -25,7 +25,7 @@ def keeper_of(shop: CountingShop) -> ViewKeeper:
 
 
 def test_keepers_that_come_and_go_keep_totals(shop: CountingShop) -> None:
-    """What was there before the first of them, and what was written while none ran, counts too."""
+    """Documents from before the first keeper, and those written while none ran, count too."""
     shop.orders.create_index("customer_id")
     chosen = random.Random(3)
     shop.orders.insert_many([{"customer_id": chosen.choice(CUSTOMERS), "amount": n} for n in range(50)])
@@ -43,7 +43,8 @@ def test_keepers_that_come_and_go_keep_totals(shop: CountingShop) -> None:
 
 
 def test_totals_are_right_again_after_a_collection_is_dropped_renamed_or_replaced(shop: CountingShop) -> None:
-    """What takes the place of a collection has no events of its own, and it is in the ledger for its own deletion."""
+    """Documents that replace a collection have no events of their own, and the ledger has what their deletion must take
+    away."""
     shop.orders.insert_many([{"_id": n, "customer_id": "ab"[n % 2], "amount": n} for n in range(20)])
     shop.customers.insert_many([{"_id": name} for name in "abc"])
     moved = {"$set": {"customer_id": {"$cond": [{"$lt": ["$_id", 5]}, "c", "$customer_id"]}, "amount": 1}}
@@ -70,7 +71,7 @@ def test_totals_are_right_again_after_a_collection_is_dropped_renamed_or_replace
 
 
 def test_a_ledger_that_is_gone_ends_the_keeper(shop: CountingShop) -> None:
-    """What a deletion takes away from would not be known, and nothing would be said."""
+    """Otherwise nobody would know which total a deletion lowers, and nobody would be told."""
     shop.customers.insert_one({"_id": "a"})
     shop.orders.insert_many([{"_id": n, "customer_id": "a", "amount": n} for n in range(3)])
     keeper = keeper_of(shop)
@@ -87,7 +88,7 @@ def test_a_ledger_that_is_gone_ends_the_keeper(shop: CountingShop) -> None:
 
 
 def test_a_keeper_that_is_stopped_while_it_starts_ends(shop: CountingShop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its second listener had not begun, and its end was waited for."""
+    """It waited for the end of its second listener, which had not begun."""
     shop.customers.insert_one({"_id": "a"})
     keeper = keeper_of(shop)
     monkeypatch.setattr(keeper, "_source_has_begun", lambda: keeper.stop() is not None)

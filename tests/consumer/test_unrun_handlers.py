@@ -1,6 +1,5 @@
-"""What a user hands over is called, and what it gives back may be work that nobody has begun: a coroutine, a generator.
-Then nothing counts as done. No test had given a listener a handler of the wrong kind: every change was committed, and
-nothing had run."""
+"""A user's handler may return work that nobody has begun: a coroutine, a generator. Then nothing counts as done. No
+test had given a listener a handler of the wrong kind: every change was committed, although nothing had run."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ def shop(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[An
     with new_shop(replica_set.uri, request, "unrun") as shop:
         begin_now(MongoLeaseStore(shop["leases"]), shop.client)
         shop.orders.insert_many([{"_id": number} for number in range(8)])
-        shop.orders.drop()  # a listener that takes what does not run for done ends here
+        shop.orders.drop()  # a listener that counts unrun work as done ends here
         yield shop
 
 
@@ -99,7 +98,7 @@ def test_a_handler_that_does_not_run_when_it_is_called_is_refused_at_once(shop: 
 def test_what_a_handler_leaves_to_be_run_ends_the_listener_before_any_commit(
     shop: Any, handler: Any, partitions: int
 ) -> None:
-    """Dead letters must not take it either: they would take every change there is."""
+    """This must not become a dead letter either: every change would become one."""
     store = MongoLeaseStore(shop["leases"])
     letters = DeadLetters(shop["letters"], tries=1)
     listener = Listener(shop.orders, handler, resource="orders", store=store, partitions=partitions, on_error=letters)
@@ -216,7 +215,7 @@ def test_a_publisher_that_does_not_run_publishes_nothing() -> None:
 
 
 def test_a_dead_letter_stays_where_its_handler_does_not_run(shop: Any) -> None:
-    """``replay`` took a coroutine for success and removed the letter."""
+    """``replay`` took a coroutine for success, and removed the letter."""
 
     def poison(change: Any) -> None:
         if change.document_key["_id"] == 7:

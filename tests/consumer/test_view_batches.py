@@ -77,7 +77,7 @@ def test_the_first_start_takes_a_command_for_many_targets(shop: Any) -> None:
 
 
 def test_the_first_start_makes_no_events_of_the_documents(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To make them and to take them apart again took as long as everything else that it does."""
+    """Making events and taking them apart again took as long as everything else together."""
     database, _ = shop
     made: list[bytes] = []
     monkeypatch.setattr("tailrace.act.consumer.copied.snapshot_event", lambda document, *_: made.append(document))

@@ -34,7 +34,7 @@ FIELDS = {"customer.name": "name", "customer.tier": "account.tier"}
 
 @dataclass
 class Handed:
-    """A change in a handler's hands."""
+    """A change that a handler is given."""
 
     event: dict[str, Any]
 
@@ -44,7 +44,7 @@ class Handed:
         return bson.encode(self.event)
 
     def check(self) -> None:
-        """The lease is not known to be lost."""
+        """Raises nothing: the lease is not known to be lost."""
 
 
 class Shop:
@@ -135,7 +135,8 @@ def test_figure_2b_the_source_is_handled_before_the_target_is_written(shop: Shop
 
 
 def test_a_view_is_right_again_after_a_collection_is_dropped_renamed_or_replaced(shop: Shop) -> None:
-    """The keeper took no notice, and its view stayed wrong. No test had ended a collection under a view."""
+    """The keeper did not notice, and its view stayed wrong. No test had dropped or renamed a collection under a
+    view."""
 
     def write(tier: int) -> None:
         shop.customers.insert_many([{"_id": n, "name": f"c{n}", "account": {"tier": tier}} for n in range(5)])
@@ -246,7 +247,7 @@ def act(shop: Shop, chosen: random.Random) -> None:
 
 
 class Recalling(ViewUpkeep):
-    """Has read the source long ago: a process that stood still between reading and writing."""
+    """Read the source long ago: a process that stood still between reading and writing."""
 
     def __init__(self, shop: Shop, change: Handed) -> None:
         super().__init__(shop.client, shop.view)
@@ -296,7 +297,7 @@ def test_the_view_s_own_writes_lead_to_no_others(shop: Shop) -> None:
         for change in changes[seen:]:
             shop.handle(change)
         seen = len(changes)
-    assert len(shop.changes()) == seen == 4  # two of users, one write of the view for each
+    assert len(shop.changes()) == seen == 4  # two by users, and for each of them one by the view
 
 
 class Updates(CommandListener):
@@ -336,7 +337,7 @@ def settle(shop: Shop) -> None:
 
 
 def test_keepers_that_come_and_go_keep_the_view(shop: Shop) -> None:
-    """What was there before the first of them, and what was written while none ran, is in it too."""
+    """Documents from before the first keeper, and those written while none ran, are in the view too."""
     shop.orders.create_index("customer_id")
     store = MongoLeaseStore(shop.db["leases"])
     chosen = random.Random(7)
@@ -357,8 +358,8 @@ def test_keepers_that_come_and_go_keep_the_view(shop: Shop) -> None:
 
 
 def test_lost_history_is_not_healed_by_copying_the_source(shop: Shop) -> None:
-    """The keeper took the policy, and the copied sources were no changes for it: what had changed in the gap stayed
-    wrong, and nothing was said. No test had asked for it."""
+    """The keeper accepted the policy, but did not treat the copied sources as changes: what had changed in the gap
+    stayed wrong, and nobody was told. No test had used this policy."""
     with pytest.raises(UsageError, match="cannot recover from lost history with a copy"):
         ViewKeeper(shop.client, shop.view, store=MongoLeaseStore(shop.db["leases"]), on_history_lost="snapshot")
 

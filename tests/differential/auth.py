@@ -27,7 +27,7 @@ def mongod_with_users(folder: Path, version: str | None = None) -> Iterator[Mong
         replica_set="guarded", arguments=("--auth", "--keyFile", str(key)), binary=find_mongod(version)
     ) as mongod:
         with MongoClient[dict[str, Any]](mongod.uri) as client:
-            # Without any user yet, a connection from this machine may do just this.
+            # As long as there is no user, a connection from this machine may do this, and nothing else.
             client.admin.command("replSetInitiate", {"_id": "guarded", "members": [{"_id": 0, "host": mongod.host}]})
             deadline = time.monotonic() + 300
             while True:

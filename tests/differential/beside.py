@@ -1,4 +1,4 @@
-"""PyMongo's own stream and ours in every flavour side by side: each call is made of all of them at a time."""
+"""PyMongo's own stream and ours in every flavour, side by side: each call is made on all of them at the same time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pymongo.errors import ConnectionFailure, OperationFailure
 
 import tailrace
 
-#: One client each. The last word is how its streams come to the events; those that share a tail are several.
+#: One client each. The last word says how its streams get the events; "shared" has several streams, which share a tail.
 FLAVOURS: Final = ("pymongo", "server", "oplog", "shared", "async pymongo", "async server", "async oplog")
 SHARING: Final = 3
 PATIENCE_S: Final = 300.0
-#: So long nobody waits for a member, and so often the members are looked at.
+#: Short waits for a member, and frequent checks of the members.
 IMPATIENT: Final = {"serverSelectionTimeoutMS": 5000, "heartbeatFrequencyMS": 500}
 
 
@@ -49,7 +49,7 @@ class AsyncStream:
 
 
 def on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:
-    """What ``work`` gives that is run by a loop of another thread."""
+    """What ``work`` returns, run by the event loop of another thread."""
 
     async def guarded() -> tuple[Any, Exception | None]:
         try:
@@ -86,7 +86,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def kind(result: Any) -> Any:
-    """An error as a program tells it apart: by PyMongo's class and by code; what is no error stays as it is."""
+    """An error as a program distinguishes it: by PyMongo's class and by code. Anything else is returned as it is."""
     if isinstance(result, OperationFailure):
         return "OperationFailure", result.code
     if isinstance(result, ConnectionFailure):
@@ -103,20 +103,20 @@ class Streams:
         self._pool = ThreadPoolExecutor(len(streams))
 
     def each(self, call: Callable[[Any], Any], names: Collection[str] | None = None) -> dict[str, Any]:
-        """What the call gives for each stream, or for those named, or the exception that it raises."""
+        """For each stream, or for those named, what the call returns or the exception that it raises."""
         chosen = self.streams if names is None else names
         futures = {name: self._pool.submit(outcome, partial(call, self.streams[name])) for name in chosen}
         return {name: future.result(PATIENCE_S * 2) for name, future in futures.items()}
 
     def same(self, call: Callable[[Any], Any]) -> Any:
-        """The one outcome of all; an error by its kind."""
+        """The outcome, which must be the same for all; an error by its kind."""
         outcomes = self.each(call)
         kinds = {name: kind(result) for name, result in outcomes.items()}
         assert all(each == kinds["pymongo"] for each in kinds.values()), outcomes
         return kinds["pymongo"]
 
     def events(self, number: int, *, may_fail_once: bool = False) -> list[Any]:
-        """The next events' ``n``, the same of all. No call may fail on the way.
+        """The ``n`` of the next events, which must be the same for all. No call may fail on the way.
 
         ``may_fail_once``  a shared read may have failed once more between two calls; then the next call of each stream
                            that shares it raises that error, and leaves the stream open
@@ -142,7 +142,7 @@ class Streams:
         return found
 
     def raised(self) -> Any:
-        """The error that waiting for the next event ends in, the same of all."""
+        """The error in which waiting for the next event ends, which must be the same for all."""
         return self.same(lambda stream: stream.next())
 
     def read_on(self, uri: str) -> None:
@@ -167,7 +167,7 @@ def streams_at(
     collection: str = "c",
     **options: Any,
 ) -> Iterator[Streams]:
-    """Of all flavours at ``uri``, or where ``uris`` says so elsewhere. Those that share a tail do."""
+    """Streams of all flavours at ``uri``, or elsewhere if ``uris`` says so. Those that are to share a tail do."""
     watching = {"max_await_time_ms": max_await_time_ms, "full_document": full_document}
     opened: dict[str, Any] = {}
     shared: Any = None
@@ -193,7 +193,7 @@ def streams_at(
 
 
 def connect(flavour: str, uri: str, **options: Any) -> Any:
-    """A client that waits for no member for long."""
+    """A client that does not wait long for a member."""
     options = {**IMPATIENT, **options}
     if flavour == "pymongo":
         return MongoClient[Any](uri, **options)
@@ -230,6 +230,6 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 def insert(uri: str, *numbers: int, collection: str = "c", **more: Any) -> None:
-    """A document with each ``n``."""
+    """Insert a document with each ``n``."""
     with MongoClient[Any](uri, serverSelectionTimeoutMS=60_000) as client:
         client.failing[collection].insert_many([{"n": number, **more} for number in numbers])

@@ -37,7 +37,7 @@ _NEW_OPTIONS = frozenset(
         "allowToRunOnSystemNS",
     )
 )
-#: There an option that is null is one that was not said.
+#: In this version a null option counts as not given.
 _NULL_IS_UNSAID = "4.4"
 _KNOWN: dict[str, frozenset[str]] = {"4.4": frozenset(), "5.0": frozenset(("allowToRunOnSystemNS",))}
 _EXPANDED = {"showExpandedEvents": True}
@@ -92,8 +92,8 @@ def options_of(rng: random.Random) -> dict[str, Any]:
 
 
 def resume_cases(rng: random.Random, base: Case, read: Compared, count: int) -> Iterator[Case]:
-    """From random events and high-water marks of a stream: mostly the same stream again, sometimes another one, for
-    which the token may be a stranger. Half of the tokens are taken from our events, half from the server's."""
+    """Resumes at random events and high-water marks of a stream: mostly the same stream again, sometimes another one,
+    which may not know the token. Half of the tokens are taken from our events, half from the server's."""
     assert read.ours is not None
     tokens = [bson.decode(event, ANY_VALUE)["_id"] for event in _events(rng, read)]
     marks = [bson.decode(token) for _, token in read.native.replies]
@@ -121,8 +121,9 @@ def resume_cases(rng: random.Random, base: Case, read: Compared, count: int) -> 
 
 
 def match_cases(rng: random.Random, base: Case, read: Compared, count: int, version: str) -> Iterator[Case]:
-    """The same stream with a random ``$match``, sometimes after or before a stage that changes the event. What can
-    fail is left out: where a failing expression is asked for less often, no error is no difference."""
+    """The same stream with a random ``$match``, sometimes after or before a stage that changes the event. What can fail
+    is left out, because one side may evaluate an expression less often than the other, and then an error is missing
+    without being a difference."""
     predicates = EventPredicates(rng, read.native.events)
     for number in range(count):
         match = accepted_match(predicates, version)
@@ -133,7 +134,8 @@ def match_cases(rng: random.Random, base: Case, read: Compared, count: int, vers
         )  # fmt: skip
         images: dict[str, Any] = {}
         if rng.random() < 0.4:
-            # Whether a required image is missed depends on how much of the query the server rewrites: tests of its own.
+            # Whether a required image is missed depends on how much of the query the server rewrites. That has tests of
+            # its own.
             images = {
                 "fullDocument": rng.choice(FULL_DOCUMENT[:-1]),
                 "fullDocumentBeforeChange": rng.choice(BEFORE_CHANGE[:-1]),
@@ -176,7 +178,7 @@ def _null_beside_others(value: Any, name: str = "") -> bool:
 
 
 def for_version(case: Case, version: str) -> Case | None:
-    """The case as a server of that version understands it; ``None`` where it would understand nothing of it.
+    """The case as a server of that version understands it; ``None`` if it would understand none of it.
 
     Before 6.0 there are no images but ``updateLookup``: streams that ask for others, or for expanded events, look up.
     """
@@ -231,7 +233,7 @@ def broken_tokens(rng: random.Random, whole: dict[str, Any], count: int) -> Iter
 
 
 def odd_stages(rng: random.Random) -> dict[str, Any]:
-    """Options that a server refuses, or nearly so."""
+    """Options that a server refuses, and some that it only just accepts."""
     value: Any = rng.choice((1, "x", "default", None, True, False, 1.5, {}, [], "required", b"", Int64(1)))
     name = rng.choice(
         (

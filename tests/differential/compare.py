@@ -19,9 +19,9 @@ from tests.golden.replay import EVERYTHING, Oplog, OurStream
 _ERRORS_PASSED_MAX = 6
 _EVENT_TOO_LARGE = 10334
 _IS_A_VIEW = 166
-#: That, and a field of an event that is too large for a fragment.
+#: An event that is too large, and a field of an event that is too large for a fragment.
 _SIZE_IS_NAMED = (_EVENT_TOO_LARGE, 7182500)
-#: What a server's stream ends with at an oplog entry that breaks one of its assertions.
+#: The code with which a server's stream ends at an oplog entry that violates one of its assertions.
 _UNREADABLE = 8
 #: Codes for tokens that no server writes: an unknown version, a UUID that is null, an identifier that is no document,
 #: a high-water mark with an event's fields, an event's without. Codes for options: a wrong type or value, an unknown
@@ -84,7 +84,7 @@ class Bench:
     end: ClusterTime
 
     def compare(self, case: Case) -> Compared:
-        """Read the case's stream on both sides. Where both end in the same error, go on after it and compare again."""
+        """Read the case's stream on both sides. If both end in the same error, go on after it and compare again."""
         errors: list[StreamError] = []
         events = size = 0
         while True:
@@ -103,7 +103,7 @@ class Bench:
             case = Case(case.scope, stage, case.v2, case.pipeline, case.entries_max, case.live)
 
     def compare_opening(self, case: Case) -> Difference | None:
-        """Only whether the stream opens: the same error, or none on both sides and the same first token."""
+        """Compare only whether the stream opens: the same error, or no error on both sides and the same first token."""
         database, command = aggregate(case.scope, case.stage, server=self.server, v2=case.v2, pipeline=case.pipeline)
         native = open_only(self.wire, database, command)
         now = None if native.error is not None else token_time(native.resume_token)
@@ -142,7 +142,7 @@ class Bench:
         if _hides_an_unreadable_entry(native, plain):
             return None
         if native.error is None and plain.error is not None and plain.error.code == _IS_A_VIEW:
-            return None  # what the server's oplog query leaves out is not looked up: that shows too
+            return None  # what the oplog query leaves out is not looked up, which is visible
         difference = _first_difference(case, native, plain)
         if difference is None and plain.resume_token != ours.resume_token and ours.error is None and not case.live:
             difference = Difference(str(case), "token", 0, words(ours.resume_token), words(plain.resume_token))
@@ -206,7 +206,8 @@ def _first_difference(case: Case, native: NativeStream, ours: OurStream) -> Diff
 
 
 def _requires_images(case: Case) -> bool:
-    """Of an event that the pushed match leaves out no image is required, on the server too: that shows."""
+    """Whether images are required. No image is required for an event that the pushed match leaves out, on the server
+    too, and that is visible."""
     return "required" in (case.stage.get("fullDocument"), case.stage.get("fullDocumentBeforeChange"))
 
 
@@ -214,7 +215,7 @@ def _hides_an_unreadable_entry(native: NativeStream, ours: OurStream) -> bool:
     """Whether one side ended at an update entry that the server cannot read, and the other's filter hid that entry.
 
     A replacement with a field ``$v`` of its own makes such an entry: a server's stream over it ends in a failed
-    assertion (8), and so does ours. After a ``$match`` it is a matter of what each side asks of raw entries
+    assertion (8), and so does ours. After a ``$match`` it depends on what each side asks about raw entries
     (docs/reference/differences.md). What both gave until then must still be the same.
     """
     codes = {error.code if error is not None else None for error in (native.error, ours.error)}
@@ -273,7 +274,7 @@ def _different_token(case: Case, native: NativeStream, ours: OurStream) -> Diffe
 
 
 def words(raw: bytes) -> str:
-    """A document in Python's notation; where types that Python folds together may differ, the bytes too."""
+    """A document in Python's notation, and its bytes too if types that Python does not distinguish may differ."""
     return f"{bson.decode(raw, ANY_VALUE)!r} {raw.hex() if len(raw) < 2000 else ''}"
 
 

@@ -168,8 +168,8 @@ def _same_errors(reply: RawBSONDocument, ours: RawBSONDocument) -> bool:
 
 
 def _has_no_token(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Whether the stream has passed the event that it is resumed from at one whose ``_id`` the user's stages have made
-    a string: the server takes it for a document and fails (docs/reference/differences.md)."""
+    """Whether the stream, looking for the event that it resumes from, has passed one whose ``_id`` the user's stages
+    have made a string: the server takes it for a document and fails (docs/reference/differences.md)."""
     asserts = theirs["code"] == 8 and "assertion src/mongo/db/exec/document_value/value.cpp" in theirs["errmsg"]
     return asserts and ours["code"] == 280 and "the resume token was not found" in ours["errmsg"]
 

@@ -37,7 +37,7 @@ _CREATE_OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def definition(rng: random.Random, database: str, collection: str, second: str, other_database: str) -> Made:
-    """One definition command (or what belongs to it) as ``(database, command)``."""
+    """One definition command, with the commands that belong to it, as ``(database, command)``."""
     kind = rng.random()
     if kind < 0.2:
         return [(database, {"create": collection, **rng.choice(_CREATE_OPTIONS)})]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tailrace.core import raw_bson as rb
 
-#: Names that a path could be confused by; each of them is a name that the server stores.
+#: Names that could confuse a path; the server stores all of them.
 ODD_NAMES = (
     b"a.b",
     b"a.",
@@ -46,7 +46,7 @@ ODD_NAMES = (
     b"with space",
     b"x" * 130,
 )
-#: Names that an oplog entry, an event, a token or a column of ours has too.
+#: Names that also occur in an oplog entry, an event, a token or our columns.
 BORROWED_NAMES = (
     b"count",
     b"ts",
@@ -201,8 +201,8 @@ class UniqueNames(random.Random):
 def document(
     rng: random.Random, *, depth: int = 0, fields_max: int = 6, taken: frozenset[bytes] = frozenset()
 ) -> bytes:
-    """A document; in one of twenty two fields may share a name (the format allows it, and the server stores it). Names
-    that are ``taken`` are not among them."""
+    """A document. In one of twenty, two fields may have the same name (the format allows it, and the server stores it).
+    Names that are ``taken`` do not occur."""
     parts, seen = [], set(taken)
     duplicates = rng.random() < 0.05 and not isinstance(rng, UniqueNames)
     for _ in range(rng.randint(0, fields_max)):
@@ -234,8 +234,8 @@ _EVERYDAY_NAMES = frozenset((b"n", b"scores", b"lines", b"o", b"5", b"pad"))
 
 
 def everyday_document(rng: random.Random, id_element: bytes) -> bytes:
-    """A document that updates can find their way in: nested objects, arrays of numbers, of objects, and padding,
-    without which a pipeline update would be logged as a replacement instead of a diff."""
+    """A document for updates to work on: nested objects, arrays of numbers and of objects, and padding, without which a
+    pipeline update would be logged as a replacement instead of a diff."""
     number = rng.randint
     scores = [rb.encode_element(rb.INT32, str(i).encode(), rb.encode_int32(number(0, 9))) for i in range(number(0, 6))]
     lines = []

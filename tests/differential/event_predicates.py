@@ -9,7 +9,7 @@ from tailrace.core.expression.values import value as v
 from tailrace.core.expression.values.value import Value
 from tests.differential import expression_values as values
 
-#: Paths that the rewrite rules speak of, and some that they must leave alone.
+#: Paths that the rewrite rules apply to, and some that they must leave alone.
 PATHS = (
     "operationType", "operationType", "operationType", "ns", "ns.db", "ns.coll", "ns.coll", "ns.coll", "ns.x",
     "documentKey", "documentKey._id", "documentKey._id", "documentKey.x", "fullDocument", "fullDocument.a",
@@ -36,7 +36,7 @@ class EventPredicates:
         self._nested = False
 
     def chance(self, share: float) -> bool:
-        """True in that share of the calls."""
+        """True with this probability."""
         return self._rng.random() < share
 
     def query(self, depth: int = 2) -> bytes:
@@ -124,5 +124,5 @@ class EventPredicates:
 
 
 def _plain(text: bytes) -> bytes:
-    """What of a text may stand in a pattern as it is."""
+    """The part of a text that may stand unescaped in a pattern."""
     return bytes(byte for byte in text if chr(byte).isascii() and chr(byte).isalnum())

@@ -17,7 +17,8 @@ _NAMESPACE_NOT_FOUND = 26
 
 @dataclass
 class Executed:
-    """The cluster times before the first and after the last operation, when each operation ended, and the refusals."""
+    """The cluster times before the first operation and after the last one, the end of each operation, and the
+    refusals."""
 
     start: ClusterTime
     end: ClusterTime
@@ -63,7 +64,7 @@ def execute(wire: Wire, workload: Workload, count: int) -> Executed:
 
 
 def run_operation(wire: Wire, operation: Operation, done: Executed) -> ClusterTime:
-    """Run the commands of one operation; when it ended. Refusals are counted in ``done``."""
+    """Run the commands of one operation, and return when it ended. Refusals are counted in ``done``."""
     prepared: Timestamp | None = None
     end = done.ends[-1] if done.ends else done.start
     for command in operation.commands:

@@ -1,6 +1,6 @@
 """The grammar of the expression fuzz: random stages, predicates and expressions as BSON.
 
-Expressions are mostly well typed, so that they say something, and now and then wrong in type, arity or name.
+Expressions are mostly well typed, so that they give results, and now and then wrong in type, arity or name.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def _percentile(g: Grammar, depth: int) -> Value:
 
 
 def _round(g: Grammar, depth: int) -> Value:
-    """Also to more places than a decimal has digits."""
+    """Also with more places than a decimal has digits."""
     places = (
         v.int32(g.rng.choice((-21, -5, 0, 2, 20, 33, 34, 40, 100))) if g.rng.random() < 0.6 else g.expression("i", 0)
     )

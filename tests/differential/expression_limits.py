@@ -1,6 +1,6 @@
 """Expressions near the server's limits, for the fuzz: lengths of strings, arrays, numbers and paths, depth, exponents.
 
-What is large is consumed where it is made: a result stays small, and no event makes more than about 20 MB.
+Large values are consumed where they are made: results stay small, and no event takes more than about 20 MB.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def _op(name: str, *operands: Value) -> Value:
 
 
 def expression(rng: random.Random, kind: str) -> Value:
-    """One expression near a limit; of that kind where there is one."""
+    """One expression near a limit, of the given kind if there is one."""
     return rng.choice(_BY_KIND.get(kind, _ALL))(rng)
 
 
 def query(rng: random.Random) -> Value:
-    """A predicate that is nested, or whose path is long, as far as the server takes it and a little farther."""
+    """A predicate that is nested, or whose path is long, up to what the server accepts and a little more."""
     condition = _op("a", v.int32(1))
     if rng.random() < 0.5:
         return v.object_of([(path(rng, 178, 183).encode(), v.int32(1))])
@@ -64,7 +64,7 @@ def _long_string(rng: random.Random) -> Value:
     letter = rng.choice(("x", "é", "日"))
     length = max(1, (LONGEST_STRING >> doublings) + rng.choice((-2, -1, 0, 1)))
     start = v.string(letter * (length // len(letter.encode())) + "y" * (length % len(letter.encode())))
-    if rng.random() < 0.5:  # no constant: the length differs from document to document
+    if rng.random() < 0.5:  # not constant: the length differs from document to document
         start = _op("$concat", start, _op("$substrBytes", _op("$toString", v.string("$_id")), v.int32(1), v.int32(1)))
     both = _op("$concat", v.string("$$value"), v.string("$$value"))
     grown = _doc(input=_op("$range", v.int32(0), v.int32(doublings)), initialValue=start, in_=both)
@@ -152,7 +152,7 @@ def _items(rng: random.Random) -> Value:
 
 
 def _deep_value(rng: random.Random) -> Value:
-    """Made by the expression: what it gives nests near 200."""
+    """Depth of a result: what the expression gives is nested about 200 levels deep."""
     inner = rng.choice((v.array_of([v.string("$$value")]), _doc(a=v.string("$$value"))))
     levels = rng.randint(190, 203)
     count = v.int32(levels) if rng.random() < 0.5 else _op("$add", v.string("$_id"), v.int32(levels - 12))
@@ -160,7 +160,7 @@ def _deep_value(rng: random.Random) -> Value:
 
 
 def _deep_expression(rng: random.Random) -> Value:
-    """The expression itself nests: by operators, by variables, by literals."""
+    """Depth of the expression itself: nested operators, variables, literals."""
     wrap, each = rng.choice(_WRAPS)
     inner = rng.choice((v.int32(-1), v.string("$_id"), v.string("$a")))
     for _ in range(rng.randint(186, 200) // each):

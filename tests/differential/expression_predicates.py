@@ -25,7 +25,7 @@ def _object(**fields: Value) -> Value:
     return v.object_of([(name.encode(), value) for name, value in fields.items()])
 
 
-#: Operators with nothing in them, or with what decides them at once.
+#: Operators with an empty argument, or with one that decides the result at once.
 DEGENERATE: tuple[tuple[bytes, Value], ...] = (
     (b"$in", v.EMPTY_ARRAY),
     (b"$nin", v.EMPTY_ARRAY),

@@ -15,7 +15,7 @@ TEXTS = (
     "2020-02-29",
     "émoji 😀 end", "tab\tnew\nline", "aaa", "abab", "Infinity", "null", "2016-12-31 23:59:59+0130", "ab\x00c",
 )  # fmt: skip
-#: Texts that are one under some collation and not under another: case, accents, digits, signs, letters of languages.
+#: Texts that are equal under some collations and not under others: case, accents, digits, signs, letters of languages.
 COLLATED_TEXTS = (
     "", "a", "A", "á", "Á", "a\u0301", "ä", "Ä", "ae", "æ", "AE", "b", "B", "ab", "a b", "a-b", "AB", "aB", "abc",
     "ABC", "co-op", "coop", "CO-OP", "co op", "e", "é", "E", "È", "cote", "coté", "côte", "côté", "ß", "ss", "SS", "z",
@@ -65,7 +65,7 @@ PATTERNS = (b"a", b"^a", b"b$", b"[a-c]+", b"(a)(b)?", b"h.*o", b"\\d+", b"A", b
 
 
 class Collated(random.Random):
-    """A generator whose texts are those that a collation can tell apart or not."""
+    """A generator with texts whose equality depends on the collation."""
 
     texts = COLLATED_TEXTS
 
@@ -90,7 +90,7 @@ def text(rng: random.Random) -> Value:
     return v.string(rng.choice(getattr(rng, "texts", TEXTS)))
 
 
-#: Pieces of regular expressions; most of them are read, some are refused.
+#: Parts of regular expressions; most of them are accepted, some are refused.
 _ATOMS = (
     b"a", b"b", b"c", b".", b"\\d", b"\\w", b"\\s", b"[a-c]", b"[^a]", b"[[:alpha:]]",
     b"[A-Z]", b"(a)", b"(?:b|c)", b"\\b",

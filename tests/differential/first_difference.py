@@ -1,4 +1,4 @@
-"""Where two documents part: the path of the first element that differs, with both values."""
+"""Where two documents differ: the path of the first different element, with both values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _walk(a: bytes, a_start: int, b: bytes, b_start: int, path: str) -> tuple[st
 
 
 def _shown(buf: bytes, elements: list[rb.Element]) -> str:
-    """The elements from the difference on, one after the other: a document would hide names that occur twice."""
+    """The elements from the difference on, as a list: a document would hide names that occur twice."""
     if not elements:
         return "nothing more"
     parts = []

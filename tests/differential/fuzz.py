@@ -145,7 +145,7 @@ class Run:
         self._openings()
 
     def _was_seen(self, case: Case) -> bool:
-        """Whether the version knows too little for the case to be another one than an earlier one was."""
+        """Whether this version knows so few options that the case is the same as an earlier one."""
         key = (str(case.scope), str(dict(case.stage)))
         known = key in self._seen and major(self._version) < 6
         self._seen.add(key)
@@ -159,7 +159,7 @@ class Run:
         self._chain(case, read)
         for tokens in (read, whole):
             for resumed in cases.resume_cases(self._rng, case, tokens, 1):
-                # A resumed stream may have options of its own, and with them what match_cases leaves out.
+                # A resumed stream may have other options, among them those that match_cases leaves out.
                 odd = resumed.stage.keys() & cases.REWRITTEN_WRONGLY or "required" in resumed.stage.values()
                 if resumed.scope == case.scope and not odd:
                     self._compare(resumed)

@@ -35,7 +35,7 @@ from tailrace.embedded import ReplicaSet
 from tests.differential import documents as docs
 from tests.differential.test_exact_images_live import NAME, write
 
-#: Updates become slower as their documents grow, so each collection takes so many rounds of them.
+#: How many rounds of updates a collection takes: updates become slower as their documents grow.
 _ROUNDS = 60
 _UPDATES = (b"\x02operationType\x00\x07\x00\x00\x00update\x00", b"\x02operationType\x00\x08\x00\x00\x00replace\x00")
 #: The document key of the last document that is written.
@@ -47,8 +47,8 @@ _PATIENCE_S = 10.0
 
 @dataclass(frozen=True)
 class Compared:
-    """What was compared. ``failed``: in how many collections the server's own stream failed; ``difference``: the first,
-    in words."""
+    """What was compared. ``failed``: the number of collections in which the server's own stream failed; ``difference``:
+    the first one, in words."""
 
     collections: int = 0
     events: int = 0
@@ -137,7 +137,7 @@ def work(uri: str, seed: int, numbers: range, found: multiprocessing.Queue[Compa
 
 
 def both(uri: str, made: Any, rng: docs.UniqueNames, images: Path) -> tuple[tuple[list[bytes], bool], list[bytes]]:
-    """What the server's own stream gives of a collection's writes, with whether it fails, and what ours gives."""
+    """What the server's own stream gives for a collection's writes, whether it fails, and what ours gives."""
     with tailrace.connect(uri, document_class=RawBSONDocument, images=images) as ours:
         exact = {"full_document": "exact", "full_document_before_change": "exact"}
         with ours[NAME][made.name].watch(**exact) as mine:

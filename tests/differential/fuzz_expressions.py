@@ -8,11 +8,11 @@
     python -m tests.differential.fuzz_expressions --seed 7 --n 400 --collation '{"locale": "sv"}'
     python -m tests.differential.fuzz_expressions --seed 7 --n 400 --matches --server-version 4.4.2
 
-A comparison is one stage on one document: what comes out, that nothing does, or the code of the error. A stage that
-does not compile is one comparison of the code. What we refuse by name is counted apart. Exit code 1 on any difference.
+A comparison is one stage on one document: the result, that there is none, or the code of the error. A stage that does
+not compile is one comparison of the code. What we refuse by name is counted separately. Exit code 1 on any difference.
 
-The answers of compiled code to a single ``$match`` stand in for those of the plain stages, which they must equal, where
-there are any; the rest is counted as unknown.
+For a single ``$match``, compiled code must give the same answers as the plain stages; where it does not know the
+answer, the case is counted as unknown.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from tests.differential.expression_values import Collated, whole_document
 from tests.server_in_use import SERVER_VERSION
 
 NOT_SUPPORTED = 115
-#: What a stage that killed the server gives; it is counted, and not compared.
+#: The result of a stage that killed the server, which is counted and not compared.
 CRASHED = -3
 #: Found when an event is written (nesting, size): blocks look for it together with the resume token, which is not here.
 WHEN_WRITTEN = (15, 13548)
 _RAW = CodecOptions(document_class=RawBSONDocument, unicode_decode_error_handler="replace")
-#: More failing documents than this are not looked at in one stage; most of them fail for the same reason.
+#: The largest number of failing documents that is examined for one stage; most of them fail for the same reason.
 MAX_FAILURES = 3
 
-#: Under these the fuzz with ``--collation`` runs, one for each seed in turn.
+#: The collations of the fuzz with ``--collation``, one for each seed in turn.
 COLLATIONS: list[dict[str, Any]] = [
     {"locale": "en", "strength": 1},
     {"locale": "en", "strength": 2},
@@ -76,8 +76,8 @@ COLLATIONS: list[dict[str, Any]] = [
     {"locale": "hr", "backwards": True, "strength": 2},
 ]
 
-#: A mongod for Windows computes these by another C library than one for Linux: the last digit may be another. (So may
-#: that of 7.0.28 under wine.)
+#: A mongod for Windows computes these with another C library than one for Linux, so the last digit may differ. (That
+#: goes for 7.0.28 under Wine too.)
 _C_LIBRARY = "acos acosh asin asinh atan atan2 atanh cos cosh exp ln log log10 pow sin sinh tan tanh"
 OF_THE_C_LIBRARY = frozenset(f"${name}" for name in _C_LIBRARY.split())
 
@@ -123,7 +123,7 @@ class Server:
         self.crashes = 0
         self.client: pymongo.MongoClient[Any] = pymongo.MongoClient(uri, directConnection=True)
         about = self.client.server_info()
-        #: The first three parts, as a plan's profile has them.
+        #: The first three numbers of the version, as in a plan's profile.
         self.version = tuple(about["versionArray"][:3])
         #: The operators that it knows, without those whose last digit is that of its own C library.
         self.operators = {name for name, operator in OPERATORS.items() if knows(self.version, operator.since)}
@@ -167,8 +167,8 @@ class Server:
 
 
 def _constant_failures(stages: list[bytes], collation: Collation | None, version: tuple[int, ...]) -> set[int | None]:
-    """The codes of all constant parts that fail, where everything else parses. Which of them the server reports hangs
-    on the order of a hash table: any will do, and none else."""
+    """The codes of all constant parts that fail, if everything else parses. Which of them the server reports depends on
+    the order of a hash table: any of them will do, and no other."""
     compiler = Compiler({"REMOVE": None}, stages, order_of(collation), version)
     try:
         for place in range(len(stages)):
@@ -251,8 +251,8 @@ def _by_compiled_code(
 def compare_blocks(
     blocks: BlockStages, stages: list[bytes], documents: list[bytes], outcomes: list[Outcome], totals: Totals
 ) -> None:
-    """The same stages over all documents at once: what they give must be what one document by itself gives, which is
-    compared with the server's. Nothing is given from the first error on, so each document is a block of its own too."""
+    """The same stages over all documents at once: they must give what each document gives by itself, which is compared
+    with the server. From the first error on nothing is given, so each document is also tried as a block of its own."""
     spans = [(0, len(documents)), *((at, at + 1) for at in range(len(documents)))]
     for low, high in spans if any(isinstance(outcome, int) for outcome in outcomes) else spans[:1]:
         part = documents[low:high]

@@ -75,7 +75,7 @@ def corpus_values() -> list[tuple[int, bytes]]:
             raw = bytes.fromhex(case["canonical_bson"])
             for element in rb.elements(raw):
                 value = rb.value(raw, element)
-                if element.type != rb.BINARY or value[4] != _COLUMN:  # the server checks what it calls a column
+                if element.type != rb.BINARY or value[4] != _COLUMN:  # the server checks the contents of this type
                     found.append((element.type, value))
     return found
 
@@ -84,7 +84,7 @@ class ImagesFuzz:
     """One collection, the bytes that it should hold, and rounds of updates."""
 
     def __init__(self, client: MongoClient[Any], seed: int, corpus: list[tuple[int, bytes]], totals: Totals) -> None:
-        self.rng = docs.UniqueNames(seed)  # of two fields with one name nobody knows which one an update means
+        self.rng = docs.UniqueNames(seed)  # if two fields have the same name, nobody knows which one an update means
         self.corpus = corpus
         self.totals = totals
         self.seed = seed
@@ -119,7 +119,7 @@ class ImagesFuzz:
     def _command(self, command: dict[str, Any]) -> None:
         try:
             answer = self.collection.database.command(command)
-        except OperationFailure:  # a value that no server takes ends the whole command; what came before it is done
+        except OperationFailure:  # a value that no server accepts ends the whole command; what came before it is done
             self.totals.refused += 1
         else:
             self.totals.refused += len(answer.get("writeErrors", ()))

@@ -1,4 +1,4 @@
-"""A replica set with a member that clients are not told of: what careful operators read from."""
+"""A replica set with a hidden member, the kind from which careful operators read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def hide_a_member(replica_set: ReplicaSet, *, delay_s: int = 0) -> str:
     """Hide a secondary, which then applies entries ``delay_s`` late; the URI of a direct connection to it."""
     with MongoClient[dict[str, Any]](replica_set.uri) as client:
         config = client.admin.command("replSetGetConfig")["config"]
-        # A primary and one other are left that vote, so that a majority commits without waiting for the delay.
+        # The primary and one other member keep their votes, so that a majority commits without waiting for the delay.
         member = next(one for one in config["members"] if one["_id"] != replica_set.primary)
         member |= {"priority": 0, "hidden": True, "votes": 0}
         if delay_s:

@@ -33,7 +33,7 @@ class Worked:
 
 @contextmanager
 def kernel_use(choice: str) -> Iterator[Worked]:
-    """Everything in the block uses the kernel in this way."""
+    """Let everything in the block use the kernel in this way."""
     worked = Worked(choice)
 
     def counted(*arguments: Any) -> Any:

@@ -1,7 +1,7 @@
 """Users' documents whose fields are named like what an oplog entry, a command, an event, a token or our own columns
-hold, with values of every type, at every level: nothing may take them for those.
+hold, with values of every type, at every level: nothing may confuse the two.
 
-The same documents each time, as raw BSON; the types that drivers cannot write any more are among them.
+The same documents each time, as raw BSON, including the types that drivers can no longer write.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _LIKE_A_TRANSACTION: Final = bson.encode(
     {"applyOps": [{"op": "d", "ns": "named.c", "o": {"_id": 1}}], "count": Int64(9), "prepare": True, "drop": "c"}
 )
 _LIKE_A_TOKEN: Final = bson.encode({"_data": "82" + "00" * 20 + "04", "_typeBits": b"\x40"})
-#: Values that say something under one of the names, and one of each type.
+#: Values that mean something under one of the names, and one of each type.
 VALUES: Final[tuple[tuple[int, bytes], ...]] = (
     (rb.STRING, rb.encode_string("three")),
     (rb.INT32, struct.pack("<i", -(10**9))),
@@ -104,7 +104,7 @@ def names(server: str) -> tuple[str, ...]:
 
 
 def all_of(server: str, turn: int) -> list[bytes]:
-    """An element of each name. From turn to turn every name has every value once."""
+    """An element of each name. Over the turns every name gets every value once."""
     return [
         rb.encode_element(type_, name.encode(), value)
         for index, name in enumerate(names(server))
@@ -117,7 +117,7 @@ def _with_id(number: object, *body: bytes) -> RawBSONDocument:
 
 
 def single_fields(server: str) -> Iterator[RawBSONDocument]:
-    """Documents with one such field alone: each name with every fourth value, the next name with those beside them."""
+    """Documents with only one such field: each name with every fourth value, shifted by one for the next name."""
     for turn, name in enumerate(names(server)):
         for index, (type_, value) in enumerate(VALUES[turn % 4 :: 4]):
             yield _with_id(f"{name} {index}", rb.encode_element(type_, name.encode(), value))

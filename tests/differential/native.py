@@ -34,7 +34,7 @@ class NativeStream:
 
     @property
     def resume_token(self) -> bytes:
-        """The last one; empty where no reply had one."""
+        """The last token; empty if no reply had one."""
         return self.replies[-1][1] if self.replies else b""
 
     @property

@@ -38,7 +38,7 @@ class SourceOplog:
     def batches(
         self, after: ClusterTime, until: ClusterTime, entries_max: int, oplog_filter: bytes | None = None
     ) -> Iterable[OplogBatch]:
-        # Few bytes a batch where few entries are asked for: the edges between batches are what is to be tried.
+        # Small batches if few entries are asked for: the edges between batches are what is tested.
         size = min(entries_max * 500, 1 << 24)
         return self._source.read(after, until, batch_bytes_max=size, oplog_filter=oplog_filter)
 
@@ -81,7 +81,7 @@ class ArchivedMemory(MemoryOplog):
 
 
 def archive_of(source: MongodSource, folder: Path) -> ArchiveSource:
-    """The archive in ``folder``, brought up to now, in segments of a few entries."""
+    """The archive in ``folder``, brought up to date, in segments of a few entries."""
     policy = ArchivePolicy(once=True, limits=SegmentLimits(bytes=200_000))
     Recorder(source.client, None, folder, policy).run()
     return ArchiveSource(folder)

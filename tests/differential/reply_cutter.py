@@ -9,7 +9,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-#: The commands whose replies can be cut; a stream's aggregate is our find.
+#: The commands whose replies can be cut; our counterpart to a stream's aggregate is a find.
 _COMMANDS = (b"aggregate", b"find", b"getMore")
 
 
@@ -41,7 +41,7 @@ class ReplyCutter:
             self._wanted.append((count, tuple(command.encode() for command in commands), holding))
 
     def forget(self) -> None:
-        """Cut nothing of what was asked for and has not come."""
+        """Forget the cuts that were asked for and have not happened."""
         with self._lock:
             self._wanted.clear()
 

@@ -63,7 +63,7 @@ def change(collection: Any, turn: int) -> None:
 
 
 def archive(collection: Any, root: Path | ObjectPlace, **more: Any) -> None:
-    """Everything up to now; a new archive begins now."""
+    """Archive everything up to now; a new archive begins now."""
     policy = ArchivePolicy(**{"once": True, "from_oldest": False, "limits": SMALL} | more)
     Recorder(collection.database.client, None, root, policy).run()
 

@@ -36,7 +36,7 @@ WHO = "Anna Musterfrau"
 
 
 def live_through(people: Any) -> None:
-    """Document 1 comes, changes in every way and goes, and others beside it."""
+    """Document 1 is inserted, changed in every way and deleted, and others beside it."""
     client = people.database.client
     people.insert_many([{"_id": 1, "who": WHO}, {"_id": 2, "who": "Bertha"}])
     people.update_many({}, {"$set": {"n": 1}})
@@ -51,7 +51,7 @@ def live_through(people: Any) -> None:
 
 
 def servers_own(people: Any, start: Any) -> list[bytes]:
-    """The server's events since then; the last one is that of a document made here."""
+    """The server's events since ``start``, up to that of a document that is inserted here."""
     people.insert_one({"_id": "last", "pad": os.urandom(20)})
     options = {"start_at_operation_time": start, "full_document_before_change": "whenAvailable"}
     with MongoClient[Any](people.database.client.address[0], people.database.client.address[1]) as client:
@@ -101,7 +101,7 @@ def test_all_other_events_are_the_server_s(collection: Any, replica_set: Replica
     assert traces(root, WHO.encode()) == []
     assert verify(root)[0].faults == []
     assert events_of(root, collection, start) == without(events)
-    # Who goes on at an event that was erased is refused, as where the oplog no longer has it.
+    # A stream that resumes at an erased event is refused, as if the oplog no longer had it.
     gone = next(found for found in map(bson.decode, events) if is_erased(found))
     with (
         tailrace.connect(replica_set.uri, archive=root) as client,
@@ -114,7 +114,7 @@ def test_all_other_events_are_the_server_s(collection: Any, replica_set: Replica
             stream.next()
         assert caught.value.code == 280
         patch.setattr(MongodSource, "oldest", lambda self: (first, False))
-        # Over the seam, at which archive and oplog both have the entries that were erased.
+        # Across the seam, where both archive and oplog have the entries that were erased.
         with watched.watch(start_at_operation_time=start) as stream:
             assert [stream.next()["_id"] for _ in without(events)] == [
                 bson.decode(one)["_id"] for one in without(events)
@@ -128,7 +128,7 @@ def test_all_other_events_are_the_server_s(collection: Any, replica_set: Replica
             exact[collection.database.name][collection.name].watch(**images) as stream,
         ):
             stream.next()
-    # The writer goes on, also where the last entry that it has written was erased.
+    # The writer goes on, even if the last entry that it wrote was erased.
     collection.insert_one({"_id": 5, "who": WHO})
     archive(collection, root)
     collection.delete_one({"_id": 5})
@@ -143,7 +143,7 @@ def test_all_other_events_are_the_server_s(collection: Any, replica_set: Replica
 def test_a_table_of_a_time_whose_changes_were_erased_is_refused(
     collection: Any, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
-    """It held the document as it was before the changes that were erased."""
+    """Before, the table had the document as it was before the erased changes."""
     settings = TableSettings(tmp_path / "t", (TableRule(collection.full_name),))
     root = tmp_path / "archive"
     archive(collection, root)
@@ -189,7 +189,7 @@ def ended_at(number: int) -> Callable[[str], None]:
 def test_an_archive_in_an_object_store(
     object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ended at each step in turn, until it comes to its end: it is whole each time."""
+    """Killed at each step in turn, until it comes to its end: the archive is whole each time."""
     for name, value in object_store.environment().items():
         monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "AWS_ENDPOINT" else name, value)
     state = tmp_path / "state"

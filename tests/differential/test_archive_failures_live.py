@@ -48,7 +48,8 @@ def run_archive(uri: str, folder: Path, *, room: int | None) -> subprocess.Compl
 def test_a_full_disk_is_told_in_a_sentence_and_the_archive_goes_on_when_there_is_room(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, images: bool
 ) -> None:
-    """No test had written an archive without room: what pyarrow raises while it closes a file could have hidden it."""
+    """No test had written an archive on a full disk: an error that pyarrow raises while it closes a file could have
+    hidden the cause."""
     replica_set = start_replica_set(1)
     with MongoClient[dict[str, Any]](replica_set.uri) as client:
         rng = random.Random(1)
@@ -58,7 +59,7 @@ def test_a_full_disk_is_told_in_a_sentence_and_the_archive_goes_on_when_there_is
         if images:
             client.shop.c.update_many({}, {"$set": {"seen": 1}})
     folder = tmp_path / "archive"
-    # The segments of the inserts do not fit, or with the larger limit the images of the updates.
+    # The segments of the inserts do not fit or, with the larger limit, the images of the updates.
     full = run_archive(replica_set.uri, folder, room=400_000 if images else 150_000)
     assert full.returncode == 1
     assert "no room left to write" in full.stderr, full.stderr
@@ -78,7 +79,7 @@ def test_a_full_disk_is_told_in_a_sentence_and_the_archive_goes_on_when_there_is
         assert got == entries_of(live, ClusterTime(oldest - 1), archived.newest())
 
 
-@pytest.mark.slow  # what it reads by: elections in test_source_live.py
+@pytest.mark.slow  # elections under its source: test_source_live.py
 def test_a_step_down_while_it_archives_costs_no_entry(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
 ) -> None:
@@ -105,7 +106,7 @@ def test_a_step_down_while_it_archives_costs_no_entry(
 
 
 class ForgetfulSource(MongodSource):
-    """A live oplog that says to begin at ``begins``, and has nothing older."""
+    """A live oplog that claims to begin at ``begins`` and have nothing older."""
 
     begins = ClusterTime(0)
 
@@ -145,8 +146,8 @@ def under_load(uri: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("seams", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_hand_over_is_without_a_seam_wherever_it_falls(replica_set: ReplicaSet, tmp_path: Path, seams: int) -> None:
-    """The oplog's beginning at random entries of the archive, which grows meanwhile, as the oplog does. A stream was
-    refused at the seam where the archive had grown since its end was read; no test had left an archive under load."""
+    """Lets the oplog begin at random entries of the archive, while both grow. A stream was refused at the seam if the
+    archive had grown since its end was read; no test had left an archive for the oplog under load."""
     folder = tmp_path / "archive"
     rng = random.Random(seams)
     archive_now(replica_set.uri, folder)

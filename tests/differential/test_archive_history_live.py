@@ -1,7 +1,7 @@
-"""Whose history an archive holds: it is asked before it is written, and before a stream begins in it.
+"""Whose history an archive holds: this is checked before it is written to, and before a stream begins in it.
 
-No test had restored anything: an archive knew its replica set by name alone, and one without an entry, or one whose
-last entry has left the oplog, was gone on with by any deployment of that name.
+An archive knew its replica set only by name. If it had no entry, or its last entry had left the oplog, any deployment
+of that name could continue it. No test had restored anything.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_whole(uri: str, folder: Path) -> None:
 
 
 def forget_identity(folder: Path) -> None:
-    """The archive as one writes it who may not read the replica set's id."""
+    """Make the archive one whose writer may not read the replica set's id."""
     for path in (folder / DESCRIPTION, folder / "rs0" / HEAD):
         known = read_record(path)
         assert known is not None
@@ -92,7 +92,7 @@ def test_another_deployment_of_the_same_name_is_refused(
     refuse_stream(
         other, folder, r"the entries in .* were read from another deployment: the id of the replica set rs0 was"
     )
-    # An archive that does not know whose it is: by its last entry.
+    # An archive that does not know whose it is goes by its last entry.
     forget_identity(folder)
     said = r"the entries in .* were read (from another history|up to)"
     refuse(other, folder, said)
@@ -104,7 +104,7 @@ def test_another_deployment_of_the_same_name_is_refused(
     assert reach.replica_set
     refuse(other, folder, "the id of the replica set rs0 was")
     check_whole(replica_set.uri, folder)
-    # Without any entry there is the identity alone.
+    # Without any entry there is only the identity.
     for segment in listed(folder / "rs0"):
         segment.path.unlink()
         segment.images_path.unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def test_another_deployment_of_the_same_name_is_refused(
     "version", [SERVER_VERSION, *(pytest.param(old, marks=pytest.mark.slow) for old in ("5.0.4", "4.4.2"))]
 )
 def test_a_set_that_was_restored_from_an_older_backup_is_refused(tmp_path: Path, version: str) -> None:
-    """The archive is newer than its deployment then, which writes another history under the same id."""
+    """Then the archive is newer than its deployment, which writes another history under the same id."""
     data, backup, folder = tmp_path / "data", tmp_path / "backup", tmp_path / "archive"
     with ReplicaSet(data_dir=data, version=version) as replica_set:
         write(replica_set.uri)

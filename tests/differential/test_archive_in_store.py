@@ -1,5 +1,5 @@
-"""An archive in a real object store: equal to one in a directory and to the server's own stream, also after what
-stores, networks and other writers do, or refused."""
+"""An archive in a real object store: equal to one in a directory and to the server's own stream, whatever stores,
+networks and other writers do, or refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.tables.unkind_proxy import Fault, UnkindProxy
 
 pytestmark = pytest.mark.mongod
 
-#: A run that publishes four segments asks so often at least.
+#: The least number of requests of a run that publishes four segments.
 REQUESTS = 30
 
 
@@ -76,7 +76,7 @@ def test_its_events_are_the_servers_own(
     everything = [*held_in(root).values(), *(one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())]
     assert SECRET.encode() not in b"".join(everything)
     assert not list((tmp_path / "state").rglob("*.parquet"))
-    # What is in the store is an archive in a directory, too.
+    # The store's contents, copied to a directory, are an archive too.
     written_to(tmp_path / "copy", root)
     assert events_of(tmp_path / "copy", collection, start) == wanted
     change(collection, 3)
@@ -118,7 +118,7 @@ def test_every_command(  # noqa: PLR0917
     assert main(["replay", where, collection.full_name, *since]) == 0
     replayed = capfd.readouterr().out
     assert len(replayed.splitlines()) == 330
-    # As if the oplog had gone over most of it.
+    # As if the oplog no longer had most of it.
     with monkeypatch.context() as patch:
         patch.setattr(MongodSource, "oldest", lambda self: (ClusterTime(end - 1), False))
         streamed = ["watch", uri, collection.full_name, *since, "--archive", where, "--until", "now"]
@@ -223,7 +223,7 @@ def test_a_store_that_ignores_conditions_is_refused(
 
 
 def test_wrong_keys(object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path) -> None:
-    """As keys that have ended: nothing is called damaged, and nobody learns the keys."""
+    """As with expired keys: nothing is reported as damaged, and the keys are not shown."""
     archive(collection, object_store.place(prefix, tmp_path / "state"))
     root = object_store.place(prefix, tmp_path / "state", **object_store.wrong)
     for attempt in (lambda: archive(collection, root), lambda: ArchiveSource(root), lambda: verify(root)):
@@ -396,7 +396,7 @@ def test_the_state(object_store: ObjectServer, collection: Any, prefix: str, tmp
 def test_a_store_that_was_set_back(
     object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Between two runs it goes on from there, and in the middle of one that one ends."""
+    """Between two runs the next one goes on from there; in the middle of a run, that run ends."""
     root = object_store.place(prefix, tmp_path / "state")
     archive(collection, root)
     change(collection, 0)

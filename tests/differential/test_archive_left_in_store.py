@@ -1,4 +1,4 @@
-"""What writers that were killed or replaced leave of an archive in an object store: it never counts, and goes."""
+"""What writers that were killed or replaced leave behind in an object store: it never counts, and is removed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_writer_that_is_killed(
 def test_a_copy_with_what_a_killed_writer_left(
     replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
 ) -> None:
-    """In a directory it counts no more than it does in the store: no entry is there twice."""
+    """In a directory the leftovers do not count either: no entry is there twice."""
     root, copy = object_store.place(prefix, tmp_path / "state"), tmp_path / "copy"
     archive(collection, root)
     change(collection, 0)
@@ -107,7 +107,7 @@ def test_names_that_are_quoted(object_store: ObjectServer, prefix: str, tmp_path
 def test_what_another_writer_has_just_uploaded_is_left_alone(
     object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
 ) -> None:
-    """It begins where the archive ends, and may count in a moment. When the archive has gone past it, it is removed."""
+    """It begins where the archive ends, and may soon count. Once the archive has gone past it, it is removed."""
     root = object_store.place(prefix, tmp_path / "state")
     archive(collection, root)
     held = ArchiveSource(root)

@@ -54,7 +54,7 @@ def replica_set() -> Iterator[ReplicaSet]:
 
 
 def archive_now(uri: str, folder: ArchivePlace, limits: SegmentLimits = _SMALL) -> None:
-    """Everything up to now into the archive."""
+    """Archive everything up to now."""
     with MongoClient[dict[str, Any]](uri) as client:
         cluster = Cluster.discover(client, uri, {})
         try:
@@ -133,7 +133,7 @@ def test_a_failure_at_the_last_segment_is_raised(
 
 
 def overtake(uri: str, beyond: ClusterTime, recorder: Recorder) -> None:
-    """Write until the oplog no longer reaches back, and never more than the archive has read."""
+    """Write until the oplog no longer reaches back so far, and never more than the archive has read."""
     with closing(MongodSource(uri)) as source:
         deadline = time.monotonic() + _PATIENCE_S
         while source.oldest()[0] <= beyond:
@@ -192,7 +192,7 @@ async def _drained_by_asyncio(uri: str, folder: Path, start: Any, options: dict[
 
 
 def _drain(stream: Any, at_least: int = 0) -> list[bytes]:
-    """What comes until nothing has for a while, and at least so many events: a busy machine pauses for longer."""
+    """The events until none has come for a while, but at least so many: a busy machine may pause for longer."""
     events: list[bytes] = []
     quiet = 0
     deadline = time.monotonic() + _PATIENCE_S
@@ -266,8 +266,8 @@ def test_a_clusters_archive_gives_the_events_of_its_live_stream(
 
 @pytest.mark.parametrize("version", ["5.0.4", pytest.param("4.4.2", marks=pytest.mark.slow)])
 def test_servers_with_users_and_without_stored_pre_images_are_archived(version: str, tmp_path: Path) -> None:
-    """Nobody may read config.system.preimages there, and it does not exist: the archive was refused. Older servers had
-    been archived without users only; the fuzz of all products found it."""
+    """On these servers config.system.preimages does not exist and nobody may read it: the archive was refused. Older
+    servers had only been archived without users; the fuzz of all products found it."""
     with mongod_with_users(tmp_path, version) as mongod:
         uri = uri_of(mongod, ROOT, PASSWORD)
         with MongoClient[dict[str, Any]](uri) as client:

@@ -100,7 +100,7 @@ def test_the_bytes_are_those_of_pymongo_s_stream(replica_set: ReplicaSet, scope:
 
 @pytest.mark.parametrize("engine", ["oplog", "server"])
 def test_a_call_that_is_cancelled_loses_no_event(engine: Any, replica_set: ReplicaSet) -> None:
-    """PyMongo closes its stream then, and so did ours with engine="server", whose stream PyMongo's was."""
+    """In this case PyMongo closes its stream, and so did ours with engine="server", which used PyMongo's."""
 
     async def program() -> None:
         async with tailrace.AsyncClient(replica_set.uri, engine=engine) as client:

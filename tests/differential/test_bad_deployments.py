@@ -43,7 +43,7 @@ def assert_one_sentence(done: subprocess.CompletedProcess[bytes], pattern: str, 
 
 
 def assert_waited_for(done: subprocess.CompletedProcess[bytes], host: str, why: str) -> None:
-    """What is waited for is told once, and then that it did not come."""
+    """The command says once what it waits for, and in the end that it did not come."""
     told, _, done.stderr = done.stderr.partition(b"\n")
     assert told.decode() == f"tailrace: {host} has not answered so far: {why}. Trying again."
     assert_one_sentence(done, f"cannot reach {host}: {why}")
@@ -95,7 +95,7 @@ def test_a_standalone_server_is_refused_by_watch_as_pymongo_s_is(version: str) -
 
 
 def test_an_unreachable_host_is_named_without_the_password() -> None:
-    """First while it is looked for, which takes half a minute by default: nothing was said meanwhile."""
+    """It is named first during the wait, which takes half a minute by default and was silent before."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     uri = f"mongodb://ann:{WRONG}@127.0.0.1:{port}/?serverSelectionTimeoutMS=5000"
@@ -103,7 +103,8 @@ def test_an_unreachable_host_is_named_without_the_password() -> None:
 
 
 def test_another_name_of_the_replica_set_is_told_as_that(replica_set: ReplicaSet) -> None:
-    """ "Cannot reach any server" was what came: the driver forgets servers of another set, so none was left to name."""
+    """The message was "Cannot reach any server": the driver forgets servers of another set, so none was left to
+    name."""
     uri = replica_set.uri.replace("replicaSet=rs0", "replicaSet=other") + "&serverSelectionTimeoutMS=5000"
     done = tailrace("watch", uri)
     told, _, done.stderr = done.stderr.partition(b"\n")
@@ -168,7 +169,8 @@ def test_a_user_without_rights_on_documents_is_told_the_role_that_is_missing(gua
 
 
 def test_doctor_says_when_this_user_may_not_read_the_images_that_are_kept(guarded: Mongod) -> None:
-    """It looked for collections that keep images, and never whether the user may read them: reading failed later."""
+    """Doctor looked for collections that keep images, but not whether the user may read the images: reading failed
+    later."""
     with MongodSource(uri_of(guarded, ROOT, PASSWORD)).client as root:
         root.shop.create_collection("imaged", changeStreamPreAndPostImages={"enabled": True})
     for user, status in ((ROOT, "ok"), ("shopper", "warn")):
@@ -178,7 +180,7 @@ def test_doctor_says_when_this_user_may_not_read_the_images_that_are_kept(guarde
 
 
 def test_doctor_says_what_this_user_may_not_do_beside_reading_the_oplog(guarded: Mongod) -> None:
-    """It said ok, and archives, copies and look-ups failed later."""
+    """Doctor said ok, and archives, copies and look-ups failed later."""
     with MongodSource(uri_of(guarded, ROOT, PASSWORD)).client as root:
         root.shop.there.insert_one({})
         root.secret.there.insert_one({})

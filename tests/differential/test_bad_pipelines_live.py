@@ -32,7 +32,7 @@ def computed(expression: Any) -> list[dict[str, Any]]:
     return [{"$match": {}}, {"$set": {"x": expression}}]
 
 
-#: What is wrong: the stages, and where the message says that it is.
+#: Faults: the stages, and the place that the message must give.
 CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "unknown stage": ([{"$nope": 1}], "pipeline[0].$nope"),
     "unknown query operator": ([{"$match": {"fullDocument.a": {"$nope": 1}}}], "pipeline[0].$match.fullDocument.a"),
@@ -111,7 +111,7 @@ def stream(replica_set: ReplicaSet) -> Iterator[Callable[[list[dict[str, Any]]],
 
 @pytest.fixture(scope="module")
 def version(replica_set: ReplicaSet) -> Version:
-    """As a plan's profile has it."""
+    """The version as in a plan's profile."""
     return profile_for(replica_set.version).version
 
 

@@ -1,4 +1,5 @@
-"""Exact images that begin now where there are no snapshot reads: of capped collections, and before 5.0 of none."""
+"""Exact images that begin now without snapshot reads, which do not exist for capped collections, and before 5.0 not at
+all."""
 
 from __future__ import annotations
 
@@ -111,8 +112,8 @@ def _check_capped(uri: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, lo
 def test_a_capped_collection_is_copied_exactly_while_it_is_written_to(
     replica_set: ReplicaSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No seed had a capped collection in its scope, although the fuzzers' workloads make some later: the server's error
-    246 ended the call."""
+    """The server's error 246 ended the call. No seed had a capped collection in scope at that time; the fuzzers'
+    workloads only make some later."""
     _check_capped(replica_set.uri, tmp_path, monkeypatch)
 
 

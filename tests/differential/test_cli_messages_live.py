@@ -30,7 +30,7 @@ def orders(replica_set: ReplicaSet) -> Iterator[Any]:
 
 
 def test_a_pattern_that_no_collection_matches_is_named(replica_set: ReplicaSet, orders: Any, tmp_path: Path) -> None:
-    """That the tables equal their collections was all that was said, and `verify` of no table said nothing."""
+    """The command only said that the tables equal their collections, and `verify` of no table said nothing."""
     both, none = str(tmp_path / "both"), str(tmp_path / "none")
     done = commands.run_text("tables", "write", "--once", replica_set.uri, both, f"{NAME}.orders", f"{NAME}.ordres")
     assert (done.returncode, done.stderr.count("The tables equal their collections")) == (0, 1)
@@ -57,7 +57,7 @@ def test_a_collection_that_does_not_exist_is_told_beside_the_stream(replica_set:
     now = orders.database.client.admin.command("ping")["operationTime"]
     for arguments in ([f"{NAME}.orders"], [f"{NAME}.gone", "--start-at-operation-time", f"{now.time},{now.inc}"]):
         done = commands.run_text("watch", replica_set.uri, *arguments, "--until", "now")
-        assert (done.returncode, done.stderr) == (0, "")  # of an earlier time there may be events all the same
+        assert (done.returncode, done.stderr) == (0, "")  # there may still be events of an earlier time
 
 
 @pytest.mark.parametrize("given", [["--database", "shop/orders"], ["--database", "shop", "--collection", "or$ders"]])
@@ -70,7 +70,7 @@ def test_a_listener_of_an_impossible_name_ends_in_a_sentence(replica_set: Replic
 
 @contextmanager
 def _answering(greeting: bytes) -> Iterator[int]:
-    """A service that is no mongod: it says ``greeting`` to whoever connects. Without one it says nothing."""
+    """A service other than mongod, which sends ``greeting`` to each client, or nothing if there is none."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -120,7 +120,8 @@ def test_another_program_at_the_port_is_told(greeting: bytes, said: str, tmp_pat
 def test_a_second_run_of_a_pipeline_says_that_another_process_writes(
     replica_set: ReplicaSet, orders: Any, tmp_path: Path
 ) -> None:
-    """It was asked whether an old copy of the checkpoint had been restored: two runs at once had not been tried."""
+    """The message asked whether an old copy of the checkpoint had been restored: two concurrent runs had not been
+    tried."""
     lake, checkpoint, pipeline = tmp_path / "lake", tmp_path / "lake.checkpoint", tmp_path / "pipeline.yaml"
     pipeline.write_text(f"source: {{uri: '{replica_set.uri}', database: {NAME}}}\nlake: {{path: {lake}}}\n")
     checkpoint.mkdir()

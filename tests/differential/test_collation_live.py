@@ -1,4 +1,4 @@
-"""Collations beside a running mongod: which are taken, what the stages give, and that nothing else sees them."""
+"""Collations beside a running mongod: which are accepted, what the stages give, and that nothing else is affected."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ DOCUMENTS: list[dict[str, Any]] = [
     *({"locale": "en", name: value} for name, values in VALUES.items() for value in values),
     *({"locale": locale} for locale in sorted(LOCALES)),
     *({"locale": f"{locale}@collation=search"} for locale in ("en", "zh_Hant", "fr_CA")),
-    # "stroke" is left out: whether a mongod takes it hangs on which Chinese collations it was asked for before
+    # without "stroke": whether a mongod accepts it depends on which Chinese collations it was asked for before
     *({"locale": f"zh@collation={kind}"} for kind in ("pinyin", "big5han", "phonebook")),
     *(
         {"locale": x}
@@ -239,7 +239,7 @@ def test_let_and_a_resume_token_under_a_collation(replica_set: ReplicaSet, wire:
 
 
 def test_the_servers_engine_sends_the_collation_that_pymongos_own_stream_loses(replica_set: ReplicaSet) -> None:
-    """PyMongo 4.20 takes the parameter and leaves it out of the command; the engine had refused it for that."""
+    """PyMongo 4.20 accepts the parameter and does not send it; for that reason the engine had refused it."""
     with pymongo.MongoClient[Any](replica_set.uri) as client:
         stages = [{"$match": {"fullDocument.n": "resume"}}]
         for engine in ("server", "oplog"):

@@ -91,7 +91,7 @@ def test_streams_follow_the_setting_while_they_are_open_and_where_they_resume(
         for number, setting in enumerate((lower, version[:3], lower, version[:3])):
             deployment.set_compatibility(setting)
             if number:
-                time.sleep(ASK_AGAIN_S)  # nothing is written meanwhile, so nothing is given under the setting before
+                time.sleep(ASK_AGAIN_S)  # nothing is written meanwhile, so no event is made under the old setting
                 assert all(stream.try_next() is None for stream in streams.values())
             count = write(client, number * 10)
             given = {name: taken(stream, count) for name, stream in streams.items()}
@@ -127,7 +127,7 @@ def test_6_0_at_5_0_refuses_and_gives_images_as_the_server(before: str) -> None:
 
 
 def _answer(orders: Any, start: Any, full: str | None, before: str | None) -> Any:
-    """What a stream comes to: its events, or the error's code and the sentence that the server says."""
+    """The outcome of a stream: its events, or the error's code and the server's message."""
     try:
         options = {"full_document": full, "full_document_before_change": before, "max_await_time_ms": 100}
         with orders.watch(start_at_operation_time=start, **options) as stream:
@@ -173,7 +173,7 @@ def test_an_archive_keeps_the_setting_over_time_and_replays_by_it(tmp_path: Path
 
 
 def archived(client: MongoClient[Any], folder: Path) -> None:
-    """Archive what there is, and look at the version all the time meanwhile."""
+    """Archive what there is, checking the version all the time."""
     recorder = Recorder(client, None, folder, ArchivePolicy(images=False, once=True))
     recorder.run(lambda _: None, every_s=0.005)
 
@@ -189,8 +189,8 @@ def check_notes(folder: Path, set_by: list[dict[str, Any]], begin: ClusterTime, 
 
 
 def test_changes_that_an_archive_was_away_at_are_noted_where_their_entries_are(tmp_path: Path) -> None:
-    """Two changes that cancel each other were not noted, and one that lay batches ahead of what was read was noted
-    where the reading went on: the test of the archive had been running at its only change."""
+    """Two changes that cancel each other were not noted, and a change that was several batches ahead of the reader was
+    noted where reading went on. In the earlier test the archive was running at the only change."""
     with ReplicaSet(version="6.0.27", oplog_size_mb=400) as deployment, ExitStack() as stack:
         client = stack.enter_context(MongoClient[Any](deployment.uri))
         client.shop.create_collection("orders")

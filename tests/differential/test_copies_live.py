@@ -1,8 +1,8 @@
 """Copies (snapshots and the seeds of exact images) of large documents, odd names, and another deployment's half copy.
 
-None had caught these: no seed had a document of 4 kB, from which on PyMongo gives views of its replies; chunks were
-tried with small documents alone; names came from drivers, which refuse what is not UTF-8; and a token went back to the
-deployment that it came from.
+Earlier tests had not caught these: no seed had a document of 4 kB, the size from which PyMongo gives views of its
+replies; chunks were tried with small documents only; names came from drivers, which refuse what is not UTF-8; and a
+token always went back to the deployment that it came from.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def test_the_same_on_an_older_server(start_replica_set: Callable[..., ReplicaSet
 
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_large_documents_come_in_chunks_of_few(client: MongoClient[Any], parallel: int) -> None:
-    """The first chunk was of 100 documents, whatever their size, and later ones were sized by those before them."""
+    """The first chunk had 100 documents, whatever their size, and the size of later ones depended on those before
+    them."""
     large = b"x" * (3 << 20)
     for number in range(24):
         client.copies.orders.insert_one({"_id": number, "data": large})
@@ -127,7 +128,7 @@ def rename_raw(uri: str, namespace: bytes, to: bytes) -> None:
 def test_names_that_are_not_utf8_are_left_out_of_every_copy_and_named(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One such collection stopped the copies of everybody: the test of these names had asked for that."""
+    """One such collection stopped everybody's copies, and the test of these names had even required that."""
     uri = start_replica_set(1, version=version).uri
     with MongoClient[dict[str, Any]](uri) as client:
         orders = client.shop.orders
@@ -186,7 +187,7 @@ def test_a_name_that_is_not_utf8_is_refused_where_it_is_asked_for_by_itself(
 def test_a_collection_that_gets_such_a_name_while_it_is_copied_ends_the_copy(
     replica_set: ReplicaSet, client: MongoClient[Any]
 ) -> None:
-    """It may come back under a name that streams show, and then what was not copied would be missing."""
+    """It may later get a name that streams show, and then what was not copied would be missing."""
     client.copies.orders.insert_many([{"_id": number} for number in range(300)])
     reader = SnapshotReader(client, Scope.of_database("copies"), chunk_documents=100)
     chunks = iter(reader)
@@ -276,8 +277,8 @@ def database(uri: str) -> Iterator[Any]:
 def test_a_rename_just_after_the_beginning_of_a_copy_loses_nothing(
     uri: str, database: Any, monkeypatch: pytest.MonkeyPatch, rename: str
 ) -> None:
-    """The copy named documents as their collection was called a moment later, and the stream renamed that again: all of
-    them were gone. Collections had been renamed while they were copied, and not before the first look at them."""
+    """The copy gave documents the name that their collection got a moment later, and the stream renamed that again: all
+    of them were gone. Tests had renamed collections while they were copied, but not before the copy first read them."""
     now = ReplicaSetPlaces.now
     act = once(lambda: RENAMES[rename](database))
 
@@ -337,7 +338,8 @@ def stored(database: Any) -> dict[str, dict[bytes, bytes]]:
 def test_a_rename_just_after_the_beginning_of_exact_images_gives_no_other_documents(  # noqa: PLR0917
     uri: str, database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rename: str, mode: str
 ) -> None:
-    """On 7.0, which reads what a name stood for at a time, the documents of one collection became those of another."""
+    """On 7.0, which reads the collection that had a name at a given time, the documents of one collection were taken
+    for those of another."""
     now = seed._now
     act = once(lambda: RENAMES[rename](database))
 
@@ -362,8 +364,8 @@ def test_a_rename_just_after_the_beginning_of_exact_images_gives_no_other_docume
 def test_what_is_renamed_or_dropped_before_its_turn_ends_the_copy_for_exact_images(  # noqa: PLR0917
     uri: str, database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, mode: str
 ) -> None:
-    """A server before 7.0 finds nothing under a name that nothing has any more: that was copied, and nothing of the
-    collection was known under its new name."""
+    """A server before 7.0 finds nothing under a name that no longer exists: the copy was then empty, and the
+    collection's documents were missing under its new name."""
     documents = seed._documents
     act = once(lambda: RENAMES.get(what, lambda one: one.first.drop())(database))
 

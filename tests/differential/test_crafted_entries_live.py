@@ -1,5 +1,5 @@
 """Entries that no server writes, in a real oplog, read by each version's own streams and by ours. The golden recording
-of broken entries reads each with expanded events alone, of 6.0 alone, and holds no chain that leads forward.
+of broken entries is of 6.0 only, reads each entry only with expanded events, and has no chain that points forward.
 
 Not on 4.4: a mongod 4.4.2 ends where an entry older than its oldest timestamp is written, and no later version that
 would take it opens its files."""
@@ -74,7 +74,7 @@ def test_definitions_without_o2_and_a_chain_that_leads_forward(version: str, tmp
         memory = read_into_memory(wire, source, ClusterTime(before - 1), end)
         bench = Bench(wire, memory, SourceOplog(source), version, end)
         for expanded, (events, codes) in expected.items():
-            # In make test-landing each scope once for either kind of events: from memory, or live, by turns.
+            # make test-landing takes each scope once for either kind of events, alternately from memory and live.
             for number, scope in enumerate((("gr", "c"), ("gr", None), ("admin", None))):
                 for live in (False, True) if WHOLE else ((number + expanded) % 2 == 0,):
                     shown = {"showExpandedEvents": True} if expanded else {}
@@ -88,7 +88,7 @@ def test_definitions_without_o2_and_a_chain_that_leads_forward(version: str, tmp
 
 _NO_OP = {"op": "n", "ns": "gr.c", "ui": insert(1)["ui"], "o": {"msg": "crafted"}}
 #: A shard that gets its first chunk of a collection, as servers up to 6.0 write it, and in 7.0's form. Only a stream
-#: that is to be merged shows them.
+#: with ``needsMerge`` shows them.
 _NEW_SHARDS = [
     insert(1),
     {**_NO_OP, "o2": {"type": "migrateChunkToNewShard", "from": "sh0", "to": "sh1"}},
@@ -145,9 +145,9 @@ def test_entries_of_unknown_kinds_are_skipped_and_told_of(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The counts were tested with streams that are fed; whether they come through a live reader to the statistics, the
-    command line and the log of Spark's workers had been looked at nowhere. In a ``tailrace run`` too, for which in
-    ``make test-landing`` the reader of its log stands."""
+    """The counts had been tested only with streams that are fed: no test checked that they get through a live reader to
+    the statistics, the command line and the log of Spark's workers. ``tailrace run`` reports them too; in ``make
+    test-landing`` the reader of its log stands for it."""
     version, _, runs = version.partition(" ")
     unknown = [insert(7) | {"op": operation} for operation in ("xi", "km", "xi")]
     unknown.append({**_NO_OP, "op": "c", "ns": "gr.$cmd", "o": {"mergeCollections": "c"}})
@@ -187,7 +187,7 @@ def test_entries_of_unknown_kinds_are_skipped_and_told_of(
             "tailrace: skipped oplog entries of kinds that this version does not know: "
             "'command mergeCollections' (1), 'km' (1), 'no-op moveRange' (1), 'xi' (2)"
         )
-        # What a $match leaves of the oplog query: the kinds are told all the same.
+        # With the oplog query that a $match makes, the kinds are reported all the same.
         with tailrace.connect(deployment.uri) as client:
             match = [{"$match": {"operationType": "insert", "fullDocument.x": 5}}]
             stream = client.gr.c.watch(match, start_at_operation_time=start, max_await_time_ms=100)

@@ -109,7 +109,7 @@ def test_a_look_up_in_bulk_finds_what_single_ones_find(replica_set: ReplicaSet, 
 def test_a_look_up_in_bulk_that_finds_too_much_is_given_up(
     replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch, key: Callable[[int], Any]
 ) -> None:
-    """By bytes that decide and by such that do not. No test had documents that grow."""
+    """With keys that are compared by their bytes and with others. No test had documents that grow."""
     monkeypatch.setattr(lookup, "_FOUND_BYTES_MAX", 10_000)
     with closing(MongodSource(replica_set.uri)) as source:
         collection = source.client.source_too_much.c
@@ -122,7 +122,7 @@ def test_a_look_up_in_bulk_that_finds_too_much_is_given_up(
         assert all(source.documents(few))
         with pytest.raises(AnswerTooLargeError):
             source.documents(many)
-        assert all(source.documents(list(many)))  # others than the kernel are answered
+        assert all(source.documents(list(many)))  # callers other than the kernel are answered
 
 
 def test_current_documents_of_another_collection_under_the_name_are_none_when_the_uuid_is_given(
@@ -154,8 +154,9 @@ def test_keys_with_shard_key_fields_find_their_document(replica_set: ReplicaSet)
 
 
 def test_keys_with_shard_key_fields_are_looked_up_together(replica_set: ReplicaSet) -> None:
-    """As the server compares single ones, and with one query where bytes decide. Each was a query of its own, and no
-    test counted them: a stream of updates on a cluster gave some hundred events a second."""
+    """The result is as if the server compared single keys, but with one query if their bytes decide. Each look-up was
+    once a query of its own, and no test counted them: a stream of updates on a cluster gave a few hundred events a
+    second."""
     found: list[Any] = [
         {"_id": 1, "x": "a", "y": {"z": 1}},
         {"_id": 2, "x": 7.0, "y": {"z": 2}},

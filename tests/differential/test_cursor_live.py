@@ -95,7 +95,7 @@ class Clients:
 
     def _open_one(self) -> None:
         stage = options_of(self._rng)
-        if stage.get("fullDocument") == "updateLookup":  # each side looks up when it reads: not the same moment
+        if stage.get("fullDocument") == "updateLookup":  # each side looks up when it reads, so at different moments
             del stage["fullDocument"]
         kind = self._rng.random()
         if kind < 0.5 and self._tokens:
@@ -106,7 +106,7 @@ class Clients:
         database, command = aggregate(self._rng.choice(self._scopes), stage, pipeline=tuple(pipeline))
         size = self._rng.choice((None, None, 0, 0, 1, 2, 5, 200))
         command["cursor"] = {} if size is None else {"batchSize": size}
-        # A shard leaves the look-up of images to the router: those streams are the sharded cluster's matter.
+        # A shard leaves the look-up of images to the router: such streams are tested on a sharded cluster.
         if stage.keys().isdisjoint({"fullDocument", "fullDocumentBeforeChange"}) and self._rng.random() < 0.2:
             command |= {"fromMongos": True, "needsMerge": True}
         opened = self.sides.open(database, command)

@@ -1,7 +1,7 @@
 """Dates out of texts, thousands of them at once, beside a running mongod.
 
-The fuzz had made its texts by writing dates in ten formats: whatever the server reads beyond those was refused, and
-what the formats take more loosely than they write was wrong, with ``onError`` in silence.
+The fuzz had made its texts by writing dates in ten formats. Whatever else the server reads was refused; and where
+reading a format accepts more than writing it produces, results were wrong, silently with ``onError``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def ours(text: str, layout: str | None) -> Any:
 
 
 def check(replica_set: ReplicaSet, pairs: list[Pair], *, refused: float) -> None:
-    """All equal; at most this share of the texts may be refused by name."""
+    """All results must be equal; at most this share of the texts may be refused by name."""
     mine = [ours(*pair) for pair in pairs]
     wrong = [
         (pair, theirs, own)
@@ -75,7 +75,7 @@ def check(replica_set: ReplicaSet, pairs: list[Pair], *, refused: float) -> None
     assert mine.count(REFUSED) <= refused * len(pairs)
 
 
-#: What 4.4 and 5.0 read in a way of their own is refused by name: more than of later servers.
+#: What only 4.4 and 5.0 read in this way is refused by name, so more is refused than of later servers.
 IS_OLD = LANGUAGE < (6, 0)
 
 
@@ -99,7 +99,7 @@ def test_abbreviations_of_zones_mean_what_they_mean_on_the_server(replica_set: R
 
 
 def test_fractions_of_a_second_of_any_length_give_the_servers_dates(replica_set: ReplicaSet) -> None:
-    """No random text had more than eight digits, and 4.4 finds no date in nine: there they were read."""
+    """4.4 finds no date in nine digits, where we read one. No random text had more than eight."""
     layouts = [
         "2020-01-02T03:04:05.{}",
         "2020-01-02T03:04:05.{}Z",

@@ -1,7 +1,7 @@
 """Commands on deployments at the edge: unusual members, one shard, tags, majority reads switched off; and signals.
 
-No test had an ordinary command meet these: members were never hidden, a URI never named tags that nobody has, and
-SIGTERM was sent to those commands alone that handle it in a way of their own.
+No ordinary command had been tested on these: members were never hidden, a URI never named tags that no member has, and
+SIGTERM was only sent to commands that handle it themselves.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_watch_ends_with_its_position_told_at_either_signal(replica_set: Replica
 
 
 def test_tags_that_no_member_has_are_named(replica_set: ReplicaSet, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message said: wait for the election."""
+    """The message said to wait for the election."""
     uri = f"{replica_set.uri}&readPreference=secondary&readPreferenceTags=dc:moon&serverSelectionTimeoutMS=500"
     assert main(["watch", uri.replace("readPreference=secondary", "readPreference=nearest"), "--until", "now"]) == 1
     said = capsys.readouterr().err
@@ -65,7 +65,7 @@ def of_odd_name(wire: Wire, command: dict[str, Any]) -> None:
 
 
 def test_doctor_works_where_a_name_is_not_utf8(replica_set: ReplicaSet) -> None:
-    """It ended with a raw InvalidBSON."""
+    """Doctor ended with a raw InvalidBSON."""
     with Wire.to(replica_set.uri) as wire:
         of_odd_name(wire, {"insert": "c", "documents": [{"_id": 1}]})
         try:
@@ -79,7 +79,7 @@ def test_doctor_works_where_a_name_is_not_utf8(replica_set: ReplicaSet) -> None:
 
 @pytest.mark.parametrize("delay_s", [0, 3600])
 def test_doctor_names_a_hidden_and_a_delayed_member(replica_set: ReplicaSet, delay_s: int) -> None:
-    """It said ok of both."""
+    """Doctor said ok for both."""
     with MongoClient[dict[str, Any]](replica_set.uri) as client:
         hello = client.admin.command("hello")
     assert _unusual(hello) is None
@@ -117,7 +117,7 @@ def test_doctor_on_a_real_delayed_member(version: str) -> None:
 
 @pytest.mark.slow
 def test_without_majority_reads_the_servers_own_stream_is_named_and_works(capsys: pytest.CaptureFixture[str]) -> None:
-    """The hint named the server's setting alone, which on 4.4 an operator may have had a reason to switch off."""
+    """The hint named only the server's setting, which on 4.4 an operator may have had a reason to switch off."""
     with ReplicaSet(1, version="4.4.2", arguments=["--enableMajorityReadConcern", "false"]) as members:
         assert main(["watch", members.uri, "--until", "now"]) == 1
         assert 'engine="server" (--engine server), which works' in capsys.readouterr().err

@@ -56,7 +56,7 @@ MATCHES: list[dict[str, Any]] = [
     {"fullDocument.ns": {"db": "other", "coll": "other"}},
     {"$or": [{"fullDocument.fullDocument.who": "anna"}, {"updateDescription.updatedFields.ts": 1}]},
     {"$expr": {"$eq": ["$fullDocument.count", "$fullDocument.ts"]}},
-    # Of the event itself: the tokens and times that it has.
+    # Fields of the event itself: its own tokens and times.
     {"token": {"$exists": True}},
     {"count": {"$exists": True}},
     {"_id._data": "82AA"},

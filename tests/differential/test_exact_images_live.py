@@ -79,7 +79,7 @@ def test_events_are_the_server_s_own(  # noqa: PLR0917
 def test_an_asynchronous_client_computes_them_too(
     replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path
 ) -> None:
-    """It took no ``images``; what is asked of both clients had been tried with one."""
+    """It did not accept ``images``: the parameter had only been tried with the other client."""
     orders = client[NAME]["asyncio"]
     orders.insert_one({"_id": 1, "n": 0})
 
@@ -122,7 +122,8 @@ def test_without_a_setting_and_without_reads_of_the_collection(
 
 @pytest.mark.parametrize("version", [IN_BETWEEN, "4.4.2"])
 def test_servers_without_images(start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str) -> None:
-    """From the beginning of the collection: each image is what the change before has left, and the last is stored."""
+    """From the beginning of the collection, each image is what the change before it left, and the last one is what is
+    stored."""
     running = start_replica_set(version=version)
     with (
         MongoClient(running.uri, document_class=RawBSONDocument) as client,
@@ -155,8 +156,8 @@ def test_servers_without_images(start_replica_set: Callable[..., ReplicaSet], tm
 
 
 def check_resuming(server: Any, ours: Any, events: list[RawBSONDocument]) -> None:
-    """After the token of an update, which before 6.0 has a witness: it was asked for an image, and the stream ended. On
-    these servers all tests had begun at a time; a SIGKILL in the longer tests found it."""
+    """Resume after the token of an update. Before 6.0 such a token has a witness, for which an image was required, and
+    the stream ended. On these servers all tests had begun at a time; a SIGKILL in the longer tests found it."""
     updates = [place for place, event in enumerate(events) if event["operationType"] == "update"]
     for place in updates[:: len(updates) // 3]:
         token = events[place]["_id"]
@@ -257,7 +258,7 @@ def test_the_command_line(replica_set: ReplicaSet, client: MongoClient[Any], tmp
 def test_a_state_that_was_lost_is_made_again_from_the_archive(
     replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream with exact images passed the archive over: each had been tried without the other."""
+    """A stream with exact images ignored the archive: each had been tried without the other."""
 
     def archive() -> None:
         policy = ArchivePolicy(from_oldest=False, once=True, limits=SegmentLimits(bytes=50_000))

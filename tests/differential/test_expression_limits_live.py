@@ -1,6 +1,6 @@
 """The server's limits, each one below, at and one above its edge: strings, arrays, paths, depth, numbers as text.
 
-Documents of the fuzz are small and its numbers short, so nothing had come near a limit.
+The fuzz has small documents and short numbers, so nothing had come near a limit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def length(of: Any) -> list[dict[str, Any]]:
     return [{"$project": {"n": {"$strLenBytes": of}}}]
 
 
-# What is answered as its neighbour at the edge is slow here and below: each compares documents of 16 MB.
+# Here and below, cases that are answered like their neighbour at the edge are slow: each compares documents of 16 MB.
 @pytest.mark.parametrize(("more", "code"), [(-1, 0), (0, 16493), pytest.param(1, 16493, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("operator", ["$concat", "$replaceOne", "$replaceAll", "$reduce"])
 def test_a_string_of_16_megabytes_is_too_long(server: Server, operator: str, more: int, code: int) -> None:
@@ -74,7 +74,7 @@ def test_a_string_of_16_megabytes_is_too_long(server: Server, operator: str, mor
 
 @pytest.mark.parametrize(("more", "code"), [pytest.param(-1, 16493, marks=pytest.mark.slow), (0, 16493), (1, 13548)])
 def test_a_buffer_of_64_megabytes_is_not_passed(server: Server, more: int, code: int) -> None:
-    """Or of 125, from 7.0 on."""
+    """125 MB from 7.0 on."""
     text = "x" * (8 * MEGABYTE)
     tail = "y" * (4 * MEGABYTE + more)
     whole, rest = divmod(buffer_limit(LANGUAGE) // MEGABYTE - 4, 8)
@@ -147,7 +147,7 @@ def test_paths_of_expressions_and_projections_have_200_names(server: Server, nam
 @pytest.mark.parametrize("names", [197, 198, 199, 200])
 @pytest.mark.parametrize("nested", [{"k": "$z"}, {"k": 1}, {"k": {"j": "$z"}}, {"k": ["$z"]}, ["$z"]])
 def test_nested_names_count_like_dotted_ones(server: Server, names: int, nested: Any) -> None:
-    """And are refused when the pipeline is read. Only dotted paths had been tried, with no other fault beside them."""
+    """They are refused when the pipeline is read. Only dotted paths had been tried, and only without another fault."""
     path = ".".join("b" * names)
     fails = {"$divide": [1, "$z"]}
     for stage in ("$set", "$project"):
@@ -156,13 +156,13 @@ def test_nested_names_count_like_dotted_ones(server: Server, names: int, nested:
 
 
 def test_depth_is_looked_at_before_any_stage_is_parsed(server: Server) -> None:
-    """It is the command that nests too deep. Two stages, each with a fault of its own, had not been tried."""
+    """The command itself is nested too deep. Two stages, each with a fault of its own, had not been tried."""
     deep = repeated(99, lambda inner: {"$and": [inner]}, {"s": 1})
     assert compare(server, [{"$project": {"a.b": 1, "a": 1}}, {"$match": deep}], {"s": 1}) == 15
 
 
 def is_left_out(operator: str, text: str) -> bool:
-    """A C library of Windows reads doubles that are not normal, where the servers' own on Linux finds no number."""
+    """The C library of Windows reads subnormal doubles, where the servers' own reader on Linux finds no number."""
     return IS_FOR_WINDOWS and operator == "$toDouble" and 0 < abs(float(text)) < sys.float_info.min
 
 

@@ -47,12 +47,12 @@ def test_every_operator_gives_the_servers_bytes_and_error_codes(server: Server, 
 
 
 def test_the_grammar_knows_every_operator_that_is_supported() -> None:
-    # $meta takes nothing but a constant, and hangs on where the server runs it
+    # $meta accepts only a constant, and depends on where the server runs it
     assert set(grammar.Grammar(grammar.random.Random(0)).all) | {"$const", "$meta"} == set(OPERATORS)
 
 
 NEGATIVE_NAN = struct.unpack("<d", bytes.fromhex("000000000000f8ff"))[0]
-#: A millisecond before 1970: on this side of it what does not fit would wrap around and fit.
+#: A millisecond before 1970: before it, what does not fit would wrap around and fit.
 MOMENT = datetime.fromtimestamp(-0.001, UTC)
 #: What the fuzz found: a document, an expression on it, and the collation that it was found under.
 FOUND: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] = [
@@ -101,7 +101,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_a_schema_that_lists_fields_shows_the_nameless_one_to_its_neighbours(server: Server, schema: Any) -> None:
-    """The fuzz had not put a schema beside the field without a name in half a million comparisons."""
+    """In half a million comparisons the fuzz had never combined a schema with a field without a name."""
     totals = Totals()
     documents = [bson.encode({"_id": 0, "a": "x", "": 5}), bson.encode({"_id": 1, "a": "x"})]
     server.load(documents)
@@ -136,7 +136,7 @@ def test_decimals_are_rounded_and_turned_as_on_the_server(server: Server) -> Non
     assert totals.comparisons == len(texts) * 22
 
 
-#: Of these some are equal and not the same.
+#: Some of these are equal and not identical.
 _NUMBERS_AND_MORE = (1, 1.0, bson.Int64(1), 2, 2.0, None, "x")
 
 
@@ -144,7 +144,7 @@ _NUMBERS_AND_MORE = (1, 1.0, bson.Int64(1), 2, 2.0, None, "x")
 def test_long_arrays_of_equal_elements_are_sorted_as_the_servers_library_sorts_them(
     server: Server, alike: bool
 ) -> None:
-    """No array of the fuzz had had more than sixteen elements of which some are equal and yet not the same."""
+    """No array of the fuzz had more than sixteen elements with some that are equal but not identical."""
     if server.is_for_windows and not alike:
         pytest.skip("a mongod for Windows sorts by another library (docs/reference/differences.md)")
     rng = grammar.random.Random(6)
@@ -173,7 +173,7 @@ def test_long_arrays_of_equal_elements_are_sorted_as_the_servers_library_sorts_t
     "arguments", [[0, "$a"], [None, 0, "$a"], ["$a", 0, "$b"], [None, "$a"], [None, None, "$a"], ["$a", None]]
 )
 def test_constants_of_if_null_are_taken_beforehand(server: Server, arguments: list[Any]) -> None:
-    """Found by the fuzz: with the first argument a constant, the error of the whole belongs to the opening."""
+    """Found by the fuzz: if the first argument is constant, the error of the whole expression is raised on opening."""
     stages = [{"$replaceWith": {"r": {"$toInt": "$b"}}}, {"$set": {"r": {"$toDate": {"$ifNull": arguments}}}}]
     documents = [bson.encode({"_id": 0, "b": "no number"}), bson.encode({"_id": 1, "b": "1"})]
     server.load(documents)

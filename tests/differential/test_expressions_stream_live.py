@@ -63,7 +63,7 @@ def _write(collection: Any) -> None:
 
 
 def _events(cursor: Any, count: int) -> list[bytes]:
-    """The next events; an empty batch after the last write ends them, an error ends them with its code."""
+    """The next events, up to an empty batch after the last write, or up to an error, which is given by its code."""
     found: list[bytes] = []
     for _ in range(count + 2):
         if not cursor.alive:

@@ -1,9 +1,9 @@
-"""What goes wrong between a stream and its deployment: the outcome of both engines, waiting and awaited, alone and with
-streams that share a tail, beside that of PyMongo's own streams.
+"""What goes wrong between a stream and its deployment: the outcome for both engines, synchronous and asynchronous,
+alone and with streams that share a tail, beside that of PyMongo's own streams.
 
-Each test does the same to all streams at a time and compares what every call gives or raises. Our oplog engine had
-waited for ever where PyMongo's stream raises and stays open; streams that share a tail still did so when that was
-mended, because every failure was tested with a stream that is alone on its client.
+Each test does the same to all streams at the same time, and compares what every call returns or raises. Our oplog
+engine waited for ever where PyMongo's stream raises and stays open. After that was fixed, streams that share a tail
+still did, because every failure was tested with a stream that is alone on its client.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_elections_cost_no_event_and_no_error_that_ends_the_stream(
 def test_a_lost_majority_is_silence_and_its_return_costs_no_event(
     start_replica_set: StartReplicaSet, version: str
 ) -> None:
-    """The cursors outlive the step-down: nobody hears of it, PyMongo's stream neither."""
+    """The cursors survive the step-down: no stream notices it, and neither does PyMongo's."""
     deployment = start_replica_set(3, version=version)
     insert(deployment.uri, 0)
     with streams_at(deployment.uri) as streams:
@@ -158,7 +158,7 @@ def test_a_cut_connection_is_resumed_in_the_same_call(replica_set: ReplicaSet) -
 
 
 class _Commands(CommandListener):
-    """How the commands of streams went, in order."""
+    """The outcomes of the streams' commands, in order."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -175,8 +175,8 @@ class _Commands(CommandListener):
 
 
 def test_a_failover_between_two_calls_is_met_by_the_next_one(start_replica_set: StartReplicaSet) -> None:
-    """It is over by then. Streams that share a read, which had met it and gone on, were told nothing: the next call
-    gave the same event, but its listeners saw no failure, and ``try_next`` waited."""
+    """By the next call the failure is over. Streams that share a read, which had failed and gone on, were not told: the
+    next call gave the same event, but its listeners saw no failure, and ``try_next`` waited."""
     deployment = start_replica_set(1)
     insert(deployment.uri, 0)
     with ExitStack() as stack:
@@ -211,11 +211,11 @@ def test_a_failover_between_two_calls_is_met_by_the_next_one(start_replica_set: 
 
 #: Before, inside and after the message's header, and inside the reply's document.
 _SOME_PLACES = (0, 15, 16, 25, 150)
-#: Here every server is there, and a busy machine needs a while to find it again.
+#: All servers are up, but a busy machine needs a while to find them again.
 _PATIENT: dict[str, Any] = {"serverSelectionTimeoutMS": 60_000}
-#: Every byte is tried by so many at a time: what takes long is the driver's wait for a server that has failed.
+#: How many bytes are tried at the same time: what takes long is the driver's wait for a server that has failed.
 _LANES = 8
-#: A stream may come to its event by another command than those whose replies are to be cut: then it is tried again.
+#: A stream may get its event from a command whose reply was not to be cut: then it is tried again.
 _TRIES = 5
 places_of_a_reply = pytest.mark.parametrize(
     "lanes", [[_SOME_PLACES], pytest.param([None] * _LANES, marks=pytest.mark.slow)], ids=["some", "every byte"]
@@ -223,8 +223,8 @@ places_of_a_reply = pytest.mark.parametrize(
 
 
 def in_lanes(lanes: Sequence[Sequence[int] | None], run: Callable[[str, Iterable[int]], int]) -> None:
-    """Each lane with a collection of its own and the places that it tries, without an end where that is when a reply
-    has no such byte; it says how many it has tried."""
+    """Run lanes, each with a collection of its own and the places that it tries. If they are not given, it goes on
+    until a reply has no such byte. Each returns how many places it has tried."""
     with ThreadPoolExecutor(len(lanes)) as pool:
         runs = [
             pool.submit(run, f"lane{number}", places or count(number, len(lanes)))
@@ -238,7 +238,8 @@ def in_lanes(lanes: Sequence[Sequence[int] | None], run: Callable[[str, Iterable
 def test_a_reply_that_is_cut_at_any_byte_is_asked_for_again(
     replica_set: ReplicaSet, lanes: Sequence[Sequence[int] | None]
 ) -> None:
-    """The reply with the event. One that is shorter than the place arrives whole: then every place was tried."""
+    """Cut the reply with the event. A reply that is shorter than the place arrives whole: then every place was
+    tried."""
     direct = replica_set.members[0].uri
 
     def run(collection: str, places: Iterable[int]) -> int:
@@ -265,13 +266,13 @@ def test_a_stream_whose_reopening_is_cut_at_any_byte_is_opened_at_last(
     replica_set: ReplicaSet, lanes: Sequence[Sequence[int] | None], retry_reads: bool
 ) -> None:
     """The reply to a getMore is cut, and then that of the aggregate that resumes the stream: of our find. With
-    ``retryReads`` it is sent a second time; without, the call fails and leaves the stream open. Those that share a read
-    hear of what fails while they wait for it: here it may be over when they come."""
+    ``retryReads`` it is sent a second time; without, the call fails and leaves the stream open. Streams that share a
+    read are told about failures while they wait for it: here the failure may be over before they call."""
     direct = replica_set.members[0].uri
     options: dict[str, Any] = {"retryReads": retry_reads, **_PATIENT}
 
     def cut_at(place: int, collection: str, proxies: list[Any], streams: Streams) -> set[str]:
-        """One event, with both replies cut where they come in this order; gives the clients for which they did."""
+        """One event, with both replies cut if they come in this order. Returns the clients for which they did."""
         before = [proxy.cuts for proxy in proxies]
         for proxy in proxies:
             proxy.forget()
@@ -315,8 +316,9 @@ def test_a_stream_whose_reopening_is_cut_at_any_byte_is_opened_at_last(
 
 
 def test_a_look_up_that_fails_leaves_the_stream_open(replica_set: ReplicaSet) -> None:
-    """On the oplog the current document is a read of our own, which was tried again for two minutes, and then ended the
-    stream. Beside it the reply and the resume of the server's stream fail: it looks up by itself."""
+    """On the oplog the current document is a read of our own, which was retried for two minutes and then ended the
+    stream. For comparison, the reply and the resume of the server's stream fail, since that looks documents up
+    itself."""
     direct = replica_set.members[0].uri
     options: dict[str, Any] = {"retryReads": False, "full_document": "updateLookup", **_PATIENT}
     with (
@@ -340,8 +342,8 @@ def test_a_look_up_that_fails_leaves_the_stream_open(replica_set: ReplicaSet) ->
 
 
 def test_a_look_up_that_fails_once_is_not_noticed(replica_set: ReplicaSet) -> None:
-    """Nor is a reply of the server's stream that fails once. Our look-up raised at once: a step-down ended a program
-    that looks up, which it did not with PyMongo. What had been let fail was always both the reply and the resume."""
+    """Neither is a single failure of a reply of the server's stream. Our look-up raised at once: a step-down ended a
+    program with look-ups, unlike with PyMongo. Earlier tests always let both the reply and the resume fail."""
     direct = replica_set.members[0].uri
     options: dict[str, Any] = {"retryReads": False, "full_document": "updateLookup", **_PATIENT}
     with (
@@ -374,7 +376,7 @@ def resolver(*names: str) -> Iterator[set[str]]:
 
 
 def test_a_name_that_resolves_no_longer_is_an_error_that_leaves_the_stream_open(replica_set: ReplicaSet) -> None:
-    """The connections that there are go on; what is opened anew is not, until the name is back."""
+    """Existing connections go on; new ones cannot be opened until the name is back."""
     direct = replica_set.members[0].uri
     with resolver("db.tailrace.test") as known, ExitStack() as stack:
         proxies = {flavour: stack.enter_context(TcpProxy(replica_set.members[0].host)) for flavour in FLAVOURS}
@@ -417,7 +419,7 @@ def guarded(tmp_path: Path) -> Iterator[Mongod]:
 
 
 def test_rights_that_are_taken_away_end_the_stream(guarded: Mongod) -> None:
-    """The oplog is readable no longer, nor the collection."""
+    """Neither the oplog nor the collection can be read any more."""
     admin_uri = uri_of(guarded, ROOT, PASSWORD)
     with streams_at(uri_of(guarded, "reader", "pw")) as streams, MongoClient[Any](admin_uri) as admin:
         insert(admin_uri, 1)

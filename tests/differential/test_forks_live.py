@@ -1,8 +1,8 @@
 """A program that forks while a stream is open: what the child and the parent get, beside PyMongo's stream.
 
 With PyMongo both go on with one cursor of the server: what the child reads, the parent does not, unless one of them
-closes it. That is so here where a stream is alone on its client. Streams that share a read lose it in the child and
-begin by themselves, so both get everything. Only the shared ones had been tried."""
+closes it. The same goes for a stream of ours that is alone on its client. Streams that share a read lose it in the
+child and begin by themselves there, so both processes get everything. Only shared ones had been tried."""
 
 from __future__ import annotations
 

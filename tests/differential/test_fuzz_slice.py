@@ -48,7 +48,8 @@ def test_the_same_seed_gives_the_same_operations() -> None:
 
 
 def _operations(seed: int) -> list[str]:
-    """In words. The session is fresh in every run, so that a replay on the same server is not taken for a retry."""
+    """The operations in words, without the session: it is new in every run, so that a replay on the same server is not
+    taken for a retry."""
     return [re.sub(r"'lsid': \{'id': Binary\(.*?, 4\)\}", "", repr(one)) for one in Workload(seed).operations(300)]
 
 

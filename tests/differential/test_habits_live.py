@@ -1,7 +1,8 @@
 """What PyMongo's users do with a stream besides iterating over it: several threads, close() from outside, time limits,
-forgetting it. The outcome is that of PyMongo's own stream beside it; docs/reference/differences.md names what is not.
+forgetting it. The outcome is that of PyMongo's own stream beside it, apart from the differences that
+docs/reference/differences.md names.
 
-Streams had been used by one thread each, without limits, and closed by who read them.
+Earlier tests used each stream in one thread, without limits, and closed it in the thread that read it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tests.sharded.workload import spread
 pytestmark = pytest.mark.mongod
 
 _PATIENCE_S = 300.0
-#: A stream as somebody opens it: the client, and whether its errors are PyMongo's own.
+#: How a stream is opened: the client, and whether its errors are PyMongo's own.
 Connect = Callable[..., Any]
 
 
@@ -88,7 +89,7 @@ def connect(deployment: tuple[str, Any]) -> Connect:
 
 
 def sharing(uri: str) -> Connect:
-    """A client with two more streams, which are read all the time: a third one joins them."""
+    """A client with two streams that are read all the time, so that a third one joins them."""
 
     @contextmanager
     def connected(**options: Any) -> Iterator[Any]:
@@ -162,7 +163,7 @@ class _Reader(threading.Thread):
         self.result = outcome(self._stream.next)
 
     def wait_until_it_waits(self) -> None:
-        """Return when its thread has slept all the while in which this one was awake ten times. The kernel is asked:
+        """Return when the stream's thread has slept throughout ten turns of this one. The operating system is asked:
         ``sys._current_frames`` can hang for good where other threads begin or end meanwhile."""
         assert self._begun.wait(_PATIENCE_S)
         deadline, runs, stood = time.monotonic() + _PATIENCE_S, "", 0
@@ -171,7 +172,7 @@ class _Reader(threading.Thread):
             time.sleep(0.02)
             status = Path(f"/proc/self/task/{self.native_id}/status").read_text()
             now = status[status.index("voluntary_ctxt_switches") :]
-            # On a busy machine one that would run may not have run: it does not sleep.
+            # On a busy machine a thread that is ready may not have run: it is not asleep.
             runs, stood = now, stood + 1 if now == runs and "State:\tS" in status else 0
 
     def ended(self) -> bool:
@@ -209,7 +210,7 @@ def test_close_from_another_thread_ends_a_waiting_next(connect: Connect, deploym
         assert outcome(stream.close) is None
         assert reader.ended()
         if deployment[0] == "pymongo":
-            assert code_of(reader.result) == 237  # ours end as a stream does that was closed before
+            assert code_of(reader.result) == 237  # ours end like a stream that was closed before the call
         else:
             assert isinstance(reader.result, StopIteration)
         assert not stream.alive
@@ -222,7 +223,7 @@ def test_close_from_another_thread_ends_a_waiting_next(connect: Connect, deploym
 def test_a_time_limit_ends_the_wait_and_not_the_stream(
     connect: Connect, writes: Callable[[dict[str, Any]], Any], call: str
 ) -> None:
-    """The limit was over, and the read was tried again for ever."""
+    """The time limit passed, and the read was retried for ever."""
     with connect() as client, client.habits.c.watch(max_await_time_ms=5000) as stream:
         writes({"n": "before"})
         assert stream.next()["fullDocument"]["n"] == "before"
@@ -238,7 +239,7 @@ def test_a_time_limit_ends_the_wait_and_not_the_stream(
 
 def test_the_clients_own_limit_bounds_each_call(connect: Connect, writes: Callable[[dict[str, Any]], Any]) -> None:
     with ExitStack() as stack:
-        # On a busy machine a call may take longer than the limit: it is made again then, which the limit is about.
+        # On a busy machine a call may take longer than the limit: then it is made again, as after any such time-out.
         client = patiently(lambda: stack.enter_context(connect(timeoutMS=800)))
         stream = stack.enter_context(patiently(lambda: client.habits.c.watch(max_await_time_ms=5000)))
         for number in range(2):
@@ -252,7 +253,7 @@ def test_the_clients_own_limit_bounds_each_call(connect: Connect, writes: Callab
 
 @pytest.mark.parametrize("engine", ["oplog", "server"])
 def test_a_limit_that_is_over_in_a_look_up_loses_no_event(replica_set: ReplicaSet, engine: Any) -> None:
-    """The event that waits for its document comes with the next call: the stream goes on at the very request."""
+    """The event that waits for its document comes with the next call: the stream goes on with the same request."""
     host = replica_set.uri.partition("://")[2].partition("/")[0]
     with (
         TcpProxy(host) as proxy,
@@ -300,7 +301,7 @@ elif how == "raises":
 def test_a_forgotten_stream_leaves_no_trace_on_the_terminal(
     kind: str, how: str, request: pytest.FixtureRequest
 ) -> None:
-    """Every test closed its streams."""
+    """Earlier tests had closed all of their streams."""
     running = request.getfixturevalue("sharded_cluster" if kind == "sharded" else "replica_set")
     engine = "server" if kind == "server" else "oplog"
     done = commands.run_text(running.uri, how, engine, code=_FORGOTTEN)
@@ -328,7 +329,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongod]:
 def test_who_may_not_read_is_told_by_watch_itself(
     guarded: Mongod, user: str, options: dict[str, Any], says: str
 ) -> None:
-    """A stream that begins now read nothing before its first event: the program went on as if all were well."""
+    """A stream that begins now read nothing before its first event: the program went on as if everything were in
+    order."""
     with tailrace.connect(uri_of(guarded, user, PASSWORD)) as client:
         with pytest.raises(SourceError, match=says) as raised:
             client.shop.orders.watch(**options)

@@ -1,7 +1,7 @@
-"""Every road from a hidden member over a direct connection, beside the server's own stream from there.
+"""Every way of reading from a hidden member over a direct connection, beside the server's own stream from there.
 
-None had read from one: every test's member is one that a driver counts among those that can be read, so that PyMongo
-gave each explicit session. Over a direct connection to a hidden one it gives none, and every road failed.
+No test had read from one. PyMongo gives no explicit session over a direct connection to a hidden member, which it does
+not count among those that can be read, so every way failed.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def test_spark_opens_it(deployment: tuple[ReplicaSet, str]) -> None:
 def test_a_cluster_of_such_members_is_told_the_time_and_tells_its_own(
     deployment: tuple[ReplicaSet, str], writer: MongoClient[Any]
 ) -> None:
-    """What a cluster's clock and its promises ask went by explicit sessions still. (``tests/sharded`` has whole
-    clusters with hidden members.)"""
+    """Commands for a cluster's clock and promises still used explicit sessions. (``tests/sharded`` has whole clusters
+    with hidden members.)"""
     clock = ClusterClock()
     written = writer.hidden_clock.orders.insert_one({"_id": 1}) and writer.admin.command("ping")
     clock.gossip(bson.encode(written["$clusterTime"]))

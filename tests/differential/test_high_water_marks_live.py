@@ -1,7 +1,7 @@
 """Every made-up high-water mark: the server's code and ours.
 
-A high-water mark with a txnOpIndex or the invalidate flag was taken for a good one: the fuzzer's damaged tokens had hit
-neither byte until its 66th thousandth operation, and the table of refused tokens knew only marks with a UUID.
+A high-water mark with a txnOpIndex or the invalidate flag was accepted. The fuzzer's damaged tokens had hit neither
+byte in its first 66,000 operations, and the table of refused tokens had only marks with a UUID.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The directory of exact images under a token that it was not left with: older, newer, lost, in part lost, damaged.
+"""A directory of exact images that does not match the stream's token: older, newer, lost, partly lost, damaged.
 
-Streams had always found their directory as they had left it, or none at all from the beginning. So where one was lost,
-``exactWhenAvailable`` gave null for every document, and nothing said why.
+In earlier tests, streams always found their directory as they had left it, or had none from the beginning. So if one
+was lost, ``exactWhenAvailable`` gave null for every document without saying why.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def test_a_directory_of_which_a_part_is_lost_is_refused(followed: Followed, part
         else:
             path.unlink()
     token = followed.token
-    for _ in range(2):  # it does not become a new one by being opened
+    for _ in range(2):  # opening it does not turn it into a new one
         with pytest.raises(TailraceError, match=str(followed.folder)) as raised:
             followed.follow(token, full_document=mode)
         assert isinstance(raised.value, ImageStateError)
@@ -204,8 +204,7 @@ def flipped(path: Path) -> Iterator[int]:
 
 
 def test_a_flipped_bit_in_a_small_file_is_refused(tmp_path: Path) -> None:
-    """All that says what a directory holds was plain JSON: a changed number of a scope or a folder was taken as it
-    was."""
+    """What a directory says about its contents was plain JSON: a changed number of a scope or a folder was believed."""
     ImageState.open(tmp_path).close()
     Mark.make(tmp_path)
     note = StateNote(tmp_path, of_shard=False)
@@ -238,7 +237,7 @@ def test_a_flipped_bit_in_the_file_that_says_whose_images_they_are_is_refused(fo
 def test_images_and_a_half_copy_are_refused_by_a_set_that_was_restored_from_an_older_backup(
     tmp_path: Path, version: str
 ) -> None:
-    """One test of a cluster had stood for this: a replica set has one oplog, which its one member brings back."""
+    """Only a test on a cluster had covered this. Here the restored member brings back the replica set's only oplog."""
     data, backup = tmp_path / "data", tmp_path / "backup"
     with ReplicaSet(1, version=version, data_dir=data) as running:
         direct = f"mongodb://{running.members[0].host}/?directConnection=true"
@@ -276,7 +275,7 @@ def test_images_and_a_half_copy_are_refused_by_a_set_that_was_restored_from_an_o
 
 
 def test_the_images_of_a_running_set_are_not_taken_for_damaged(followed: Followed) -> None:
-    """The first stream of an earlier version has left no note that it has begun."""
+    """The first stream was of an earlier version, which left no note that it had begun."""
     (followed.folder / "begun.json").unlink()
     assert len(followed.follow(followed.token)) == 11
     assert (followed.folder / "begun.json").exists()

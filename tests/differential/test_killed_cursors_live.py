@@ -57,7 +57,7 @@ def _kill_operations(admin: MongoClient[Any], cursors: list[tuple[str, int]]) ->
         for operation in admin.admin.aggregate([{"$currentOp": {"allUsers": True, "idleCursors": True}}]):
             if operation.get("cursor", {}).get("cursorId") not in numbers or operation.get("killPending"):
                 continue
-            missed = True  # until a later look finds it struck, or gone
+            missed = True  # until a later check finds it killed, or gone
             if operation["type"] == "op":
                 admin.admin.command("killOp", op=operation["opid"])
         return not missed
@@ -65,7 +65,7 @@ def _kill_operations(admin: MongoClient[Any], cursors: list[tuple[str, int]]) ->
     wait_until(all_are_struck, "every read is killed")
 
 
-#: Of streams that share a read the one cursor of all.
+#: One cursor for each flavour: streams that share a read have a single one.
 _CURSORS = len(FLAVOURS)
 _WAYS_TO_KILL = {
     "killCursors": (_kill, 237),
@@ -77,8 +77,8 @@ _WAYS_TO_KILL = {
 
 @all_versions
 def test_what_somebody_kills_between_two_calls_is_resumed(start_replica_set: StartReplicaSet, version: str) -> None:
-    """Of streams that share a read the killer finds no idle cursor; ``killAllSessions`` strikes the getMore that waits
-    for all of them, while none of them is in a call: PyMongo's streams are resumed (43)."""
+    """Streams that share a read have no idle cursor. ``killAllSessions`` kills the getMore that waits for all of them,
+    while none of them is in a call: PyMongo's streams are resumed (43)."""
     deployment = start_replica_set(1, version=version, parameters=QUIET)
     insert(deployment.uri, 0)
     with streams_at(deployment.uri) as streams, MongoClient[Any](deployment.uri) as admin:
@@ -95,7 +95,8 @@ def test_what_somebody_kills_between_two_calls_is_resumed(start_replica_set: Sta
 
 
 def _all_wait(admin: MongoClient[Any], streams: Streams) -> bool:
-    """One cursor waits for all that share a read, also for those that are in no call: these are asked by themselves."""
+    """One cursor waits for all streams that share a read, even those that are not in a call: these are tested
+    separately."""
     sharing = [stream for name, stream in streams.streams.items() if name.startswith("shared")]
     return len(_cursors(admin, waiting=True)) >= _CURSORS and all(
         stream._source._place.waiter is not None for stream in sharing
@@ -109,8 +110,8 @@ def _struck(admin: MongoClient[Any]) -> int:
 
 
 def _one_waits_unhurt(admin: MongoClient[Any]) -> bool:
-    """Whether a getMore waits that was not killed. The one before it was, and was still under way, but had its answer
-    already: the test waited ten minutes for that stream to end."""
+    """Whether a getMore waits that was not killed. The test once waited ten minutes for a stream to end: the killed
+    getMore was still listed, but had already been answered."""
     operations = admin.admin.aggregate([{"$currentOp": {"allUsers": True}}])
     return any(one.get("cursor", {}).get("tailable") and not _is_killed(one) for one in operations)
 
@@ -119,8 +120,8 @@ def _is_killed(operation: dict[str, Any]) -> bool:
     return "cursor" in operation and bool(operation.get("killPending"))
 
 
-#: So long getMores wait. On a busy machine one may end between a look at it and the kill, which then strikes a cursor
-#: that is idle: all is done again with a longer wait.
+#: How long getMores wait. On a busy machine one may end between the check and the kill, which then hits an idle cursor:
+#: then everything is repeated with a longer wait.
 _WAITS_MS = (1_500, 6_000, 20_000)
 
 
@@ -130,8 +131,8 @@ def test_what_somebody_kills_while_it_waits_ends_the_stream(
     start_replica_set: StartReplicaSet, version: str, wakes: bool
 ) -> None:
     """The server's getMore answers 237 or 11601 when its wait is over, and so does that of a plain read. PyMongo's
-    tailable cursors take 237 for an end of the data and hide it, so ours was opened again: the test had taken this for
-    the server's doing, and had not tried the other ways."""
+    tailable cursors take 237 for the end of the data and hide it, so ours was opened again. An earlier test had taken
+    this for the server's behaviour, and had not tried the other ways."""
     deployment = start_replica_set(1, version=version)
     insert(deployment.uri, 0)
 

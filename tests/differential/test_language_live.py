@@ -1,7 +1,7 @@
-"""The names of the language beside a running mongod: degenerate operators, the fields of a DBRef, what is refused.
+"""Names in the language, beside a running mongod: degenerate operators, the fields of a DBRef, what is refused.
 
-No earlier test had used an operator with nothing in it below a field, a name that begins with a dollar and is none of
-an operator, or a stage that is both forbidden and malformed: the fuzz makes stages that are allowed, and well formed.
+No earlier test had used an empty operator below a field, a name that begins with a dollar and is no operator, or a
+stage that is both forbidden and malformed: the fuzz makes stages that are allowed and well formed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def streams(replica_set: ReplicaSet) -> Iterator[Streams]:
         yield both
 
 
-#: Operators with nothing in them, or with what decides them at once.
+#: Operators with an empty argument, or with one that decides the result at once.
 DEGENERATE: list[dict[str, Any]] = [
     {"$in": []},
     {"$nin": []},
@@ -196,7 +196,7 @@ def test_a_degenerate_match_gives_the_servers_events_with_and_without_pushdown(s
 def test_a_degenerate_match_does_so_on_older_servers(
     start_replica_set: Callable[..., ReplicaSet], version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for ``$near``, which is code 2 there: the language is that of 6.0."""
+    """Except for ``$near``, which has code 2 there: the language is that of 6.0."""
     monkeypatch.setattr("tests.differential.test_language_live.DEGENERATE", [d for d in DEGENERATE if "$near" not in d])
     with closing(Streams(start_replica_set(version=version).uri)) as streams:
         check_degenerate(streams)
@@ -224,7 +224,7 @@ DBREFS: list[dict[str, Any]] = [
     {"$replaceWith": {"_id": "$_id", "x": {"$id": 1}}},
     {"$match": {"$expr": {"$eq": ["$fullDocument.u.$id", 7]}}},
 ]
-#: Names that are no expressions, or not here, and malformed ones: in every place where an expression may stand.
+#: Names that are no expressions, or not allowed here, and malformed ones, in every place where an expression may stand.
 NAMES = ("$where", "$near", "$geoWithin", "$text", "$sampleRate", "$exists", "$elemMatch", "$nor", "$nope", "$ref")
 EXPRESSIONS: list[Any] = [
     *[{name: 1} for name in (*NAMES, "$function", "$rand", "$meta", "$firstN", "$minN")],

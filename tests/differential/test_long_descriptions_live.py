@@ -63,11 +63,11 @@ def _names(count: int) -> list[str]:
 
 
 def _filled(fields: dict[str, int]) -> dict[str, Any]:
-    """A long path's value: what it keeps makes the server log the difference and not the whole."""
+    """The value at a long path: it keeps so much unchanged that the server logs the difference and not the whole."""
     return {_PATH: {"kept": "x" * 100_000, **fields}}
 
 
-@pytest.mark.slow  # the edges that it found: tests/unit/test_long_descriptions.py
+@pytest.mark.slow  # the edges that this found: tests/unit/test_long_descriptions.py
 def test_the_edge_of_a_bomb(server: Server) -> None:
     if server.version == "4.4.2":
         pytest.skip("it logs the update of a pipeline as a replacement")

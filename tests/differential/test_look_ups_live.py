@@ -1,5 +1,5 @@
-"""Whose current document is looked up under a ``$match``: beside the server, over updates of a collection whose name is
-a view's by now, where a look-up fails (166).
+"""For which events the current document is looked up under a ``$match``. Compared with the server, over updates of a
+collection whose name has become a view's, so that a look-up fails (166).
 
 Why no test had caught it: the random workloads replace a collection by a view now and then, but a ``$match`` that the
 server asks in part, together with such an update in the stream, came once in some hundreds of seeds.

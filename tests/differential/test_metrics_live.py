@@ -25,7 +25,8 @@ pytestmark = pytest.mark.mongod
 
 @contextmanager
 def served(*arguments: str) -> Iterator[Callable[[str], float | None]]:
-    """The command while it runs, which ends well at SIGTERM: the number of a name in what it serves."""
+    """Run the command until SIGTERM, at which it must end well; gives a function that reads a number by its name from
+    what it serves."""
     with tempfile.TemporaryFile() as err:
         running = commands.Command(*arguments, "--metrics", "127.0.0.1:0", stderr=err)
 
@@ -57,7 +58,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_an_archive_serves_what_it_has_written(replica_set: ReplicaSet, tmp_path: Path) -> None:
-    """No test had asked it."""
+    """No test had asked the command for them."""
     kept = tmp_path / "kept"
     begun = int(time.time())
     options = ("--from", "now", "--segment-seconds", "0.2")

@@ -1,5 +1,6 @@
-"""Which parts of a ``$match`` are asked before what is ahead of it, beside servers of four versions: a ``$set`` that
-fails for every event does so unless the match is asked before it, and so does the look-up in what is a view by now.
+"""Which parts of a ``$match`` are evaluated before the stages ahead of it, compared with servers of four versions. A
+``$set`` fails for every event unless the match is evaluated before it, and so does a look-up under a name that has
+become a view's.
 
 Why no test had caught what 7.0 does: the random workloads put a ``$match`` on a whole array after a stage that fails,
 or before such a look-up, once in many hundreds of streams, and nearly all of them ran on 6.0.
@@ -80,7 +81,12 @@ def _of_ns(**keywords: Any) -> dict[str, Any]:
     return _schema(required=["ns"], properties={"ns": keywords})
 
 
-#: Matches that no event passes, and which versions ask a part of them early that says so: "all", "7.0" or "none".
+def _of_operation(**keywords: Any) -> dict[str, Any]:
+    """The same of ``operationType``, which is always a text, so that the text's length decides and not its type."""
+    return _schema(required=["operationType"], properties={"operationType": keywords})
+
+
+#: Matches that no event passes, and which versions evaluate the deciding part early: "all", "7.0" or "none".
 _MATCHES: dict[str, tuple[dict[str, Any], str]] = {
     "$size": ({"x": {"$size": 1}}, "7.0"),
     "$elemMatch of documents": ({"x": {"$elemMatch": {"a": 1}}}, "7.0"),
@@ -105,10 +111,16 @@ _MATCHES: dict[str, tuple[dict[str, Any], str]] = {
     "maximum of several types": (_of_ns(bsonType=["int", "double", "long", "decimal"], maximum=3), "7.0"),
     "maximum of a text": (_of_ns(type="string", maximum=3), "7.0"),
     "minLength of a text": (_of_ns(type="string", minLength=3), "all"),
+    "minLength alone": (_of_operation(type="string", minLength=99), "all"),
+    "maxLength alone": (_of_operation(type="string", maxLength=1), "all"),
+    "not maxLength": (_of_ns(**{"not": {"maxLength": 3}}), "7.0"),
+    "not multipleOf": (_of_ns(**{"not": {"multipleOf": 3}}), "7.0"),
     "pattern of a text": (_of_ns(type="string", pattern="^a"), "all"),
     "multipleOf of a number": (_of_ns(bsonType="double", multipleOf=3), "all"),
     "minItems": (_of_ns(type="array", minItems=1), "7.0"),
     "not minItems": (_of_ns(**{"not": {"minItems": 1}}), "7.0"),
+    "not maxItems": (_of_ns(**{"not": {"maxItems": 1}}), "7.0"),
+    "not additionalItems": (_of_ns(**{"not": {"items": [{}], "additionalItems": False}}), "7.0"),
     "uniqueItems": (_of_ns(type="array", uniqueItems=True), "7.0"),
     "items": (_of_ns(type="array", items={"type": "object", "required": ["a"]}), "7.0"),
     "a list of items": (_of_ns(type="array", items=[{}], additionalItems=False), "7.0"),

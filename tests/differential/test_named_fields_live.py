@@ -1,8 +1,8 @@
 """Users' documents with fields named like an entry's, a command's, an event's, a token's or our columns', through every
 reader that needs no Spark: the same bytes as the server's own stream.
 
-No test had caught what such names break: the random documents had two of these names, ``op`` and ``ns``, and the Spark
-tests none.
+No test had caught what such names break: the random documents had only two of these names, ``op`` and ``ns``, and the
+Spark tests had none.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def test_a_dump_replays_them(written: Written, tmp_path: Path, form: str) -> Non
 
 
 def test_a_token_of_such_a_document_is_where_a_stream_goes_on(written: Written) -> None:
-    """Their keys stand in the tokens; a resume must find each, and read on after it."""
+    """Their keys are in the tokens; a resume must find each of them, and read on after it."""
     expected = written.expected()
     with closing(MongodSource(written.uri)) as source:
         for index in range(0, len(expected), max(1, len(expected) // 6)):

@@ -1,7 +1,7 @@
 """Which NaN a computation gives: every bit of it, in code that has just been loaded and in code that ran often.
 
-A NaN has a sign and a payload, and of two of them one stays. CPython leaves that choice to its C compiler, and adds the
-other way round once it has specialised an addition. No test saw it, since all that compared were warm.
+A NaN has a sign and a payload, and of two NaNs one is the result. CPython leaves that choice to its C compiler, and
+swaps the operands once it has specialised an addition. No test had seen it, since all comparisons ran in warm code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SINGLE = [
     "$radiansToDegrees", "$toDecimal", "$toDouble", "$toString", "$toBool",
 ]  # fmt: skip
 NOT_SUPPORTED = 115
-#: Where the versions differ from what we give for all of them (docs/reference/differences.md).
+#: Where versions differ from what we give for all of them (docs/reference/differences.md).
 OTHERWISE = {
     "5.0": {"$add", "$mod"},
     "4.4": {"$add", "$sum", "$avg", "$mod", "$divide", "$subtract", "$multiply", "$ceil", "$floor"},

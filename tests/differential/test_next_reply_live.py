@@ -1,6 +1,7 @@
-"""Replies that are read while the stream works on the one before: nothing that a user sees is different.
+"""Replies that are read while the stream processes the one before: a user sees no difference.
 
-Only a reply of half a megabyte is followed in this way. Here each is, so that a small workload has many.
+Normally only a reply of half a megabyte or more is followed in this way. Here each one is, so that a small workload has
+many.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def test_the_events_are_the_servers(replica_set: ReplicaSet, start: Timestamp, m
 
 
 def test_a_stream_that_is_left_has_its_cursor_closed(replica_set: ReplicaSet, start: Timestamp) -> None:
-    """The reply that is on its way is at the end of the oplog, so the server waits for entries."""
+    """The reply that was asked for is at the end of the oplog, so the server waits for entries."""
     comment = "left while a reply is on its way"
     with MongoClient[Any](replica_set.uri) as looking, tailrace.connect(replica_set.uri) as client:
 
@@ -114,7 +115,7 @@ def test_an_error_of_a_reply_that_was_read_ahead_loses_no_event(
 
 @pytest.mark.parametrize("call", ["next", "try_next"])
 def test_a_time_limit_holds_for_a_reply_that_is_on_its_way(replica_set: ReplicaSet, call: str) -> None:
-    """The reply was asked for when there was no limit, and the server waits with it for five seconds."""
+    """The reply was asked for before there was a limit, and the server waits five seconds with it."""
     with tailrace.connect(replica_set.uri) as client, client.next_reply.late.watch(max_await_time_ms=5000) as stream:
         client.next_reply.late.insert_one({"n": 1})
         assert stream.next()["fullDocument"]["n"] == 1

@@ -1,7 +1,8 @@
-"""Names that drivers refuse or that look like patterns, views, and values that Python cannot hold: as the server does.
+"""Names that drivers refuse or that look like patterns, views, and values that Python cannot hold: the same as on the
+server.
 
-No test had caught what these found: the fuzzer's collections have plain names that every driver takes, and its streams
-are opened on collections only.
+Earlier tests had not caught what these found: the fuzzer's collections have plain names that every driver accepts, and
+its streams are opened on collections only.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def test_a_name_is_taken_or_refused_in_the_servers_words(
 
 
 def in_words_of(version: str, outcome: Outcome) -> Outcome:
-    """From 7.0 on the codes alone are the server's (docs/reference/differences.md), so the words are left out."""
+    """From 7.0 on only the codes are the server's (docs/reference/differences.md), so the words are left out."""
     if outcome is None or int(version.partition(".")[0]) < 7:
         return outcome
     assert outcome[1]
@@ -154,7 +155,8 @@ def test_no_stream_is_opened_on_a_view_or_a_time_series(replica_set: ReplicaSet)
 
 @pytest.mark.parametrize("command", ["drop", "rename", "rename to"])
 def test_a_line_break_after_the_name_invalidates_too(replica_set: ReplicaSet, command: str) -> None:
-    """The server's pattern for "c" takes "c" with a line break after it, and what the pattern takes invalidates."""
+    """The server's pattern for "c" also matches "c" followed by a line break, and what it matches invalidates the
+    stream."""
     with MongoClient[dict[str, Any]](replica_set.uri) as client:
         database = client.odd_line_breaks
         client.drop_database("odd_line_breaks")

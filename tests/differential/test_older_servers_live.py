@@ -1,5 +1,5 @@
-"""What 4.4 and 5.0 do otherwise than 6.0, beside each of the three: look-ups by UUID, and resuming where the pipeline
-leaves out the token's event. The fuzzing had run on 6.0 alone, so nothing had compared the older ones."""
+"""What 4.4 and 5.0 do differently from 6.0, compared with all three: look-ups by UUID, and resuming where the pipeline
+leaves out the token's event. The fuzzing had run on 6.0 only, so nothing had compared the older ones."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_look_up_finds_what_the_servers_finds(
     assert _slice(server, database, (ClusterTime.from_timestamp(start), end))[0]["fullDocument"] == expected
 
 
-#: Parts of expressions: one that needs the look-up, and those that the server knows before it.
+#: Parts of expressions: one that needs the look-up, and those whose value the server knows before it.
 _OF_THE_DOCUMENT = {"$lte": ["$fullDocument.v", 0]}
 _COMPARISONS = [{"$eq": ["$nope", 9]}, {"$gt": ["$operationType", "v"]}]
 _OF_AN_ARRAY = {"$eq": ["$updateDescription.removedFields", "count"]}
@@ -189,9 +189,10 @@ _SPARED_SINCE_7_0 = {
 def test_a_match_spares_the_look_up_that_fails_where_the_servers_does(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """We looked up for what a ``$match`` on the pre-image leaves out, and not for what some tests of arrays do. Random
-    predicates had met collections that are views by now once in a thousand seeds, so nothing had compared this. Nor had
-    anything compared comparisons inside an ``$expr``, which the server moves without the rest of it."""
+    """We looked up documents for events that a ``$match`` on the pre-image leaves out, and did not for those that some
+    tests of arrays leave out. Random predicates had met collections that are views by now once in a thousand seeds, so
+    nothing had compared this. Nor had anything compared comparisons inside an ``$expr``, which the server moves without
+    the rest of it."""
     start = note(server.wire, "start")
     _updated(server, "spared.c")
     looks_up_by_name = major(server.version) >= _BY_NAME_SINCE
@@ -200,7 +201,7 @@ def test_a_match_spares_the_look_up_that_fails_where_the_servers_does(
     end = note(server.wire, "end")
     told: dict[str, Any] = {"startAtOperationTime": start.to_timestamp(), "fullDocument": "updateLookup"}
     for stage in (told, {**told, "fullDocumentBeforeChange": "whenAvailable"}):
-        # Always, and never: in a slice by turns.
+        # With the kernel always and never; alternately in a slice.
         kernel = (0, sys.maxsize) if stage is told else (sys.maxsize, 0)
         every = itertools.product(kernel, _BEFORE_LOOK_UP.items())
         # Servers that look up by UUID end no stream here, whatever the predicate.
@@ -219,8 +220,8 @@ def test_a_match_spares_the_look_up_that_fails_where_the_servers_does(
 def _write_with_logged_images(
     server: Server, database: str, *, stored: bool = False
 ) -> tuple[ClusterTime, ClusterTime]:
-    """Writes to two collections of which ``on`` has its pre-images logged, and ``later`` from its middle on: up to
-    there it has ``stored`` ones, or none."""
+    """Writes to two collections. ``on`` has its pre-images logged; ``later`` has so from its middle on, and until then
+    has ``stored`` ones or none."""
     base = server.mongo[database]
     base.create_collection("on", recordPreImages=True)
     base.create_collection("later", **({"changeStreamPreAndPostImages": {"enabled": True}} if stored else {}))
@@ -258,9 +259,9 @@ def test_pre_images_in_the_oplog_are_shown_as_the_servers(
     server: Server, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """Versions before 6.0 log the document before an operation as an entry (``recordPreImages``). We refused
-    ``fullDocumentBeforeChange`` there, and nothing had compared it: it was written down as newer than the servers.
-    6.0 logs them still where it is told to, and finds those that 5.0 has logged: ours were null there, since this test
-    left 6.0 out."""
+    ``fullDocumentBeforeChange`` there, in the belief that it is newer than these servers, and nothing had compared it.
+    6.0 still logs them if it is told to, and finds those that 5.0 logged: ours were null there, since this test left
+    6.0 out."""
     if major(server.version) >= 7:
         pytest.skip("7.0 keeps pre-images in a collection alone")
     database = f"logged{mode}"
@@ -296,7 +297,7 @@ def test_pre_images_in_the_oplog_are_shown_as_the_servers(
 def test_images_of_6_0_are_made_of_logged_ones_and_of_stored_ones(
     server: Server, monkeypatch: pytest.MonkeyPatch, kernel_bytes_min: int
 ) -> None:
-    """A collection has the one or the other kind, and a stream meets both."""
+    """A collection has one kind or the other, and a stream meets both."""
     monkeypatch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", kernel_bytes_min)
     database = f"mixed{min(kernel_bytes_min, 1)}"
     start, end = _write_with_logged_images(server, database, stored=True)
@@ -416,8 +417,8 @@ def _token_of(server: Server, database: str, start: ClusterTime, number: int) ->
 
 
 def test_documents_that_have_grown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first images are small, so many are asked for, and these are too large to be held at a time: fewer are asked
-    for. No test had documents that grow; they were held, whatever their size."""
+    """The first images are small, so many are asked for at once; the next ones are too large to be held together, so
+    fewer are asked for. They used to be held whatever their size: no test had documents that grow."""
     refused = bounded_lookups(monkeypatch, 100_000)
     name, count = "older_grown", 400
     images: dict[str, Any] = {}

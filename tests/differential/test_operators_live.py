@@ -29,7 +29,7 @@ def test_a_running_server_gives_some_of_the_recorded_answers(replica_set: Replic
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_gives_the_recorded_answers(start_replica_set: Callable[..., ReplicaSet], version: str) -> None:
-    """But for those that its machine's C library computes."""
+    """Except for those that the C library of its machine computes."""
     names = [name for name in known_to(version) if name not in OF_THE_C_LIBRARY]
     recorded = read()["answers"][version]
     server = Server(start_replica_set(version=version).uri)

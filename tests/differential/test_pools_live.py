@@ -1,4 +1,4 @@
-"""Small connection pools: the limit that a program gives its client is that of its own commands, and no stream waits
+"""Small connection pools: the limit that a program gives its client applies to its own commands, and no stream waits
 for a connection that another one keeps.
 
 No test had more than one stream with a small ``maxPoolSize``: the server pushes a shared read's replies over one

@@ -1,4 +1,4 @@
-"""Streams whose oplog query has a filter: what they promise, and that they give what they give without it."""
+"""Streams whose oplog query has a filter: what they promise, and that they give the same events as without it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def time_of(token: Any) -> ClusterTime:
 
 
 def read_to(stream: OplogChangeStream, end: ClusterTime) -> list[Any]:
-    """The events up to ``end``, which the resume token must come to."""
+    """The events up to ``end``, which the resume token must reach."""
     found = []
     deadline = time.monotonic() + _DEADLINE_S
     while time_of(stream.resume_token) < end and stream.alive:
@@ -76,7 +76,7 @@ def test_a_stream_of_which_nothing_passes_moves_its_resume_token(
             newest = source.newest()
             assert read_to(stream, newest) == []
         token = stream.resume_token
-    # What the quiet stream promised is a place to go on from.
+    # A stream can go on from what the quiet stream promised.
     database["watched"].delete_one({"n": 1})
     with closing(stream_of(source, _DELETES, resume_after=token)) as stream:
         assert [event["operationType"] for event in read_to(stream, source.newest())] == ["delete"]

@@ -1,7 +1,7 @@
 """Regular expressions beside a running mongod: every odd construct, random ones, and where a search gives up.
 
-No test had compared patterns: the grammar of the fuzz took them from a list of twenty on which PCRE and the library of
-before agreed, and what was refused by name was not compared.
+No test had compared patterns: the fuzz took them from a list of twenty on which PCRE and our former library agreed, and
+what was refused by name was not compared.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def test_random_patterns_are_the_servers(server: Server, seed: int) -> None:
     assert totals.comparisons > 26 * count
 
 
-#: A pattern, what is repeated to make its subject, and how often at the edge: one more and the server gives up.
+#: A pattern, the text that is repeated to make its subject, and the largest number of repetitions: with one more the
+#: server gives up.
 EDGES = [
     ("(a|b)*$", "ab", 999, "c"),
     ("(?:.|\\n)*foo", "a", 1995, "foo"),

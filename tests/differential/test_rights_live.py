@@ -1,7 +1,7 @@
 """Which rights suffice for what: the roles that docs/how-to/security.md prints, whole and with each privilege left out.
 
-None had asked: one test held that ``read`` on ``local`` is enough, a page named a built-in role (``backup``) that may
-not read pre-images, and any right that was missing on the config database was called a right to read pre-images.
+No test had checked this: one claimed that ``read`` on ``local`` is enough, a page named a built-in role (``backup``)
+that may not read pre-images, and any missing right on the config database was reported as a right to read pre-images.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Guarded(NamedTuple):
     write: Callable[[int], None]
 
     def uri_with(self, privileges: Sequence[Mapping[str, Any]]) -> str:
-        """Of a new user that holds just these privileges everywhere, at the first part."""
+        """The URI of a new user who has exactly these privileges, created on every part; it leads to the first one."""
         name = f"user{len(self.roots[0].admin.command('usersInfo')['users'])}"
         for root in self.roots:
             root.admin.command("createRole", f"{name}Role", privileges=list(privileges), roles=[])
@@ -82,7 +82,7 @@ class Guarded(NamedTuple):
         return {**plain, "images": IMAGES} if major(self.version) >= 6 else plain
 
     def read(self, name: str, uri: str, number: int) -> list[dict[str, Any]]:
-        """What a stream of this name gives: an update and an insert. Of Spark only what it asks before it reads."""
+        """What a stream of this name gives: an update and an insert. For Spark, only what it asks before it reads."""
         if name == "spark":
             open_deployment(parse({"uri": uri, "database": "shop"})).close()
         return self.events(uri, self.streams()[name], number)
@@ -101,7 +101,8 @@ def refusal(act: Callable[[], object]) -> str:
 
 
 def hold(guarded: Guarded, role: list[dict[str, Any]], needed: Mapping[str, tuple[tuple[str, ...], str]]) -> None:
-    """The whole role suffices for every stream; each privilege less stops the streams that need it, and no other."""
+    """The whole role suffices for every stream; leaving out a privilege stops the streams that need it, and no
+    others."""
     number = 1
     whole = guarded.uri_with(role)
     for name in guarded.streams():
@@ -115,7 +116,7 @@ def hold(guarded: Guarded, role: list[dict[str, Any]], needed: Mapping[str, tupl
         uri = guarded.uri_with([privilege for privilege in role if privilege is not left_out])
         needing, message = needed.get(named(left_out), ((), ""))
         others = [name for name in guarded.streams() if name not in needing]
-        # In a slice, of the streams that do without it one, by turns.
+        # A slice takes one of the streams that do not need it, in turn.
         for name in [
             *(name for name in guarded.streams() if name in needing),
             *(others if WHOLE else others[number % max(1, len(others)) :][:1]),
@@ -146,7 +147,7 @@ def replica_set(request: pytest.FixtureRequest) -> Iterator[Guarded]:
         yield Guarded(request.param, [running], [root], write)
 
 
-#: Older ones are slow: that roles suffice there is what the replica sets show, and a cluster's own are the same.
+#: Older ones are slow: the replica sets show that roles suffice there, and a cluster's own privileges are the same.
 @pytest.fixture(
     scope="module",
     params=[SERVER_VERSION, *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))],
@@ -183,7 +184,7 @@ OPLOG = privilege("local", "oplog.rs", "find")
 
 
 def copied(uri: str, *path: str) -> set[str]:
-    """The collections of which a copy has documents: of the deployment, a database or a collection."""
+    """The collections whose documents a copy of the deployment, a database or a collection has."""
     with tailrace.connect(uri) as client:
         watched: Any = client
         for name in path:
@@ -196,8 +197,8 @@ def copied(uri: str, *path: str) -> set[str]:
 
 
 def test_a_copy_that_could_be_a_part_is_refused_and_the_least_right_is_named(replica_set: Guarded) -> None:
-    """``listDatabases`` shows such a user what it may see, so ``hr`` was left out in silence, while the stream after
-    the copy showed its changes. No test had copied as a user of few rights."""
+    """``listDatabases`` shows such a user only what it may see, so ``hr`` was left out silently, while the stream after
+    the copy showed its changes. No test had copied as a user with few rights."""
     replica_set.roots[0]["hr"]["people"].insert_one({"_id": 1})
     of_shop = replica_set.uri_with([OPLOG, privilege("shop", "", "find", "listCollections")])
     said = refusal(partial(copied, of_shop))
@@ -212,7 +213,7 @@ def test_a_copy_that_could_be_a_part_is_refused_and_the_least_right_is_named(rep
     lists = replica_set.uri_with([OPLOG, privilege("shop", "orders", "find"), privilege("shop", "", "listCollections")])
     assert copied(lists, "shop", "orders") == {"shop.orders"}
     replica_set.roots[0]["shop"]["prices"].insert_one({"_id": 1})
-    said = refusal(partial(copied, lists, "shop"))  # it may list prices, and not read them
+    said = refusal(partial(copied, lists, "shop"))  # it may list prices, but not read them
     assert "the database shop" in said
     replica_set.roots[0]["shop"]["prices"].drop()
     replica_set.roots[0].drop_database("hr")
@@ -229,7 +230,7 @@ def test_exact_images_of_a_part_are_refused(replica_set: Guarded, tmp_path: Path
 def test_a_comparison_names_the_right_that_it_lacks_and_needs_no_other(
     replica_set: Guarded, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two rights: the oplog's, and the one to open the server's own stream, whose refusal repeats a whole command."""
+    """Two rights: to read the oplog, and to open the server's own stream, whose refusal repeats a whole command."""
     watched = privilege("shop", "", "find", "changeStream")
     without_oplog, without_watched = replica_set.uri_with([watched]), replica_set.uri_with([OPLOG])
     assert main(["compare", without_oplog, "shop", "--duration", "0s"]) == 1
@@ -268,7 +269,7 @@ def test_the_printed_role_suffices_on_a_cluster_and_nothing_less_does(cluster: G
 
 
 def test_a_list_of_shards_needs_the_right_to_ask_for_the_config_server(cluster: Guarded) -> None:
-    """It was called a right to read the database admin, for which nobody should be given the role."""
+    """The message spoke of a right to read the database admin, a role that nobody should be given for this."""
     user = cluster.uri_with([*ON_REPLICA_SET, *ON_CLUSTER]).partition("//")[2].partition(":")[0]
     shards = [cluster.uri_of(user, part) for part in range(1, len(cluster.parts))]
     said = refusal(lambda: cluster.events(shards, LOOKUPS, 1_000))
@@ -313,7 +314,7 @@ def test_built_in_roles_hold_the_rights_that_the_page_says(replica_set: Guarded,
 def test_an_archive_without_the_right_to_pre_images_says_how_to_do_without(
     replica_set: Guarded, tmp_path: Path
 ) -> None:
-    """The hint ran into the one before it, without a full stop; no test had read it."""
+    """The hint was joined to the one before it without a full stop; no test had looked at it."""
     if major(replica_set.version) < 6:
         pytest.skip("servers keep pre-images from 6.0 on")
     uri = replica_set.uri_with([one for one in ON_REPLICA_SET if named(one) != "config.system.preimages"])

@@ -1,7 +1,7 @@
-"""A session that a stream was given: what a program that uses it sees, beside PyMongo's.
+"""A session that is passed to a stream: what a program that uses it sees, compared with PyMongo's.
 
-Nothing had looked at the session after ``watch()``: with ours a stream lived on in silence when its session had ended,
-was opened inside a transaction, and the session's later reads could be older than the events.
+No test had looked at the session after ``watch()``. Our stream silently went on when its session had ended, could be
+opened inside a transaction, and the session's later reads could be older than the events.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _kind(result: Any) -> Any:
 
 
 class _Watched:
-    """A client of some way, its collection, and streams over it that are called from here."""
+    """A client of one kind, its collection, and streams over it that are called from here."""
 
     def __init__(self, client: Any, loop: Any) -> None:
         self.client = client
@@ -67,7 +67,7 @@ def watched(way: str, uri: str) -> Iterator[_Watched]:
 
 
 def _what_is_seen(way: str, deployment: Any) -> dict[str, Any]:
-    """Of one way all that a program sees."""
+    """Everything that a program sees with one kind of client."""
     seen: dict[str, Any] = {}
     with watched(way, deployment.uri) as at:
         with suppress(PyMongoError):

@@ -1,4 +1,4 @@
-"""The source against real replica sets: every majority-committed entry once and in order, whatever members do."""
+"""The source against real replica sets: every majority-committed entry once and in order, whatever the members do."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ Way = tuple[tuple[str, ...], dict[str, Any]]
 
 
 class Later:
-    """A time that readers are told once it is known."""
+    """A time that readers get once it is known."""
 
     def __init__(self) -> None:
         self.time = ClusterTime((1 << 63) - 1)

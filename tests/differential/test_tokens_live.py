@@ -53,8 +53,8 @@ def native_events(client: MongoClient[Any], database: str, after: ClusterTime, *
 
 
 def asking_for(version: int, server: str) -> dict[str, bool]:
-    """What a command says so that the server's stream has tokens of this version. 7.0 writes those of version 2 and
-    refuses to be asked for them; the others are asked for where test commands are on."""
+    """What a command must contain so that the server's stream has tokens of this version. 7.0 writes those of version 2
+    and refuses to be asked for them; the others are asked for where test commands are on."""
     series = int(server.partition(".")[0])
     if version == (2 if series >= 7 else 1):
         return {}
@@ -109,7 +109,7 @@ def v2_identifier(kind: bytes, key: bytes) -> bytes:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_tokens_of_random_ids_equal_the_servers(replica_set: ReplicaSet, version: int) -> None:
-    # Dates of any year stand in the server's duplicate key errors too.
+    # The server's duplicate key errors may also contain dates of any year.
     with MongoClient(replica_set.uri, datetime_conversion="DATETIME_AUTO") as client:
         database = f"tokens_live_{version}"
         before = insert_random_ids(client, database, seed=version, count=4000)

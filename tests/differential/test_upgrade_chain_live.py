@@ -1,6 +1,6 @@
-"""One replica set from 5.0 over 6.0 to 7.0, member by member, while all that reads it goes on: streams, exact images, a
-listener, tables, an archive, the gateway, and `tailrace run` with Spark. Each step had been tried by itself, without a
-lake and on data that no earlier version had written."""
+"""One replica set from 5.0 through 6.0 to 7.0, member by member, while everything that reads it goes on: streams, exact
+images, a listener, tables, an archive, the gateway, and `tailrace run` with Spark. Each step had been tried by itself,
+without a lake and on data that no earlier version had written."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _check_lake(lake: Path, given: list[bytes]) -> None:
     status = lake_status(lake)
     assert [note.version for note in status.versions] == steps(VERSIONS)
     assert verify(lake, full=True).problems == []
-    # A micro-batch is of one version as a whole.
+    # The whole of a micro-batch has one version.
     edges = [note.after for note in status.versions[1:]]
     of = [sum(_time_of(event) > edge for edge in edges) for event in found]
     assert ["wallTime" in bson.decode(event) for event in found] == [number > 1 for number in of]

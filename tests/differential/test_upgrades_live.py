@@ -1,6 +1,6 @@
 """A replica set that is upgraded while it is read: nothing is lost or given twice, and the events are those of the
 member that is read, as the server's own stream resumes there. No test had changed a server's version under a stream, so
-each kept the version that it had found when it was opened.
+streams kept the version that they found when they were opened.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Streams:
                 self.events[name].append(bytes(event.raw))
 
     def settle(self, client: MongoClient[Any]) -> None:
-        """Take all that there is, to a mark that is written now."""
+        """Take all events up to a mark that is written now."""
         mark = {"_id": f"mark {time.monotonic()}"}
         client.shop.orders.insert_one(mark)
         deadline = time.monotonic() + END_S
@@ -98,7 +98,7 @@ def _decoded(events: list[bytes], *names: str) -> list[dict[str, Any]]:
 
 
 def _write(client: MongoClient[Any], first: int) -> None:
-    """Twenty documents, of which the half is removed by one command."""
+    """Twenty documents, half of which are removed by one command."""
     orders = client.shop.orders
     orders.insert_many([{"_id": first + number, "n": 0} for number in range(20)])
     orders.update_many({"_id": {"$gte": first}}, {"$inc": {"n": 1}})
@@ -147,7 +147,7 @@ def test_each_stream_takes_the_version_of_the_member_that_it_reads(older: str, n
         streams.settle(client)
         assert _planned(spark, spark.start("oldest")) == f"{newer}-fcv{older[:3]}"
         deployment.set_compatibility(newer[:3])
-        time.sleep(ASK_AGAIN_S)  # nothing is written meanwhile, so nothing is given under the setting before
+        time.sleep(ASK_AGAIN_S)  # nothing is written meanwhile, so no event is made under the old setting
         streams.take()
         _write(client, 200)
         streams.settle(client)
@@ -159,14 +159,14 @@ def test_each_stream_takes_the_version_of_the_member_that_it_reads(older: str, n
 
 
 def test_a_micro_batch_that_runs_again_after_an_upgrade_gives_the_same_bytes() -> None:
-    """Spark plans a micro-batch, and after a crash it runs the same range again. It was planned under the version of
-    that time, so an upgrade between the two gave other rows."""
+    """After a crash Spark runs the range of a planned micro-batch again. Each run used the version of its own time, so
+    an upgrade between the two gave other rows."""
     with ReplicaSet(version="5.0.4") as deployment, MongoClient[Any](deployment.uri) as client:
         _write(client, 0)
         options = parse({"uri": deployment.uri, "startingFrom": "oldest", "columns": "event,token", "database": "shop"})
         first = TailraceStreamReader(options)
         start = kept_by_spark(first.initialOffset())
-        assert first.latestOffset(start, first.getDefaultReadLimit()) == start  # the empty one that keeps the start
+        assert first.latestOffset(start, first.getDefaultReadLimit()) == start  # empty: it keeps the start
         end = kept_by_spark(first.latestOffset(start, first.getDefaultReadLimit()))
         given = _rows(options, first, start, end)
         first.stop()
@@ -175,7 +175,7 @@ def test_a_micro_batch_that_runs_again_after_an_upgrade_gives_the_same_bytes() -
         again = TailraceStreamReader(options)
         assert _rows(options, again, start, end) == given
         assert {"wallTime" in bson.decode(row["event"]) for row in given} == {False}
-        # What an earlier release has planned does not say its version: then it is that of the moment.
+        # A plan of an earlier release does not name its version: then the present one is used.
         unsaid = {name: value for name, value in end.items() if name != "serverVersion"}
         assert {"wallTime" in bson.decode(row["event"]) for row in _rows(options, again, start, unsaid)} == {True}
         _write(client, 100)
@@ -195,7 +195,7 @@ def _rows(
 
 @pytest.mark.slow
 def test_a_patch_release_that_has_other_events_is_followed(tmp_path: Path) -> None:
-    """7.0.28 tells of index builds, and 7.0.25 does not. Streams compared the first number of the version alone, so
+    """7.0.28 has events of index builds, and 7.0.25 does not. Streams compared only the first number of the version, so
     they went on without these events."""
     shown: dict[str, Any] = {"showExpandedEvents": True, "showSystemEvents": True}
     with ReplicaSet(version="7.0.25") as deployment, ExitStack() as stack:
@@ -223,7 +223,7 @@ def test_a_patch_release_that_has_other_events_is_followed(tmp_path: Path) -> No
     assert _index_builds(again[0]) == 4, "an upgraded server has them of older entries, too"
     _compare(streams)
     assert _index_builds(streams.events["alone"]) == 2
-    # Replay gives the events that there were, the upgrade where the archive met it.
+    # Replay gives the original events, with the upgrade where the archive met it.
     assert [note.version for note in existing(tmp_path / "archive").versions] == ["7.0.25", "7.0.28"]
     flags = ("--show-expanded-events", "--show-system-events")
     at = f"--start-at-operation-time={begin.seconds},{begin.increment + 1}"
@@ -237,7 +237,7 @@ def _index_builds(events: list[bytes]) -> int:
 
 
 def _first_reply(uri: str, stage: dict[str, Any]) -> list[bytes]:
-    """What a new stream has at once."""
+    """The events that a new stream has at once."""
     raw = bson.codec_options.CodecOptions(document_class=RawBSONDocument)
     with MongoClient[Any](uri) as client:
         admin = client.get_database("admin", codec_options=raw)
@@ -246,7 +246,7 @@ def _first_reply(uri: str, stage: dict[str, Any]) -> list[bytes]:
 
 
 def _write_and_index(client: MongoClient[Any], first: int) -> None:
-    """Documents, and two indexes that are built, not made with an empty collection."""
+    """Documents, and two indexes that have to be built because the collection is not empty."""
     _write(client, first)
     client.shop.orders.create_index([(f"n{first}", 1)])
     client.shop.other.create_index([(f"n{first}", 1)])
@@ -284,7 +284,7 @@ def upgrade(deployment: ReplicaSet, newer: str, writer: Writer) -> None:
         deployment.upgrade(member, newer)
         _let_write(writer)
     deployment.set_compatibility(newer[:3])
-    time.sleep(ASK_AGAIN_S)  # everything has followed then
+    time.sleep(ASK_AGAIN_S)  # by then everything has followed
     _let_write(writer)
 
 
@@ -301,7 +301,7 @@ def _let_write(writer: Writer) -> None:
 
 
 class Everything:
-    """All that reads a deployment, at work."""
+    """Everything that reads a deployment, running."""
 
     def __init__(self, uri: str, folder: Path, stack: ExitStack) -> None:
         client = stack.enter_context(tailrace.connect(uri, images=folder / "images"))
@@ -367,7 +367,7 @@ def check_streams(everything: Everything, rounds: int) -> None:
 
 
 def _places(events: list[bytes]) -> list[Any]:
-    """What the resume tokens say beside their version, and what only one version says."""
+    """What the resume tokens say apart from their version, and without what only one version says."""
     tokens = [ResumeToken.from_hex(bson.decode(event)["_id"]["_data"]) for event in events]
     return [(token.cluster_time, token.txn_op_index, token.uuid) for token in tokens]
 
@@ -394,8 +394,8 @@ def check_archive(
     assert f"of {versions[-1]}: the archive says so".encode() in said.stderr
     replayed = list(raw_bson.split(said.stdout))
     assert _decoded(replayed, "wallTime", "_id") == _decoded(expected, "wallTime", "_id")
-    # Its own reads and a stream's do not come to another member at the same entry; and a stream comes to the next
-    # feature compatibility version, which decides wallTime here, up to 5 s after the entry.
+    # The archive and a stream do not switch to another member at the same entry; and a stream notices the next feature
+    # compatibility version, which decides on wallTime here, up to 5 s after the entry.
     assert len(replayed) - len(given) in (0, 1), "the document before the streams were opened"
     pairs = zip(reversed(_decoded(replayed, "wallTime")), reversed(_decoded(given, "wallTime")), strict=False)
     same = sum(one == other for one, other in pairs)

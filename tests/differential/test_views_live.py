@@ -22,7 +22,7 @@ from tests.server_in_use import SERVER_VERSION, major
 
 pytestmark = pytest.mark.mongod
 
-#: What is asked, and whether the drop of a view passes where only showSystemEvents shows it.
+#: A match, and whether the drop of a view passes it if only showSystemEvents shows the event.
 _MATCHES: dict[str, tuple[dict[str, Any], bool]] = {
     "no key": ({"documentKey._id": {"$exists": False}}, False),
     "an empty key": ({"documentKey._id": None}, False),
@@ -74,8 +74,8 @@ def written(replica_set: ReplicaSet) -> Iterator[tuple[Wire, MemoryOplog, Cluste
 def test_a_match_is_asked_of_a_views_definition_where_the_server_asks_it(
     written: tuple[Wire, MemoryOplog, ClusterTime, ClusterTime], replica_set: ReplicaSet, name: str, kernel: Any
 ) -> None:
-    """Without showExpandedEvents the server asks it of the entry as of any other delete. We let each pass, and one
-    seed in thirty of random predicates met it."""
+    """Without showExpandedEvents the server tests the entry like that of any other delete. We let every one pass; one
+    seed in thirty of random predicates showed it."""
     wire, memory, start, end = written
     predicate, passes = _MATCHES[name]
     for shown in _SHOWN:

@@ -109,7 +109,7 @@ def test_close_in_the_middle_of_a_block_ends_it_and_keeps_its_place(
         closer.join()
         assert not stream.alive
         assert stream.resume_token == seen[-1]["_id"]
-        at_hand = list(iter(stream.try_next, None))  # as of PyMongo's stream
+        at_hand = list(iter(stream.try_next, None))  # as with PyMongo's stream
         assert at_hand
         assert [event["documentKey"]["_id"] for event in at_hand] == [*range(300, 300 + len(at_hand))]
         with pytest.raises(StopIteration):
@@ -123,7 +123,7 @@ def test_close_in_the_middle_of_a_block_ends_it_and_keeps_its_place(
 def test_threads_that_share_a_stream_get_each_event_once(
     replica_set: ReplicaSet, written: tuple[Timestamp, Timestamp]
 ) -> None:
-    """Where events are at hand nobody waits, so nobody is in anybody's way."""
+    """Nobody waits while there are events, so nobody holds up anybody else."""
     with (
         tailrace.connect(replica_set.uri) as client,
         client.watch_kernel.c.watch(start_at_operation_time=written[0]) as stream,

@@ -277,7 +277,7 @@ def test_bad_parameters_are_usage_errors(replica_set: ReplicaSet) -> None:
             {"pipeline": [{"$match": {"x": object()}}]},
             {"options": {"noSuchOption": 1}},
             {"start_at_operation_time": 5},
-            # None of these was tried before: they came as errors of PyMongo or Python.
+            # None of these had been tried: they were reported as errors of PyMongo or Python.
             {"batch_size": 1 << 63},
             {"max_await_time_ms": 10**400},
             {"collation": 5},

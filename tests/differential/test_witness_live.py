@@ -1,4 +1,5 @@
-"""A store's witness beside real deployments: its own, another of the same name, and one that goes another way."""
+"""A store's witness, checked against real deployments: its own, another of the same name, and one whose history has
+diverged."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def test_a_set_of_the_same_name_is_refused(
     other = start_replica_set()
     with pytest.raises(OtherHistoryError, match="the id of the replica set"):
         check(witness, other.uri)
-    # A server that does not tell its id is found out by the entry.
+    # If a server does not tell its id, the entry reveals it.
     unknown = Witness(DeploymentIdentity(dict.fromkeys(witness.entries, "")), witness.entries)
     with pytest.raises(OtherHistoryError, match=r"older backup|has no entry at|has another entry at"):
         check(unknown, other.uri)
@@ -69,7 +70,7 @@ def test_a_mark_is_of_the_entry_at_the_end_or_of_the_first_in_between(replica_se
         assert entry is not None
         assert source.mark_between(before, newest) == EntryMark.of(newest, entry)
         assert source.mark_between(newest, newest) == EntryMark.of(newest, entry)
-        # No entry has the increment 0: as on a shard when another one was ahead.
+        # No entry has the increment 0, as on a shard while another one is ahead.
         first = source.oldest()[0]
         mark = source.mark_between(ClusterTime(first - 1), ClusterTime.of(newest.seconds, 0))
         assert mark is not None

@@ -20,7 +20,7 @@ WRITE_S = 0.02
 
 
 class Background:
-    """Work in a thread, whose failure the test is told of."""
+    """Work in a thread, whose failure is reported to the test."""
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
         self.name = name

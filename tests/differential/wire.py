@@ -27,7 +27,8 @@ _TIMEOUT_S = 300.0
 
 
 def raw_command(kind: str, database: bytes, collection: bytes, fields: bytes = b"") -> bytes:
-    """A command for ``Wire.exchange`` whose names need not be text; ``fields`` are the elements of its other fields."""
+    """A command for ``Wire.exchange`` whose names need not be UTF-8; ``fields`` are the elements of its other
+    fields."""
     body = _text(kind.encode(), collection) + fields + _text(b"$db", database)
     return struct.pack("<i", len(body) + 5) + body + b"\0"
 

@@ -24,9 +24,9 @@ from tests.server_in_use import SERVER_VERSION
 COLLECTIONS = ("c0", "c1", "c2", "c10", "c.d", "c+(x)", "tmp3", "имя")
 #: Written between the prepare and the commit of another transaction, so never touched by prepared transactions.
 BESIDE = "beside"
-#: Of the one update whose description is near a limit.
+#: The collection of the one update whose description is near a limit.
 LONG = "long"
-#: A command's field with this value is given the ``prepareTimestamp`` of the last prepare by the one who runs it.
+#: Whoever runs a command replaces this value by the ``prepareTimestamp`` of the last prepare.
 PREPARE_TIMESTAMP = "<prepareTimestamp>"
 _MAX_TIME_MS = 10_000
 Namespace = tuple[str, str]
@@ -105,7 +105,7 @@ class Workload:
         }
 
     def _setup(self) -> list[Command]:
-        """Images from the beginning for the collections that most operations go to."""
+        """Turn on images from the beginning for the collections that most operations go to."""
         images = {"changeStreamPreAndPostImages": {"enabled": True}}
         return [_command(database, {"create": name, **images}) for database in self.databases for name in ("c0", "c1")]
 
@@ -202,7 +202,7 @@ class Workload:
     # -- transactions
 
     def _writes(self, count: int, *, beside: bool = False) -> list[tuple[str, dict[str, Any]]]:
-        """Writes for the inside of a transaction: each one document, on the collections of both databases."""
+        """Writes for use inside a transaction: one document each, on the collections of both databases."""
         result = []
         for _ in range(count):
             database, collection = self._namespace()
@@ -310,7 +310,7 @@ class Workload:
         near the largest one, from either side. On 4.4 the entry is a replacement.
 
         Descriptions past 64 MB, which end a stream (16490) unless a filter hides their entry, are not drawn: which
-        filter does is each side's own affair. ``test_long_descriptions_live.py`` has their edge.
+        filters hide it differs between the two sides. ``test_long_descriptions_live.py`` has their edge.
         """
         path = "p" * 60_000
         names = [f"f{number:06d}" for number in range(self._long.choice((200, 278, 279, 280, 300)))]
@@ -339,7 +339,7 @@ class Workload:
         return [_command("admin", command)]
 
     def _system(self) -> list[Command]:
-        """Writes that only some streams show: system.js, a collection of the config database, a second local name."""
+        """Writes that only some streams show or none does: to system.js, to a collection of config, to local."""
         rng = self._rng
         kind = rng.randrange(3)
         if kind == 0:

@@ -27,11 +27,11 @@ from typing import Any
 
 from tests.docs.session_server import carry_out_next, listening
 
-#: What makes a block one that does not end by itself.
+#: What a block contains that does not end by itself.
 ENDLESS = ("for event in ", "awaitTermination()")
 _AFTER_OUTPUT_S = 0.7
 _LIMIT_S = 300.0
-#: After an interrupt; on a busy machine a query takes long to stop.
+#: How long a block may take to end after an interrupt; on a busy machine a query takes long to stop.
 _ENDS_WITHIN_S = 90.0
 
 
@@ -51,7 +51,7 @@ def _interrupt(code: str, names: dict[str, Any], out: StringIO, done: threading.
             os.kill(os.getpid(), signal.SIGINT)
             break
     while not done.wait(_ENDS_WITHIN_S):
-        # An interrupt that was lost is a fault to look at, and not a page that hangs for 15 minutes.
+        # A lost interrupt should be reported as a fault, instead of leaving a page to hang for 15 minutes.
         with tempfile.TemporaryFile("w+") as stacks:
             faulthandler.dump_traceback(stacks)
             stacks.seek(0)
@@ -79,8 +79,8 @@ def run_python(code: str, names: dict[str, Any], where: str) -> str:
 
 def _stop_queries(names: dict[str, Any]) -> None:
     """Stop what the page has started. The page's own session is asked: once a wait was interrupted, PySpark talks to
-    another thread of Java, which knows of no active session. Queries went on after their page, and one of them came in
-    the way of the page's ``tailrace run``."""
+    another thread of Java, which knows of no active session. Queries went on after their page had ended, and one of
+    them disturbed the ``tailrace run`` of the next page."""
     if "pyspark" not in sys.modules:
         return
     from pyspark.sql import SparkSession

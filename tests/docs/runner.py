@@ -32,8 +32,8 @@ _ADMIN_COMMAND = re.compile(r"db\.adminCommand\((.*?)\)\s*(?:;|$)", re.DOTALL | 
 _INSTRUCTIONS: Final = frozenset(
     {"FROM", "RUN", "COPY", "USER", "ENV", "ENTRYPOINT", "CMD", "WORKDIR", "ARG", "STOPSIGNAL"}
 )
-#: What builds or installs is only looked at: make by --dry-run, and environments are made without pip, which takes five
-#: seconds of processor. tests/docs/test_install.py installs, and tests/tables/test_dbt.py runs dbt.
+#: What builds or installs is not carried out: make runs with --dry-run, and environments are made without pip, which
+#: would take five seconds of processor. tests/docs/test_install.py installs, and tests/tables/test_dbt.py runs dbt.
 _NOT_BUILT: Final = """\
 make() {{ command make --dry-run -C {root} "$@" >/dev/null; }}
 pip() {{ :; }}
@@ -44,7 +44,7 @@ python3() {{
 }}
 """
 _ENDLESS_S: Final = 1.0
-#: Commands that go on until they are interrupted, but for the options that have them end.
+#: Commands that go on until they are interrupted, and the options with which they end by themselves.
 _ENDLESS: Final = re.compile(
     r"tailrace (watch|run|listen|gateway|console|top|view run|archive (?!status|verify)"
     r"|sync (?!plan|status|verify|pause|resume|cutover))|python "
@@ -258,8 +258,9 @@ class PageRunner:
         return False
 
     def _patience(self, process: subprocess.Popen[bytes]) -> float:
-        """How long one that has begun to print may go on: a busy machine once took a second over ``archive verify``,
-        which was interrupted because it was not on a list of the commands that end. Now those that do not end are."""
+        """How long a command that has begun to print may go on. On a busy machine ``archive verify`` once took a second
+        and was interrupted, because it was missing from a list of the commands that end. Now there is a list of those
+        that do not."""
         script = str(process.args)
         return _ENDLESS_S if _ENDLESS.search(script) and not _ENDS.search(script) else _LIMIT_S
 
@@ -292,8 +293,8 @@ def printed_roles() -> dict[str, dict[str, Any]]:
 
 
 def _has_begun(output: Path) -> bool:
-    """Whether a command prints what it is there for. A ``run`` was interrupted while Spark started, since it says that
-    it starts Spark."""
+    """Whether a command has printed what it was asked for. A ``run`` was once interrupted while Spark started, because
+    it had already said that it starts Spark."""
     return any(line and not line.startswith(_BEFORE) for line in output.read_bytes().splitlines())
 
 
@@ -303,7 +304,7 @@ def check_extras(text: str) -> None:
 
 
 def verify_unit(file: Path, program: str) -> None:
-    """As systemd reads it, where it is installed. That the program is missing here is no fault of the unit."""
+    """Checked by systemd, where it is installed. It is no fault of the unit that its program is missing here."""
     try:
         done = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _MESSAGE_BYTES_MAX = 1 << 17
-#: Of a command that was interrupted before it listened to signals.
+#: The exit status of a command that was interrupted before it handled signals.
 _INTERRUPTED = 130
 
 
@@ -32,9 +32,9 @@ def carry_out_next(server: socket.socket) -> None:
         client.sendall(os.getpid().to_bytes(4, "big"))
         with _standing_in_for(json.loads(message), files) as arguments:
             status = _run(arguments)
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that comes now came too late
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is too late from now on
         client.sendall(status.to_bytes(4, "big"))
-        client.recv(1)  # until the other side has gone, and sends no signal any more
+        client.recv(1)  # until the other side has ended, and sends no more signals
         signal.signal(signal.SIGINT, before)
 
 

@@ -13,7 +13,7 @@ from pymongo.errors import PyMongoError
 
 from tailrace.embedded import ReplicaSet, ShardedCluster
 
-#: Two such shops at twenty orders a second were a fifth of a processor for as long as the pages take.
+#: Two such shops at twenty orders a second took a fifth of a processor while the pages ran.
 _PAUSE_S = 0.2
 
 

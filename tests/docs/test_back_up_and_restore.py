@@ -1,10 +1,10 @@
 """Each row of *Back up and restore* has a test that stands for it.
 
 The page promises outcomes for combinations that nobody meets in daily use. Without this list a row could be written and
-never tried; with it, a row without a test fails, and so does a test that was renamed. Where one test tries several rows
-one after the other by its parameter, a row names the parameter. Several tests are divided by a space.
+never tried; with it, a row without a test fails, and so does a test that was renamed. Where the parameters of one test
+stand for several rows, each row names its parameter. Several tests are separated by a space.
 
-What the page quotes is held to both sides: the product says it, and the tests of the row ask for it.
+What the page quotes is checked on both sides: the product says it, and the tests of the row ask for it.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def pieces(quote: str) -> list[str]:
 
 
 def is_said(words: str) -> bool:
-    """Whether the product says these words in one text, or in two: one is often the cause, or what is meant."""
+    """Whether the product says these words in one text, or in two: one of them is often the cause or the subject."""
     cuts = [place for place, letter in enumerate(words) if letter == " "]
     for one, other in ((words[:cut].rstrip(" :,"), words[cut:].lstrip(" :,")) for cut in cuts):
         fewer, more = sorted((one.count(" "), other.count(" ")))
@@ -356,7 +356,8 @@ def test_what_the_page_quotes_is_asked_for_by_the_tests_of_its_row(heading: str)
 
 @pytest.mark.parametrize("heading", TESTS)
 def test_each_outcome_is_one_of_the_three(heading: str) -> None:
-    """They begin with its name; where it depends, the other one follows. What is refused is an error in its test."""
+    """Each outcome begins with its name; where it depends, the other one follows. A row that is refused has a test of
+    the error."""
     for row, outcome in OUTCOMES[heading].items():
         assert re.match(r"(goes on|begins again|refused|`tailrace|reading|its rest is read)", outcome), row
         if outcome.startswith("refused"):

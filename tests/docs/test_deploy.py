@@ -1,7 +1,7 @@
 """The files of ``deploy/`` are what their tools take, and start the commands that they name.
 
-No container engine and no cluster is asked: what can be looked at without one is. systemd looks at its unit where it is
-installed.
+Neither a container engine nor a cluster is used: only what can be checked without them is. systemd checks its unit
+where it is installed.
 """
 
 from __future__ import annotations

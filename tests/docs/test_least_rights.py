@@ -62,7 +62,7 @@ def test_the_printed_role_of_a_listener_suffices(
 
 
 def test_without_its_own_part_the_role_does_not_suffice(tmp_path: Path) -> None:
-    """So the test above shows something."""
+    """Without this, the test above would show nothing."""
     with mongod_with_users(tmp_path) as mongod:
         with MongoClient[dict[str, Any]](uri_of(mongod, ROOT, PASSWORD)) as root:
             root.admin.command(printed_roles()["tailrace"])

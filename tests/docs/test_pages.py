@@ -67,7 +67,7 @@ def shop() -> Iterator[ReplicaSet]:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[ReplicaSet]:
-    """With users; a page makes its own."""
+    """A server with users; each page makes its own users."""
     with ReplicaSet(1, root_password="r00t") as replica_set, open_shop(replica_set):
         yield replica_set
 
@@ -149,7 +149,8 @@ def test_what_the_page_prints_works(  # noqa: PLR0917  fixtures, given by their 
     programs: Path,
     uri_for: Callable[[str], str],
 ) -> None:
-    """None had run the snippets: an example with two settings that cannot be used together was printed for weeks."""
+    """No test had run these snippets: an example with two settings that cannot be used together was printed for
+    weeks."""
     fill(tmp_path, shop)
     secrets = {"KAFKA_PASSWORD": "k", "REDIS_PASSWORD": "r", "TAILRACE_CATALOG_TOKEN": "t"}
     environment = {"TAILRACE_URI": shop.uri, **secrets}

@@ -1,4 +1,4 @@
-"""What is published, as far as it can be looked at without building it: ``make dist`` builds it, and tries it."""
+"""What is published, as far as it can be checked without building it: ``make dist`` builds it and tries it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_an_image_with_a_wheel_that_is_there_differs_in_one_stage(tmp_path: Path
 
 
 def test_dependencies_are_tried_by_tests_that_are_there() -> None:
-    """``make test-dependencies``: its folders are not noticed by a name that is not there until it is called."""
+    """``make test-dependencies`` names folders: nobody would notice that one is gone until it is called."""
     said = dict(re.findall(r"(?m)^(ON_DEPENDENCIES|ALL_EXTRAS) := (.+)$", (ROOT / "Makefile").read_text()))
     folders = said["ON_DEPENDENCIES"].split()
     assert folders
@@ -108,7 +108,8 @@ def test_dependencies_are_tried_by_tests_that_are_there() -> None:
 
 
 def test_what_was_installed_gives_what_the_servers_gave() -> None:
-    """The check of ``make dist`` in this environment, and that it can fail: another version's events are others."""
+    """Runs the check of ``make dist`` in this environment, and shows that it can fail: the events of another version
+    differ."""
     done = subprocess.run(
         [sys.executable, "-c", _SMOKE.format(path=str(ROOT / "release"))],
         capture_output=True, text=True, check=False,
@@ -133,7 +134,7 @@ with tempfile.TemporaryDirectory() as directory:
 
 
 def test_nothing_that_git_has_is_left_out_of_the_sources() -> None:
-    """By the lines of MANIFEST.in; the hidden files of the repository are not needed to test it."""
+    """Judged by the lines of MANIFEST.in; the tests do not need the repository's hidden files."""
     kept = re.compile(
         "|".join(
             f"{re.escape(word)}(/.*)?" if line.startswith("graft") else word.replace(".", r"\.").replace("*", "[^/]*")

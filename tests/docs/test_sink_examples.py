@@ -26,6 +26,6 @@ def test_an_example_that_is_called_wrongly_says_how_it_is_called(
 
 
 def test_each_example_has_its_row() -> None:
-    """A new program was on no page, and no test said so."""
+    """A new program was once on no page, and no test noticed."""
     rows = (SINKS[0].parents[2] / "docs" / "how-to" / "sinks.md").read_text()
     assert [one.name for one in SINKS if f"\n| [`{one.name}`](../../examples/sinks/{one.name})" not in rows] == []

@@ -24,7 +24,8 @@ from tailrace.cli.main import build_parser
 from tests.docs.snippets import ROOT
 
 DOCS = ROOT / "docs"
-#: What is no face for users: the rooms below ``tailrace``, and the program. ``tailrace.lake`` is both.
+#: What is not for users to import: the rooms below ``tailrace``, and the program. ``tailrace.lake`` is a room and a
+#: public module.
 NOT_PUBLIC = re.compile(r"tailrace\.(__main__|act|base|cli|core|demo|faces|lake\.\w+|read|version|watch)\b")
 #: What a browser fetches by itself when it shows a page. Links that a reader may follow are no part of it.
 LOADED = re.compile(r"<(?:script|img|iframe|source|link)\b[^>]*?\s(?:src|href)=\"?([^\"\s>]+)")
@@ -113,7 +114,7 @@ OWN_TABLE = re.compile(r"(?m)^``[\w*]+``(, ``[\w*]+``)*  +\S")
 
 
 def docstrings(name: str) -> Iterator[str]:
-    """Of a public name, and of what is public in it."""
+    """The anchors of a public name, and of the public names in it."""
     module, _, attribute = name.rpartition(".")
     found = getattr(importlib.import_module(module), attribute)
     for each in (found, *(vars(found).values() if isinstance(found, type) else ())):
@@ -154,7 +155,8 @@ def shapes(html: str) -> dict[str, int]:
 
 
 def test_a_page_has_on_the_site_the_shape_that_it_has_as_a_file(html: dict[str, str]) -> None:
-    """The site's Markdown wants four spaces where others are content with two: a list or a table would fall apart."""
+    """The site's Markdown wants four spaces where other renderers are content with two: otherwise a list or a table
+    falls apart."""
     reader = MarkdownIt("commonmark").enable("table")
     for path in sorted(DOCS.rglob("*.md")):
         text = html[str(path.relative_to(DOCS).with_suffix(".html"))]

@@ -1,8 +1,8 @@
 """No port for two servers, whichever process asks.
 
-Two test processes that began servers at the same moment were given one port: the second server ended, its starter was
-answered by the first one, and waited for five minutes for a replica set that nobody had begun. No test had seen it,
-since each starts its servers within one process, where the chance is one in 20,000.
+Two test processes that started servers at the same moment were given the same port. The second server ended, so its
+process reached the first server, and waited five minutes for a replica set that nobody initiated. No test had seen
+this, since each starts its servers within one process, where the chance is one in 20,000.
 """
 
 from __future__ import annotations

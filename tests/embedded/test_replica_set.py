@@ -164,8 +164,8 @@ def test_a_killed_process_leaves_a_given_directory_behind_with_its_data(
 
 
 def test_a_kept_port_that_is_given_up_a_little_late_is_waited_for(start_replica_set: Start, tmp_path: Path) -> None:
-    """A killed mongod is seen to be dead before its last thread lets go of the port. (No test had held the port open
-    on purpose: on most runs mongod is faster than the next start.)"""
+    """A killed mongod counts as dead before its last thread releases the port. (No test had held the port open on
+    purpose: in most runs mongod is faster than the next start.)"""
     with ReplicaSet(data_dir=tmp_path) as replica_set:
         uri = replica_set.uri
     holder = socket.socket()

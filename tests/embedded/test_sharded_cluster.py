@@ -150,7 +150,7 @@ def test_a_hashed_key_is_spread_over_all_shards_by_the_server_s_own_hash(sharded
     decimals = [Decimal128(f"{whole}.{tenths}") for whole in (0, 1, -1, 7) for tenths in (4, 5, 6, 9)]
     skus = [*(f"s{i}" for i in range(60)), *decimals]
     assert router.insert_many("hashed.items", [{"_id": i, "sku": sku} for i, sku in enumerate(skus)]) == 76
-    assert len(router.find("hashed.items")) == 76  # each is where its owner's filter of orphans lets it be seen
+    assert len(router.find("hashed.items")) == 76  # each is on its owner, whose filter of orphans lets it through
     assert all(on_shard(sharded_cluster, shard, "hashed.items") for shard in sharded_cluster.shards)
     values: list[Any] = [
         *decimals,

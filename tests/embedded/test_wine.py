@@ -67,7 +67,7 @@ def test_without_wine_one_sentence_says_what_to_install(tmp_path: Path, monkeypa
 
 
 def test_many_that_need_the_windows_directory_at_once_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Making one takes two processors for 15 s; the cache alone lets each of many processes make its own."""
+    """Making one takes 15 s on two processors; with the cache alone, each of many processes would make its own."""
     loader = tmp_path / "wine64"
     loader.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && echo wine-8.0 && exit\n'
@@ -91,7 +91,7 @@ def test_many_that_need_the_windows_directory_at_once_make_one(tmp_path: Path, m
 
 
 def test_microsofts_library_takes_the_place_of_wines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Wine's own, servers hung or ended at write conflicts: in tests that was taken for Wine's, for months."""
+    """With Wine's own library, servers hung or ended at write conflicts; for months this was put down to Wine."""
     wheel = tmp_path / "wheel" / "deep"
     wheel.mkdir(parents=True)
     (wheel / "msvcp140.dll").write_bytes(b"Microsoft's")
@@ -128,7 +128,7 @@ def test_7_0_writes_stops_in_order_and_comes_back_on_the_same_data(start_replica
 
 
 def write_to_new_collections_at_once(uri: str) -> None:
-    """Every thread upserts into each collection before it is there: with Wine's own C++ library the server hangs."""
+    """Every thread upserts into each collection before it exists: with Wine's own C++ library the server hangs."""
 
     def upsert(thread: int) -> None:
         with pymongo.MongoClient(uri, timeoutMS=60_000) as client:
@@ -182,7 +182,7 @@ def test_two_clusters_and_a_replica_set_with_a_password_run_side_by_side(
 @pytest.mark.slow
 @pytest.mark.wine
 def test_collections_are_resharded_over_three_shards(start_sharded_cluster: Callable[..., ShardedCluster]) -> None:
-    """Most ended the process of a shard, and no test had resharded on 7.0."""
+    """Most of these ended the process of a shard, and no test had resharded on 7.0."""
     router = start_sharded_cluster(3, version=VERSION).router
     router.create_database("shop", "shard0")
     for number in range(3):

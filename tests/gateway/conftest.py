@@ -21,7 +21,7 @@ from tests.server_in_use import major
 
 @pytest.fixture(scope="session", params=OLDER_ARE_SLOW)
 def server_version(request: pytest.FixtureRequest) -> str:
-    """The version of the deployments below. Whoever asks for one of them is run on each version."""
+    """The version of the deployments below. A test that asks for one of them is run on each version."""
     return str(request.param)
 
 
@@ -33,13 +33,13 @@ def older_replica_set(server_version: str) -> Iterator[ReplicaSet]:
 
 @pytest.fixture(scope="module")
 def replica_set(server_version: str, request: pytest.FixtureRequest) -> Any:
-    """The one that all modules share, or the older version's of this folder."""
+    """The replica set that all modules share, or this folder's one of an older version."""
     return request.getfixturevalue("replica_set" if server_version == VERSIONS[0] else "older_replica_set")
 
 
 @pytest.fixture(scope="module")
 def sharded_cluster(server_version: str, request: pytest.FixtureRequest) -> Iterator[ShardedCluster]:
-    """As ``replica_set``."""
+    """The cluster that all modules share, or this folder's one of an older version."""
     if server_version == VERSIONS[0]:
         yield request.getfixturevalue("sharded_cluster")
         return
@@ -82,7 +82,8 @@ def start_gateway(tmp_path: Path) -> Iterator[Callable[..., GatewayProcess]]:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``ca.pem``, and ``server.pem`` for the loopback address, which it has signed; ``other.pem`` is another's."""
+    """``ca.pem``, and ``server.pem`` for the loopback address, signed by it; ``other.pem`` is signed by somebody
+    else."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("there is no openssl to make certificates with")
@@ -104,7 +105,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def encrypted(certificates: Path, server_version: str) -> Iterator[str]:
-    """The URI of a replica set of one that speaks TLS alone."""
+    """The URI of a replica set of one member that accepts only TLS."""
     if major(server_version) == 7:
         pytest.skip("Wine has no certificate chains for a mongod that speaks TLS")
     arguments = ("--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(certificates / "server.pem"))

@@ -1,4 +1,5 @@
-"""One connection to a gateway or a server, with its commands as they are: no driver chooses another connection."""
+"""One connection to a gateway or a server, whose commands are sent as they are: no driver chooses another
+connection."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from bson.int64 import Int64
 from tests.differential.wire import Wire
 from tests.gateway.running import GatewayProcess, eventually
 
-#: A change in the replies to two equal commands that is none.
+#: Fields of replies that change from moment to moment.
 _OF_THE_MOMENT = ("$clusterTime", "operationTime")
 
 
@@ -31,7 +32,7 @@ class Connected:
 
     @property
     def port(self) -> int:
-        """Of this end."""
+        """The port of this end."""
         return int(self._wire._socket.getsockname()[1])
 
     def raw(self, command: dict[str, Any], database: str = "processes") -> bytes:
@@ -67,7 +68,7 @@ class Connected:
         return self.command({"getMore": cursor, "collection": collection, **fields}, database)
 
     def login(self, user: str, password: str) -> None:
-        """As a driver does (SCRAM-SHA-256)."""
+        """Log in as a driver does (SCRAM-SHA-256)."""
         nonce = base64.b64encode(os.urandom(24)).decode()
         first = f"n={user},r={nonce}"
         begun = self.command(
@@ -100,13 +101,13 @@ def _without(value: Any, number: str) -> Any:
 
 
 def process_of(connection: Connected, gateway: GatewayProcess) -> int:
-    """Which process of the gateway has a connection, once one has taken it."""
+    """The process of the gateway that has the connection, once one has taken it."""
     found: int = eventually(lambda: _holder(connection, gateway), "no process has the connection")
     return found
 
 
 def _holder(connection: Connected, gateway: GatewayProcess) -> int | None:
-    """The one that holds the socket whose other end is ours."""
+    """The process that holds the socket whose other end is ours."""
     port = gateway.host_and_port[1]
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, own, other, *_, inode = line.split()[:10]

@@ -1,4 +1,4 @@
-"""A config server that says of itself that it is a mongos: there is no wheel with a real one.
+"""A config server that claims to be a mongos: there is no wheel with a real one.
 
 Drivers, and the gateway, then treat it as one: no replica set, no members, the shards found by ``getShardMap``.
 ``listensAt`` in a hello tells one from another.

@@ -3,7 +3,7 @@
     python -m tests.gateway.fuzz --seed 1 --cases 200000      seeded mutation of recorded messages
     python -m tests.gateway.fuzz --atheris --cases 1000000    guided by coverage, where atheris is installed
 
-What a message of ours is taken apart into must also build the same message again.
+The parts into which a message is taken apart must also build the same message again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tailrace.watch.gateway.frame import BadFrame, OpMsg, OpQuery, OpReply
 from tests.gateway.record import recorded
 
 _INTERESTING = (0, 1, 4, 5, 15, 16, 17, 0x7F, 0x80, 0xFF, 48_000_000, 48_000_001, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
-#: So much may a compressed message of the fuzzer hold.
+#: The most that a compressed message of the fuzzer may hold.
 _LIMIT = 1 << 20
 
 
@@ -62,7 +62,7 @@ def _built_again(message: bytes, parsed: Any, documents: Sequence[bytes]) -> Non
         return
     again = frame.with_document(parsed, documents[0])
     if isinstance(parsed, OpMsg):
-        # Without its checksum, and with the command in front of the sequences: what it means is the same.
+        # Without its checksum, and with the command before the sequences: the meaning is the same.
         other = OpMsg.parse(again)
         assert (other.document, other.sequences) == (parsed.document, parsed.sequences)
     elif isinstance(parsed, OpQuery):
@@ -72,7 +72,7 @@ def _built_again(message: bytes, parsed: Any, documents: Sequence[bytes]) -> Non
 
 
 def mutated(message: bytes, chance: random.Random) -> bytes:
-    """A damaged copy, most of the time with a length that holds, so that the damage is found further in."""
+    """A damaged copy, mostly with a correct length, so that the damage is found further in."""
     data = bytearray(message)
     for _ in range(chance.choice((1, 1, 2, 4, 8))):
         at = chance.randrange(len(data)) if data else 0
@@ -99,7 +99,7 @@ def mutated(message: bytes, chance: random.Random) -> bytes:
 
 
 def fuzz(seed: int, cases: int, look: Callable[[bytes], object] = digest) -> dict[str, int]:
-    """Run ``cases`` damaged messages; how many were parsed, passed and refused. Raises what should not come."""
+    """Run ``cases`` damaged messages. Returns how many were parsed, passed and refused. Raises any other exception."""
     chance, corpus = random.Random(seed), recorded()
     found = {"parsed": 0, "passed": 0, "refused": 0}
     for number in range(cases):
@@ -118,7 +118,7 @@ def guided(cases: int) -> int:
     import atheris
 
     for name in [name for name in sys.modules if name.partition(".")[0] == "tailrace"]:
-        del sys.modules[name]  # those that are loaded already are not instrumented
+        del sys.modules[name]  # modules that are already loaded would not be instrumented
     with atheris.instrument_imports(include=["tailrace.watch.gateway", "tailrace.core.raw_bson"]):
         from tests.gateway import fuzz as instrumented
 

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class RunningGateway:
-    """``gateway`` belongs to the loop's thread: look at it through ``call``."""
+    """``gateway`` belongs to the loop's thread: use it through ``call``."""
 
     def __init__(self, gateway: Gateway, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         self.gateway = gateway
@@ -35,7 +35,7 @@ class RunningGateway:
         return f"mongodb://{user}{'@' if user else ''}{self.hosts}/{options and '?'}{options}"
 
     def call(self, work: Callable[[], _T]) -> _T:
-        """What ``work`` gives in the loop's thread."""
+        """What ``work`` returns in the loop's thread."""
 
         async def run() -> _T:
             return work()
@@ -43,7 +43,7 @@ class RunningGateway:
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(_START_S)
 
     def stop(self) -> None:
-        """As SIGTERM does."""
+        """Stop as at SIGTERM."""
         if not self._stopped:
             self._stopped = True
             asyncio.run_coroutine_threadsafe(self.gateway.stop(), self._loop).result(_START_S)
@@ -53,7 +53,7 @@ class RunningGateway:
 
 @contextmanager
 def running_gateway(uri: str, **options: Any) -> Iterator[RunningGateway]:
-    """Serve the deployment at ``uri`` on a free port of loopback. ``options``: of ``GatewayOptions``."""
+    """Serve the deployment at ``uri`` on a free port of the loopback address. ``options``: of ``GatewayOptions``."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
     thread.start()

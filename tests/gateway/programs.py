@@ -33,7 +33,7 @@ class Unavailable(Exception):  # noqa: N818  the reason for a skip
 
 
 def run(command: list[str], **environment: str) -> str:
-    """What a program prints. Fails with all that it said where it does not end well."""
+    """What a program prints. Fails with all of its output if it does not end well."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env={**os.environ, **environment}
     )
@@ -63,7 +63,7 @@ def perl(uri: str, name: str) -> str:
 
 
 def built(source: Path, command: Callable[[Path], list[str]], **environment: str) -> Path:
-    """Where the program that ``command`` makes of ``source`` stands: kept, since Go needs 15 s of processor for it."""
+    """The program that ``command`` makes of ``source``. It is kept, since Go needs 15 s of processor for it."""
     name = f"drivers/{source.stem}-{hashlib.sha256(source.read_bytes()).hexdigest()[:20]}"
 
     def fill(directory: Path) -> None:
@@ -131,7 +131,7 @@ PROGRAMS: dict[str, Callable[[str, str], str]] = {
 
 def facts(program: str, uri: str, name: str) -> str:
     """What ``program`` prints about the deployment at ``uri``; it uses the database ``name``. Skips where it cannot be
-    run here. A program prints nothing that differs from one run to the next."""
+    run here. A program must print nothing that differs from one run to the next."""
     try:
         return PROGRAMS[program](uri, name)
     except Unavailable as reason:

@@ -69,7 +69,7 @@ class GatewayProcess:
         return host, int(port)
 
     def statistics(self) -> dict[str, float]:
-        """What it tells Prometheus, without the prefix; it was started with ``--metrics``."""
+        """What it serves to Prometheus, without the prefix; it was started with ``--metrics``."""
         assert self._statistics is not None
         with urllib.request.urlopen(self._statistics, timeout=300) as answer:
             return {

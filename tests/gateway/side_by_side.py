@@ -18,10 +18,10 @@ from tests.gateway.gateways import RunningGateway, running_gateway
 from tests.quiet import QUIET
 from tests.server_in_use import IN_BETWEEN, SERVER_VERSION
 
-#: The one that a run is about first.
+#: The version of the run comes first.
 VERSIONS = tuple(dict.fromkeys((SERVER_VERSION, "5.0.4", "4.4.2")))
-#: For what takes long: in a plain run the first alone.
-#: The oldest answers otherwise than the default one, and the one between them as one of the two.
+#: For tests that take long: in a plain run only the first version. The oldest answers differently from the default one,
+#: and the one in between like one of these two.
 BETWEEN_IS_SLOW = (VERSIONS[0], *(IN_BETWEEN if version == "5.0.4" else version for version in VERSIONS[1:]))
 OLDER_ARE_SLOW = (VERSIONS[0], *(pytest.param(version, marks=pytest.mark.slow) for version in VERSIONS[1:]))
 _OF_THE_CONNECTION = (b"$clusterTime", b"operationTime")
@@ -35,7 +35,8 @@ class SideBySide:
         self.running = running
         self.server = Wire.to(deployment.uri)
         self.gateway = Wire.to(running.uri())
-        # A test may ask the server for long before it asks here, and a client that says nothing is disconnected.
+        # A test may talk to the server for a long time before it talks to the gateway, and a silent client is
+        # disconnected.
         self.gateway.run("admin", {"ping": 1})
 
     def close(self) -> None:
@@ -45,7 +46,7 @@ class SideBySide:
     def both(
         self, database: str, command: Mapping[str, Any], ours: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The two replies, which carry the server's times and are alike but for cursor ids."""
+        """The two replies, which carry the server's times and are equal apart from cursor ids."""
         raw = self.server.exchange(bson.encode({**command, "$db": database}))
         mine = self.gateway.exchange(bson.encode({**(ours or command), "$db": database}))
         names = [[element.name for element in elements(reply)] for reply in (raw, mine)]
@@ -98,7 +99,7 @@ def drained(wire: Wire, database: str, command: Mapping[str, Any]) -> tuple[list
 
 @contextmanager
 def side_by_side(version: str, **options: Any) -> Iterator[SideBySide]:
-    """A member of ``version`` on which nothing happens but what the test does, and a gateway in front of it."""
+    """A member of ``version`` on which nothing happens except what the test does, and a gateway in front of it."""
     with (
         ReplicaSet(1, version=version, parameters=QUIET, enable_test_commands=True) as deployment,
         running_gateway(deployment.uri, **options) as running,

@@ -4,11 +4,11 @@
     python -m tests.gateway.siege --seconds 60 --kinds events,constants --tenants 4
     make gateway-siege SECONDS=3600
 
-The honest client pings, writes and reads two streams, one plain and one with an expression, first alone for a quarter
-of the time (at most a minute) and then beside the others, which run in a process of their own. Exit code 1 where an
-event was lost or came twice, or where a 99th percentile is more than ten times that of the quiet time; the last line is
-the verdict. How far it has come is told on standard error twice a minute. Run it alone: the percentiles are the
-machine's too.
+The honest client pings, writes and reads two streams, one plain and one with an expression. It is alone for a quarter
+of the time (at most a minute), and then runs beside the others, which have a process of their own. Exit code 1 if an
+event was lost or came twice, or if a 99th percentile is more than ten times that of the quiet time; the last line is
+the verdict. Progress is reported on standard error twice a minute. Run nothing else meanwhile: the percentiles depend
+on the machine too.
 """
 
 from __future__ import annotations
@@ -113,13 +113,13 @@ KINDS: dict[str, Callable[[Client, random.Random], None]] = {
 
 
 def uri_of_root(upstream: str, gateway: GatewayProcess) -> str:
-    """The gateway's address with root's name and password, and with what else the upstream's URI says."""
+    """The gateway's address with root's name and password and the upstream URI's options."""
     login, _, rest = upstream.partition("@")
     return f"{login}@{gateway.address}/{rest.partition('/')[2]}"
 
 
 def _as_user(uri: str, user: str) -> str:
-    """The URI of root as that of another user, whose password is its name."""
+    """The URI of root, changed to that of another user, whose password is its name."""
     rest = uri.partition("@")[2]
     return f"mongodb://{user}:{user}@{rest}"
 
@@ -132,7 +132,7 @@ def make_users(uri: str, kinds: Sequence[str], tenants: int) -> None:
 
 
 def besiege(uri: str, kinds: Sequence[str], tenants: int, seconds: float, seed: int) -> None:
-    """Be the hostile tenants, so many of each kind, for so long."""
+    """Act as the hostile tenants, so many of each kind, for so long."""
     until = time.monotonic() + seconds
 
     def be(kind: str, number: int) -> None:
@@ -184,7 +184,7 @@ _HONEST = ([{"$match": {"operationType": "insert"}}], [{"$set": {"next": {"$add"
 
 
 class Progress:
-    """What the last half minute was like, on standard error."""
+    """Reports the last half minute on standard error."""
 
     def __init__(self, name: str, seconds: float) -> None:
         self._name, self._seconds = name, seconds
@@ -204,7 +204,8 @@ class Progress:
 
 
 def honest(uri: str, seconds: float, name: str = "honest") -> Seen:
-    """Ping, write and read for so long, and until what was written has come. ``name`` is told with the progress."""
+    """Ping, write and read for so long, and then until everything written has arrived. ``name`` is printed with the
+    progress."""
     seen = Seen()
     progress = Progress(name, seconds)
     written_at: dict[int, float] = {}
@@ -259,7 +260,7 @@ def percentile(values: list[float]) -> float:
 
 
 def report(quiet: Seen, siege: Seen) -> bool:
-    """Print both sides; whether all is well."""
+    """Print both sides. Returns whether all is well."""
     well = quiet.is_whole and siege.is_whole
     for name, before, beside in (("ping", quiet.pings, siege.pings), ("event", quiet.delays, siege.delays)):
         ratio = percentile(beside) / percentile(before)
@@ -284,7 +285,7 @@ def main() -> int:
     parser.add_argument("--hostile", metavar="URI", help=argparse.SUPPRESS)
     args = parser.parse_args()
     kinds = args.kinds.split(",")
-    # As Ctrl-C: the server, the gateway and the tenants end with a siege that is told to.
+    # Like Ctrl-C: the server, the gateway and the tenants end with the siege.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if args.hostile is not None:
         besiege(args.hostile, kinds, args.tenants, args.seconds, args.seed)

@@ -1,4 +1,4 @@
-"""Strangers: random commands of clients that keep to no rules, to a server and to a gateway in front of it.
+"""Strangers: random commands of clients that follow no rules, to a server and to a gateway in front of it.
 
     python -m tests.gateway.strangers --version 6.0.27 --seed 1 --steps 2000
 
@@ -28,12 +28,12 @@ from tests.gateway.side_by_side import VERSIONS, SideBySide, side_by_side
 
 _CONNECTIONS = 3
 _SESSIONS = 3
-#: Cursors that are remembered after they have gone.
+#: How many cursors are remembered after they have gone.
 _REMEMBERED = 12
 _NOBODY_S = Int64(0x1234567890ABCDE)
-#: What tokens end with that stand for a time.
+#: The end of tokens that stand for a time.
 _NO_EVENT = "0229296E04"
-#: Sizes and times of every type. A getMore that names none waits a second, so few do.
+#: Sizes and times of every type. A getMore without a time waits a second, so few have none.
 NUMBERS: tuple[Any, ...] = (
     0,
     1,
@@ -105,7 +105,7 @@ class Strangers:
         self.wires = [
             [Wire.to(uri) for _ in range(_CONNECTIONS)] for uri in (sides.deployment.uri, sides.running.uri())
         ]
-        # A session of its own for each side, or one side's transaction would be the other's.
+        # Each side has a session of its own; otherwise one side's transaction would be the other's.
         self.sessions = [[Binary(uuid.uuid4().bytes, 4) for _ in range(_SESSIONS)] for _ in range(2)]
         self.numbers = [0] * _SESSIONS
         self.pairs: list[Pair] = []
@@ -142,7 +142,7 @@ class Strangers:
         self._opened(fields, self._session())
 
     def _find(self) -> None:
-        """A cursor of the server's own, which is nobody's stream."""
+        """A cursor of the server that is not a stream."""
         self._opened({"find": "orders", "batchSize": self.chance.choice((0, 1, 2, 0, 1))}, self._session())
 
     def _opened(self, fields: dict[str, Any], session: int | None) -> None:
@@ -205,7 +205,7 @@ class Strangers:
         self._write(self.chance.choice((1, 3)))
 
     def _write(self, count: int) -> None:
-        """Through either side, and majority-committed, so that both see it at once."""
+        """Write through either side, majority-committed, so that both see it at once."""
         wire = self.chance.choice(self.wires)[0]
         documents = [{"_id": self.chance.getrandbits(60), "n": number} for number in range(count)]
         for name in ("orders", "items"):
@@ -215,7 +215,8 @@ class Strangers:
         self.history.append(f"{count} documents written")
 
     def _await_seen(self, last: int) -> None:
-        """Until the gateway has read it: the server's streams see at once what a majority has, ours a moment later."""
+        """Wait until the gateway has read it: the server's streams see at once what a majority has, ours a moment
+        later."""
         stage = {"$changeStream": {"startAtOperationTime": self.begun}}
         wire = self.wires[1][0]
         match = {"$match": {"documentKey._id": last, "ns.coll": "items"}}
@@ -228,7 +229,8 @@ class Strangers:
         wire.run(self.database, {"killCursors": "$cmd.aggregate", "cursors": [Int64(cursor["id"])]})
 
     def _end_sessions(self) -> None:
-        """``killSessions`` ends streams at once. (What ``endSessions`` ends goes later, here sooner than there.)"""
+        """``killSessions`` ends streams at once. (``endSessions`` does so later, and the gateway sooner than the
+        server.)"""
         if self.chance.random() < 0.2:
             session = self.chance.randrange(_SESSIONS)
             ids = [{"killSessions": [{"id": mine[session]}]} for mine in self.sessions]
@@ -247,14 +249,14 @@ class Strangers:
             )
         )
         if "explain" in fields:
-            return  # tells of the server's plan, with addresses and times
+            return  # has the server's plan in it, with addresses and times
         self._both(fields, self._session())
 
     # -- both sides -------------------------------------------------------------------------------------------------
 
     def _number(self, *, waits: bool = True) -> Any:
         number = self.chance.choice(NUMBERS)
-        # These are a long wait, or the default of a second.
+        # Values that mean a long wait, or the default of a second.
         is_long = number in (0, None) or (isinstance(number, int | float) and number > 1000)
         return 1 if is_long and not waits else number
 
@@ -302,7 +304,7 @@ class Strangers:
             shown["cursor"] = {**cursor, "id": bool(cursor["id"])}
             token = cursor.get("postBatchResumeToken")
             if token is not None and str(token["_data"]).endswith(_NO_EVENT):
-                # How far a side has read is a matter of moments, since the end of a transaction is an entry too.
+                # How far a side has read varies by moments, since the end of a transaction is an entry too.
                 shown["cursor"]["postBatchResumeToken"] = "P"
         text = str(shown)
         for number, pair in enumerate(self.pairs):

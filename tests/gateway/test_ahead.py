@@ -1,5 +1,5 @@
-"""A stream that is far behind has its next batch read while the last one is worked on: the same events, in order, and
-what was read ahead is given up with the stream."""
+"""For a stream that is far behind, the next batch is read while the last one is processed: the events and their order
+are the same, and what was read ahead is dropped when the stream ends."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_was_read_ahead_is_given_up_with_the_stream(behind: Behind) -> None
         streams = [client.gatewayAhead.c.watch(resume_after=behind.token, batch_size=3) for _ in range(6)]
         for stream in streams:
             assert next(stream)["operationType"] == "insert"
-        assert room(behind.running) == 0  # and two streams do without
+        assert room(behind.running) == 0  # and two streams go without
         for stream in streams:
             stream.close()
         until(lambda: room(behind.running) == 4)
@@ -82,7 +82,8 @@ def test_what_was_read_ahead_is_given_up_with_the_stream(behind: Behind) -> None
 def test_a_client_that_has_gone_keeps_nobody_from_reading_ahead_and_one_that_returns_has_lost_nothing(
     behind: Behind,
 ) -> None:
-    """No test had streams that stay open and do not ask: they held the places until their cursors expired."""
+    """Such streams held the places until their cursors expired. No test had streams that stay open and ask for
+    nothing."""
     native = events(behind.server, behind.token)
     room_of = behind.running.gateway.engine._ahead_room
     with pymongo.MongoClient[RawBSONDocument](behind.running.uri(), document_class=RawBSONDocument) as client:
@@ -99,14 +100,14 @@ def test_a_client_that_has_gone_keeps_nobody_from_reading_ahead_and_one_that_ret
             room_of._idle_s = 10.0
         for stream, begun in zip(idle, seen, strict=True):
             with stream:
-                begun += [next(stream).raw for _ in range(199)]  # beyond what was read before it waited
+                begun += [next(stream).raw for _ in range(199)]  # more than was read ahead before it became idle
             assert begun == native[:200]
     until(lambda: room(behind.running) == 4)
 
 
 def test_a_stream_that_wants_little_of_a_long_stretch_is_sent_little_of_it(replica_set: ReplicaSet) -> None:
-    """The gateway had read every entry for it, whatever the scope and the ``$match``; ``watch()`` does not. No test had
-    looked at what a stream far behind has the server send."""
+    """The gateway read every entry for it, whatever the scope and the ``$match``, unlike ``watch()``. No test had
+    looked at what the server sends for a stream that is far behind."""
 
     def seen(uri: str, token: Any) -> list[bytes]:
         found: list[bytes] = []
@@ -130,5 +131,5 @@ def test_a_stream_that_wants_little_of_a_long_stretch_is_sent_little_of_it(repli
         assert seen(running.uri(), token) == native
         sent = client.admin.command("serverStatus")["network"]["bytesOut"] - before
         client.drop_database("gatewayLittle")
-    # Two replies of 16 MB are under way before it is known that the filter pays.
+    # Two replies of 16 MB are already asked for before it is known that the filter pays.
     assert sent < 45_000_000, "the server has sent most of 60 MB"

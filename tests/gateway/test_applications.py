@@ -1,4 +1,4 @@
-"""Applications of other people see through the gateway what they see without it, event by event.
+"""Other people's applications see through the gateway what they see without it, event by event.
 
 Each program in ``applications/`` opens the application's change streams on both sides at once, writes one workload, and
 prints what each stream gave, tokens and times included. The tests are slow: they fetch packages when first run.
@@ -17,12 +17,12 @@ from tests.gateway.packaged import APPLICATIONS
 from tests.gateway.programs import Unavailable
 from tests.gateway.running import GatewayProcess, streams_of_the_server
 
-#: So many events at least come on each side; a workload that does nothing would be equal too.
+#: The least number of events on each side: without it, a workload that does nothing would pass.
 EVENTS_MIN = {"mongoose": 69, "rxdb": 40, "parse": 30, "socketio": 18, "motor": 120, "beanie": 36, "debezium": 70}
 
 
 def differences(direct: list[Any], gateway: list[Any]) -> list[str]:
-    """A line for the first event of each stream that is not the same."""
+    """A line for the first event of each stream that differs."""
     found = (
         [] if len(direct) == len(gateway) else [f"{len(direct)} streams directly, {len(gateway)} through the gateway"]
     )

@@ -2,7 +2,7 @@
 can judge.
 
 Why nothing had caught these: tests of hostile peers had asked for one thing at a time, with small messages and no
-earlier request open, and those of errors had left the fields alone that any command may carry.
+earlier request open, and tests of errors had not touched the fields that any command may carry.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_fields_that_only_the_server_can_judge_are_left_to_it(fields: dict[str, 
 
 @pytest.mark.mongod
 def test_what_the_server_refuses_in_the_fields_of_any_command_is_refused(replica_set: ReplicaSet) -> None:
-    """Each of these had opened a stream: a malformed session was no session, a transaction was not looked at."""
+    """Each of these had opened a stream: a malformed session was ignored, and a transaction was not checked."""
     with running_gateway(replica_set.uri) as running, Wire.to(running.uri()) as wire, Wire.to(replica_set.uri) as real:
         for fields in SERVERS:
             ours, theirs = (
@@ -141,7 +141,7 @@ def test_the_size_of_what_is_compressed_is_known_before_it_is_read() -> None:
 
 
 def hello_that_waits(wire: Wire, request_id: int) -> bytes:
-    """A hello that the server answers when it has news, in an hour at most. Nobody has to log in for it."""
+    """A hello that the server answers when it has news, within an hour. It needs no login."""
     known = wire.run("admin", {"hello": 1})["topologyVersion"]
     asked = {"hello": 1, "topologyVersion": known, "maxAwaitTimeMS": Int64(3_600_000), "$db": "admin"}
     return op_msg(bson.encode(asked), request_id=request_id)
@@ -192,7 +192,7 @@ def waits_for_room(one: Any) -> bool:
 
 
 def test_names_in_names_without_end_are_no_fault_of_the_gateway() -> None:
-    """A compressed message had been looked through as a whole, one call deeper for each ``query`` in it."""
+    """The whole of a compressed message had been searched, one call deeper for each ``query`` in it."""
     inner = bson.encode({"a": 1})
     for _ in range(5000):
         inner = struct.pack("<i", len(inner) + 12) + b"\x03query\x00" + inner + b"\x00"
@@ -201,7 +201,7 @@ def test_names_in_names_without_end_are_no_fault_of_the_gateway() -> None:
 
 @pytest.mark.mongod
 def test_what_is_large_is_not_worked_on_in_the_loop(replica_set: ReplicaSet) -> None:
-    """The others had waited for half a second a message, whoever had sent it, and 2 s for one of many stages."""
+    """The others had waited half a second for each message, whoever had sent it, and 2 s for one with many stages."""
     many: list[dict[str, Any]] = [{"$changeStream": {}}] + [{"$match": {"a": 1}}] * 2000
     large = bson.encode({"aggregate": "c", "pipeline": many, "cursor": {}, "$db": "broken"})
     threads: set[str] = set()
@@ -232,12 +232,13 @@ def test_what_is_large_is_not_worked_on_in_the_loop(replica_set: ReplicaSet) -> 
 
 
 def test_the_question_whether_rights_are_asked_for_may_be_put_to_any_member() -> None:
-    """A member that takes no writes had refused it with 13435, and its deployment was taken for one with users."""
+    """A member that accepts no writes refused it with 13435, and its deployment was taken for one with users."""
     assert bson.decode(identification._PROBE)["$readPreference"] == {"mode": "secondaryPreferred"}
 
 
 def test_a_connection_made_while_another_member_was_elected_goes_to_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It had stayed with the old one, and a driver that watches the server there would have seen no primary again."""
+    """It stayed with the old one, and a driver that monitors the server through it would have seen no primary any
+    more."""
     old, new = upstream.Address("127.0.0.1", 1), upstream.Address("127.0.0.1", 2)
 
     class Writer:

@@ -1,8 +1,8 @@
 """A client without a connection to the server gets one back, however long the old one takes to end.
 
-No test had shown it: over plain sockets a connection ends at once where it is closed. With TLS the other side has to
-agree, and a proxy between may take its time; until then the gateway listened to the old connection, and the client's
-next command was never answered.
+No test had shown the fault: on a plain socket a closed connection ends at once. With TLS the other side has to agree,
+and a proxy in between may take its time; until then the gateway listened to the old connection, and the client's next
+command was never answered.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Peer:
         await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Nothing comes of it as long as this side does not agree."""
+        """The connection stays until this side agrees."""
         self.is_closed = True
 
     def get_extra_info(self, name: str) -> Any:
@@ -86,7 +86,7 @@ class Servers:
 
 
 async def _answer(at: ClientConnection, command: ClientCommand) -> bool:
-    """A stream's getMore; one with a comment is shown to the server."""
+    """A stream's getMore; one with a comment is passed to the server."""
     if "comment" in bson.decode(command.document):
         await at.ask(command.document)
     await at.identity(1.0)
@@ -141,7 +141,7 @@ def test_a_connection_that_is_slow_to_end_keeps_nobody_from_the_next_one(monkeyp
         await servers.peers[1].answers("hello")
         await servers.peers[1].answers("ping", it="came")
         assert (await client.receive())["it"] == "came"
-        servers.peers[0].channel.reader.feed_eof()  # the old one ends at last, and that concerns nobody
+        servers.peers[0].channel.reader.feed_eof()  # the old one ends at last, which affects nobody
         client.send({"ping": 1, "$db": "admin"})
         await servers.peers[1].answers("ping", it="lives")
         assert (await client.receive())["it"] == "lives"
@@ -153,7 +153,7 @@ def test_a_connection_that_is_slow_to_end_keeps_nobody_from_the_next_one(monkeyp
 
 
 def test_a_stream_whose_commands_the_server_has_to_judge_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its commands had taken a new connection."""
+    """Each of its commands took a new connection."""
     monkeypatch.setattr(connection, "keep_alive", lambda writer: None)
 
     async def run() -> None:
@@ -178,7 +178,8 @@ def test_a_stream_whose_commands_the_server_has_to_judge_keeps_its_connection(mo
 def test_whoever_returns_when_no_file_is_left_is_told_by_the_end_of_its_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only new clients were counted: thousands that returned at once took the files that the gateway itself needs."""
+    """Only new clients were counted: thousands that returned at the same time took the files that the gateway itself
+    needs."""
     monkeypatch.setattr(connection, "keep_alive", lambda writer: None)
 
     async def run() -> None:

@@ -196,7 +196,7 @@ def test_a_get_more_that_waits_is_killed_from_another_connection(sides: SideBySi
 
 
 def test_a_get_more_that_comes_with_a_kill_does_not_hold_up_the_one_that_waits(sides: SideBySide) -> None:
-    """It had let the first one wait again, to its end. Nothing had sent both in one moment."""
+    """The gateway let the first one wait again, to its end. No test had sent both at the same moment."""
     _, ours = opened(sides)
     engine = sides.running.gateway.engine
     read = bson.encode({"getMore": ours, "collection": "quiet", "maxTimeMS": 600_000, "$db": "shop"})

@@ -1,4 +1,4 @@
-"""Fail points for streams behind the gateway strike as the server's do, and leave the server's own reads alone."""
+"""Fail points for streams at the gateway strike like the server's, and leave the gateway's own reads alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.gateway.side_by_side import VERSIONS, SideBySide, side_by_side
 pytestmark = pytest.mark.mongod
 
 STREAM = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-#: Errors that tell of another primary carry the server's ``topologyVersion`` too; drivers do without.
+#: Errors that announce another primary also carry the server's ``topologyVersion``; drivers can do without.
 OF_THE_SERVER = ("$clusterTime", "operationTime", "topologyVersion")
 CODES = (6, 7, 43, 63, 89, 91, 133, 134, 150, 189, 234, 262, 1000, 9001, 10107, 11600, 11601, 11602, 13435, 13436)
 
@@ -92,12 +92,12 @@ def test_commands_that_the_server_answers_fail_there(sides: SideBySide) -> None:
 
 
 def test_a_get_more_that_is_repeated_counts_once(sides: SideBySide) -> None:
-    """One whose cursor had gone was asked about twice, and took two of the times that a fail point lets through. No
-    test had repeated a getMore on its connection after the end of its cursor."""
+    """A getMore whose cursor had gone was checked twice, and so used up two of a fail point's times. No test had
+    repeated a getMore on its connection after the end of its cursor."""
     codes = []
     for uri in (sides.deployment.uri, sides.running.uri()):
         with Wire.to(uri) as wire, Wire.to(uri) as other:
-            name(wire, "counted")  # else the gateway's own reads of the server's oplog count, whenever they come
+            name(wire, "counted")  # otherwise the gateway's own reads of the server's oplog would count too
             cursor = wire.run("shop", STREAM)["cursor"]["id"]
             read = {"getMore": Int64(cursor), "collection": "c", "maxTimeMS": 1}
             assert [answer(wire, read)["ok"] for _ in range(2)] == [1, 1]

@@ -1,6 +1,6 @@
-"""Commands with unusual fields, beside the server: they are answered alike, whoever of the two answers.
+"""Commands with unusual fields, compared with the server: both give the same answer.
 
-Why nothing had caught the differences: fields were tried on 6.0 alone, and only those that a driver sends.
+Why nothing had caught the differences: fields were only tried on 6.0, and only those that a driver sends.
 """
 
 from __future__ import annotations
@@ -279,8 +279,8 @@ _OF_EACH_TYPE: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("asked", [{}, {"$_generateV2ResumeTokens": False}])
 def test_tokens_are_of_the_version_that_the_server_would_give(sides: SideBySide, asked: dict[str, Any]) -> None:
-    """7.0 gives those of version 1 where it is asked for no others: they were of version 2, and what differs from one
-    moment to the next was left out of each comparison."""
+    """7.0 gives tokens of version 1 if it is told not to use version 2. Ours had version 2, but comparisons left out
+    tokens, which differ from one moment to the next."""
     versions = []
     for wire in (sides.server, sides.gateway):
         cursor_id, reply = opened(wire, asked)
@@ -292,8 +292,8 @@ def test_tokens_are_of_the_version_that_the_server_would_give(sides: SideBySide,
 
 
 def test_each_field_of_each_type_is_answered_as_by_the_server(sides: SideBySide) -> None:
-    """4.4 refuses a null collation, and had not been asked; 6.0 knows fields of routers that the engine does not.
-    Fields had been tried with values that somebody had thought of. Time limits have a test of their own."""
+    """4.4 refuses a null collation, which had not been tried there; 6.0 knows fields of routers that the engine does
+    not. Fields had only been tried with values that somebody had thought of. Time limits have a test of their own."""
     found = {}
     for name in _OF_AN_AGGREGATE:
         for value in _OF_EACH_TYPE if name != "exchange" else (None,):
@@ -319,7 +319,7 @@ def test_each_field_of_each_type_is_answered_as_by_the_server(sides: SideBySide)
 
 #: Beside a stream, an exchange that the server accepts ends its process.
 EXCHANGE: dict[str, Any] = {"policy": "broadcast", "consumers": 2}
-#: Fields beside which the server carries it out, for one version at least.
+#: Fields beside which the server carries out an exchange, in at least one version.
 _BESIDE_AN_EXCHANGE: tuple[dict[str, Any], ...] = (
     *({}, {"hint": {"a": 1}}, {"hint": 5}, {"explain": False}, {"explain": True}, {"explain": None}, {"unknown": 1}),
     *({"aggregate": 1}, {"aggregate": "nothing"}, {"cursor": {"batchSize": 0}}, {"cursor": {"batchSize": None}}),
@@ -341,12 +341,13 @@ _FATAL = "'exchange' next to $changeStream would end the server's process; the g
 
 
 def test_an_exchange_is_refused_where_it_would_end_the_server(sides: SideBySide) -> None:
-    """Beside a field that is the server's own, it was passed on. Exchanges had been tried alone, and only null."""
+    """Beside a field that only the server handles, it was passed on. Exchanges had only been tried by themselves, and
+    only as null."""
     version = sides.running.gateway.engine.version
     found = {}
     fatal = 0
     for fields in _BESIDE_AN_EXCHANGE:
-        # The server refuses one without consumers at the end, where it would carry out another.
+        # The server refuses an exchange without consumers last of all, where it would carry out another one.
         harmless = {**EXCHANGE, "consumers": 0}
         theirs = in_order(opened(sides.server, {**in_a_session_of_its_own(fields), "exchange": harmless})[1])
         ours = in_order(opened(sides.gateway, {**in_a_session_of_its_own(fields), "exchange": EXCHANGE})[1])
@@ -355,7 +356,7 @@ def test_an_exchange_is_refused_where_it_would_end_the_server(sides: SideBySide)
             if f"'errmsg': \"{_FATAL}\", 'code': 115" not in ours:
                 found[str(fields)] = [theirs, ours]
         elif "explain" in fields and version >= (5, 0) and "'ok': 1.0" in theirs:
-            assert "'ok': 1.0" in ours  # and the two plans differ in the number
+            assert "'ok': 1.0" in ours  # and the numbers of the two plans differ
         elif theirs != ours:
             found[str(fields)] = [theirs, ours]
     for exchange in _REFUSED_EXCHANGES:
@@ -404,7 +405,7 @@ def test_a_kill_is_answered_as_by_the_server(sides: SideBySide) -> None:
 
 
 def test_what_is_not_done_here_is_left_to_the_server(sides: SideBySide) -> None:
-    """The gateway had refused, with 115 or on old servers with 40415, what works without it."""
+    """With 115, or with 40415 on old servers, the gateway had refused what works without it."""
     image = stage(fullDocumentBeforeChange="whenAvailable")
     cursor_id, reply = opened(sides.gateway, image)
     assert reply["ok"] == 1
@@ -415,8 +416,8 @@ def test_what_is_not_done_here_is_left_to_the_server(sides: SideBySide) -> None:
 
 
 def test_commands_that_end_sessions_end_the_same_streams_as_on_the_server(sides: SideBySide) -> None:
-    """``killSessions: []`` means every session, and had ended none here; ``killAllSessions`` had ended streams that
-    have no session too. Only a session that was named had been tried."""
+    """``killSessions: []`` means every session, and ended none here; ``killAllSessions`` also ended streams without a
+    session. Only a named session had been tried."""
     commands: list[dict[str, Any]] = [
         {"killSessions": []},
         {"killSessions": [session(7)["lsid"]]},
@@ -437,7 +438,7 @@ def test_commands_that_end_sessions_end_the_same_streams_as_on_the_server(sides:
 
 
 def test_a_session_that_ends_takes_its_streams_with_it(sides: SideBySide, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They had stayed, for ten minutes. The server looks every five minutes, or when it is told to; we more often."""
+    """They stayed for ten minutes. The server checks every five minutes, or when it is told to; we check more often."""
     monkeypatch.setattr(gateway_engine, "_EXPIRE_S", 0.1)
     read = {"collection": "quiet", "maxTimeMS": 1, **session(5)}
     found = []
@@ -459,7 +460,7 @@ def test_a_session_that_ends_takes_its_streams_with_it(sides: SideBySide, monkey
 
 @pytest.mark.parametrize("fault", [{"errorCode": 6}, {"closeConnection": True}])
 def test_a_session_that_the_server_did_not_end_keeps_its_streams(sides: SideBySide, fault: dict[str, Any]) -> None:
-    """Streams had been marked before the server had answered. In every test it had ended the session."""
+    """Streams were marked before the server had answered. In every earlier test it had ended the session."""
     streams = sides.running.gateway.engine.streams
     cursor_id, _ = opened(sides.gateway, session(5))
     sides.server.run(

@@ -1,7 +1,7 @@
 """Nobody creates a server's first user through a gateway on the same machine.
 
-The server sees the gateway's connections as those of its own machine, and lets them. Tests with users had created one
-before a gateway was started.
+The server takes the gateway's connections for those of its own machine, and would allow it. Tests with users had
+created one before a gateway was started.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LIMIT_S = 300.0
 
 @pytest.fixture(params=OLDER_ARE_SLOW)
 def without_users(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mongod]:
-    """A server that asks for users, and has none."""
+    """A server that requires users, and has none."""
     key = tmp_path / "key"
     key.touch(mode=0o600)
     key.write_text(_KEY)
@@ -57,7 +57,7 @@ def test_a_gateway_that_others_can_reach_waits_for_a_first_user(
         with pymongo.MongoClient[Any](gateway.uri("directConnection=true")) as client:
             with pytest.raises(OperationFailure):
                 client.admin.command("usersInfo", 1)
-            with suppress(PyMongoError):  # the exception of the server that all this is about
+            with suppress(PyMongoError):  # the server's exception for its own machine, which this test is about
                 client.admin.command("createUser", "root", pwd="pw", roles=["root"])
     with running_gateway(upstream, host="0.0.0.0") as gateway:
         with pymongo.MongoClient[Any](gateway.uri("directConnection=true", user="root:pw")) as client:

@@ -1,5 +1,5 @@
-"""Frames of the wire protocol: what real peers send is taken apart and put together again, what is no message is
-refused with a sentence, and nothing is allocated that a message only claims."""
+"""Frames of the wire protocol: what real peers send is taken apart and put together again, anything that is no message
+is refused with a sentence, and no memory is allocated for what a message only announces."""
 
 from __future__ import annotations
 

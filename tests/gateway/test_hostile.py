@@ -1,5 +1,5 @@
 """Peers that break the protocol: a clear error or a closed connection, never a crash, never another user's data, and
-what the gateway holds for them is given back."""
+the gateway frees what it held for them."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def _the_gateway_is_as_it_was(gateway: GatewayProcess) -> Iterator[None]:
 
 @contextmanager
 def unharmed(gateway: GatewayProcess) -> Iterator[None]:
-    """Afterwards it serves others, reports no fault of its own, and holds no more files, but for its own connections to
-    the server, of which it has a few more or less, and no more memory than the window of the oplog and the compiled
-    code take that it loads once it has read enough."""
+    """Afterwards it serves others and reports no fault of its own. It holds no more files, apart from a few connections
+    to the server more or fewer, and no more memory than is taken by the window of the oplog and by the compiled code
+    that it loads once it has read enough."""
     serves(gateway)
     handles, memory = gateway.handles(), gateway.memory()
     yield
@@ -92,7 +92,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
 
 
 def ask(gateway: GatewayProcess, message: bytes) -> dict[str, Any] | None:
-    """What a message on a connection of its own is answered with."""
+    """The answer to a message on a connection of its own."""
     with connect(gateway) as connection:
         with suppress(ConnectionError):
             connection.sendall(message)
@@ -181,7 +181,7 @@ def compressed(number: int, packed: bytes, size: int, op_code: int = frame.OP_MS
     return struct.pack("<iiii", 25 + len(packed), 1, 0, frame.OP_COMPRESSED) + fields + packed
 
 
-#: Each holds 256 MB, or says so.
+#: Each holds 256 MB, or claims to.
 BOMBS = {
     "zlib": lambda: zlib.compress(bytes(1 << 28), 9),
     "zstd": lambda: zstd_package().compress(bytes(1 << 28)),
@@ -191,7 +191,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_decompression_bomb_closes_the_connection(name: str, gateway: GatewayProcess) -> None:
-    """Only zlib's had been sent to a gateway."""
+    """Only zlib bombs had been sent to a gateway before."""
     memory = gateway.memory()
     packed, number = BOMBS[name](), COMPRESSORS[name]
     for size in (1000, 47_999_000, 1 << 28, -1):
@@ -238,8 +238,8 @@ def test_thousands_of_half_open_connections_keep_nobody_out(gateway: GatewayProc
 
 
 def half_open(gateway: GatewayProcess, count: int) -> None:
-    """Some clients go on when a few hundred more have connected: long before the minute after which a silent connection
-    is closed."""
+    """Some clients can go on when a few hundred more have connected, long before the minute after which a silent
+    connection is closed."""
     message = message_of(watching())
     clients: list[socket.socket] = []
     begun: list[float] = []
@@ -273,7 +273,7 @@ def test_clients_that_come_while_the_gateway_is_busy_are_not_forgotten(gateway: 
     clients: list[socket.socket] = []
     os.kill(gateway.pid, signal.SIGSTOP)
     try:
-        clients = [connect(gateway) for _ in range(count)]  # the system answers for the gateway
+        clients = [connect(gateway) for _ in range(count)]  # the operating system accepts connections for the gateway
     finally:
         os.kill(gateway.pid, signal.SIGCONT)
     try:
@@ -290,7 +290,7 @@ def test_clients_that_come_while_the_gateway_is_busy_are_not_forgotten(gateway: 
 def test_damaged_messages_of_real_drivers_harm_nobody(
     start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """To a server of their own: they may be any command, and may set its clock forward by hours."""
+    """The messages go to a server of their own: they may be any command, and may set its clock forward by hours."""
     own = start_replica_set(1)
     gateway = start_gateway(own.uri)
     shared_clock.check(own.uri)
@@ -317,7 +317,7 @@ def test_damaged_messages_are_parsed_or_refused_with_a_sentence(seed: int) -> No
 def test_a_cursor_of_another_user_gives_nothing(
     start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """Both may watch the collection; the cursor is its user's all the same, on the server too."""
+    """Both may watch the collection, but a cursor belongs to its user, on the server too."""
     guarded = start_replica_set(1, root_password="r00t")
     with pymongo.MongoClient[Any](guarded.uri) as root:
         for name in ("alice", "bob"):

@@ -1,8 +1,8 @@
 """One tenant's expressions keep nobody else waiting: they are computed in processes of their own, within limits.
 
-They were evaluated in the event loop wherever the batch was small, so a nested ``$map`` over ``$range`` made the
-gateway deaf for half a minute. The tests of hostile clients had sent odd bytes only, and no sound command that
-computes.
+They used to be evaluated in the event loop if the batch was small, so a nested ``$map`` over ``$range`` blocked the
+gateway for half a minute. The tests of hostile clients had only sent odd bytes, and no valid command that computes for
+long.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.gateway.running import GatewayProcess, eventually
 
 pytestmark = pytest.mark.mongod
 
-#: A call of a client ends then, whatever the gateway does.
+#: After this time a client's call ends, whatever the gateway does.
 _LIMIT_MS = 300_000
 
 
@@ -67,7 +67,7 @@ def computing(gateway: GatewayProcess) -> list[dict[str, Any]]:
 
 
 def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """``work`` under way, and where its result or its error of PyMongo's will be."""
+    """A thread that runs ``work``, and a list that gets its result or PyMongo's error."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -102,14 +102,14 @@ def test_a_constant_that_computes_for_ever_is_ended_and_refused_when_it_comes_ag
         assert isinstance(outcome[0], OperationFailure)
         assert outcome[0].code == 50
         assert "exceeded time limit" in str(outcome[0])
-        for _ in range(3):  # drivers try again at once
+        for _ in range(3):  # drivers retry at once
             with pytest.raises(OperationFailure, match="opens it again in") as again:
                 hostile.foul.t.watch(constant())
             assert again.value.code == 50
         statistics = gateway.statistics()
         assert statistics["computations_stopped_total"] == 1
         assert statistics["errors_total 50"] == 4
-        # It was not left to the server either, which would have computed it to its end.
+        # Nor was it passed to the server, which would have computed it to the end.
         assert statistics["fallbacks_total refused"] == 0
         with hostile.foul.t.watch([{"$match": {"$expr": {"$gt": [1, 0]}}}], max_await_time_ms=50) as other:
             hostile.foul.t.insert_one({"_id": 1})
@@ -123,7 +123,7 @@ def test_events_that_compute_for_ever_end_their_stream_alone(
     twice = [{"$set": {"twice": {"$add": [1, 1]}}}]
     with (
         clients(gateway, 2) as (hostile, honest),
-        # Both are computed in the one process that there may be.
+        # Both are computed in the only process that is allowed.
         honest.alone.t.watch(twice, max_await_time_ms=50) as fair,
         hostile.alone.t.watch(of_event(), max_await_time_ms=50) as foul,
     ):
@@ -170,7 +170,7 @@ def test_a_computation_is_seen_and_killed(
 def test_a_stream_that_is_being_opened_is_seen_and_killed(
     way: str, replica_set: ReplicaSet, start_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """It had no cursor yet, and so nothing that it could be killed by. Only an open stream had been killed."""
+    """It has no cursor yet, and so could not be killed. Only an open stream had been killed in tests."""
     gateway = start_gateway(replica_set.uri, "--stage-seconds", "300")
     with clients(gateway, 2) as (hostile, operator):
         thread, outcome = in_thread(lambda: hostile.opening.t.watch(constant()))
@@ -204,7 +204,7 @@ def test_users_who_share_a_process_do_not_wait_for_one_who_computes(
     start_replica_set: Callable[..., ReplicaSet],
     start_gateway: Callable[..., GatewayProcess],
 ) -> None:
-    """Beyond --stage-processes users a computation of one was waited for by all others in its process, for as long as
+    """With more users than --stage-processes, one user's computation held up all others in its process for up to
     --stage-seconds. Two users in one process had not been tried."""
     guarded = start_replica_set(1, root_password="r00t")
     with pymongo.MongoClient[Any](guarded.uri) as root:
@@ -224,7 +224,7 @@ def test_users_who_share_a_process_do_not_wait_for_one_who_computes(
             greedy.foul.t.insert_one({})
             modest.sharing.t.insert_one({"_id": number})
             assert next(stream)["documentKey"] == {"_id": number}
-        # The one who computes was not ended for good: his driver has resumed in a process for such as him.
+        # The stream that computes was not ended for good: its driver has resumed, in a process for such streams.
         assert not outcome
         assert thread.is_alive()
 
@@ -251,7 +251,7 @@ def test_a_client_that_leaves_takes_its_computation_with_it(
 def test_what_python_cannot_interrupt_is_ended_by_the_system(
     replica_set: ReplicaSet, start_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """A process that hangs in a C function: here it is stopped, and hears no signal."""
+    """A process that hangs in a C function; here it is stopped, and so handles no signal."""
     gateway = start_gateway(replica_set.uri, "--stage-seconds", "300")
     with clients(gateway, 1) as (client,):
         found = client.stuck.command({"aggregate": "t", "pipeline": [{"$changeStream": {}}, *of_event()], "cursor": {}})
@@ -270,7 +270,7 @@ def test_what_python_cannot_interrupt_is_ended_by_the_system(
 def test_a_process_that_ends_takes_nothing_with_it(
     replica_set: ReplicaSet, start_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """Its streams get an error after which drivers resume, and no event is lost."""
+    """The process's streams get an error after which drivers resume, and no event is lost."""
     gateway = start_gateway(replica_set.uri)
     with (
         clients(gateway, 1) as (client,),

@@ -64,7 +64,7 @@ def test_streams_over_the_limit_are_refused_and_room_is_made(replica_set: Replic
 
 
 def test_one_address_does_not_take_all_streams_where_there_are_no_users(replica_set: ReplicaSet) -> None:
-    """--cursors-per-user had no meaning there."""
+    """There --cursors-per-user had no effect."""
     with running_gateway(replica_set.uri, cursors_per_user=2) as running, Wire.to(running.uri()) as wire:
         for _ in range(2):
             wire.run(DATABASE, STREAM)
@@ -109,8 +109,8 @@ def test_who_says_nothing_or_stops_in_the_middle_is_closed(replica_set: ReplicaS
 
 
 def test_who_sends_a_byte_at_a_time_is_closed_and_holds_up_nobody(replica_set: ReplicaSet) -> None:
-    """The limit is for the whole message: a byte now and then does not put it off. (Only a client that stopped had been
-    tried.)"""
+    """The limit is for the whole message: a byte now and then does not extend it. (Only a client that stopped sending
+    had been tried.)"""
     message = op_msg(bson.encode({"ping": 1, "text": "x" * 100_000, "$db": "admin"}), request_id=1)
     with running_gateway(replica_set.uri, stall_seconds=1.0) as running, connected(running) as slow:
         slow.sendall(message[:20])
@@ -140,8 +140,8 @@ def test_who_does_not_take_what_he_asks_for_is_closed(replica_set: ReplicaSet) -
 def test_who_takes_a_large_reply_too_slowly_is_closed_if_others_wait(
     replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slow readers had held the memory for replies for as long as they took a little now and then, and the large
-    replies of all others had waited. No test had two clients with large replies."""
+    """Slow readers held the memory for replies as long as they read a little now and then, and the large replies of all
+    others waited. No test had two clients with large replies."""
     monkeypatch.setattr(connection, "SLOW_S", 0.3)
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         before = client.admin.command("ping")["operationTime"]
@@ -161,7 +161,7 @@ def test_who_takes_a_large_reply_too_slowly_is_closed_if_others_wait(
 
 
 def large_read(size: int) -> dict[str, Any]:
-    """A command of which the gateway looks at the whole."""
+    """A command that the gateway has to read as a whole."""
     return {"aggregate": "c", "pipeline": [{"$match": {"text": "x" * size}}], "cursor": {}}
 
 
@@ -175,8 +175,8 @@ def begun(running: RunningGateway, size: int) -> socket.socket:
 def test_who_sends_a_large_message_too_slowly_is_closed_if_others_wait(
     replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for replies: the memory was held for as long as a message may take, whoever waited for it. Slow messages had
-    been tried only by themselves."""
+    """The same as for replies: the memory was held for as long as a message may take, even if others waited for it.
+    Slow messages had only been tried by themselves."""
     monkeypatch.setattr(memory, "SLOW_S", 0.3)
     with running_gateway(replica_set.uri, memory_bytes=2, stall_seconds=3600.0) as running:
         with begun(running, 300_000) as slow:
@@ -229,7 +229,8 @@ def test_tls_to_clients_and_to_the_server(certificates: Path, encrypted: str) ->
 
 
 def test_clients_count_before_their_handshake_and_have_to_end_it(certificates: Path, replica_set: ReplicaSet) -> None:
-    """asyncio told of clients after it, and gave them a minute: any number could wait. No test had stopped there."""
+    """asyncio reports clients only after the handshake, and gives them a minute for it: any number could wait. No test
+    had stopped in the middle of one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "server.pem")
     with running_gateway(replica_set.uri, tls=context, connections_max=2, handshake_seconds=3.0) as running:
@@ -281,7 +282,7 @@ def test_clients_may_have_to_show_a_certificate(certificates: Path, replica_set:
 
 
 def test_errors_do_not_hold_passwords(replica_set: ReplicaSet) -> None:
-    """A client that may not log in hears it from the server; the gateway's own URI is nobody's."""
+    """A client that may not log in is refused by the server; the gateway's own URI gives nobody any rights."""
     with running_gateway(replica_set.uri) as running:
         uri = running.uri("authSource=admin", "nobody:s3cret")
         with pymongo.MongoClient[dict[str, Any]](uri) as client, pytest.raises(OperationFailure) as caught:

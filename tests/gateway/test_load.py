@@ -27,17 +27,17 @@ from tests.gateway.running import GatewayProcess
 pytestmark = pytest.mark.mongod
 
 _COLLECTIONS = 20
-#: How long a client may take for what is left once the last event is written.
+#: How long a client may take for the rest once the last event is written.
 _LIMIT_S = 300.0
 _MB = 1 << 20
-#: Descriptors of a gateway that serves nobody: those of its own connections to three members, by sixteen threads, and a
-#: dozen of files.
+#: Descriptors of a gateway that serves nobody: its own connections to three members, for sixteen threads, and a dozen
+#: files.
 _AT_REST = 60
 
 
 @dataclass
 class Watcher:
-    """An application that keeps its place: each time that it comes it goes on from its last token.
+    """An application that keeps its place: each time it connects, it goes on from its last token.
 
     ``stay``  how long a visit lasts at most, seconds
     """
@@ -59,7 +59,7 @@ class Watcher:
             if self.until.is_set() and limit == math.inf:
                 limit = time.monotonic() + _LIMIT_S
             await asyncio.sleep(chance.uniform(0, 1.0))
-            with suppress(PyMongoError):  # of a gateway or a server that is not there just now
+            with suppress(PyMongoError):  # the gateway or the server is away just now
                 await self.visit(chance.uniform(0.2, self.stay))
 
     def is_done(self) -> bool:
@@ -82,7 +82,7 @@ class Watcher:
 
 
 class Crowd:
-    """All watchers, in an event loop of their own: as many threads would leave the machine to nobody else."""
+    """All watchers, in an event loop of their own: so many threads would take the whole machine."""
 
     def __init__(self, watchers: list[Watcher]) -> None:
         self._watchers = watchers
@@ -130,7 +130,7 @@ class Writer:
         with pymongo.MongoClient[Any](self._uri, w="majority", heartbeatFrequencyMS=1000) as client:
             number = 0
             while not self._ending.is_set():
-                with suppress(PyMongoError):  # whether it was written is seen at the end
+                with suppress(PyMongoError):  # whether it was written shows in the end
                     client.load[f"c{number % _COLLECTIONS}"].insert_one({"_id": number, "text": "x" * 200})
                 number += 1
                 time.sleep(self._pause_s)
@@ -185,7 +185,7 @@ def ordeal(
 
 
 def report(when: str, gateway: GatewayProcess, watchers: list[Watcher]) -> None:
-    """For people who run the test with ``-s``."""
+    """Progress for people who run the test with ``-s``."""
     visits = sum(watcher.visits for watcher in watchers)
     seen = sum(len(watcher.seen) for watcher in watchers)
     memory = gateway.memory() >> 20
@@ -193,7 +193,7 @@ def report(when: str, gateway: GatewayProcess, watchers: list[Watcher]) -> None:
 
 
 def difference(seen: list[int], written: list[int]) -> str:
-    """In words, what a client saw otherwise than it was written; empty if nothing."""
+    """How what a client saw differs from what was written, in words; empty if it does not."""
     if seen == written:
         return ""
     at = next((n for n, (one, other) in enumerate(zip(seen, written, strict=False)) if one != other), None)
@@ -203,7 +203,8 @@ def difference(seen: list[int], written: list[int]) -> str:
 
 
 def last_writes(replica_set: ReplicaSet, watchers: list[Watcher]) -> dict[str, list[int]]:
-    """What was written to each collection; each watcher is told its last. One writer's ids are in the oplog's order."""
+    """What was written to each collection; each watcher gets its last id. The ids of one writer are in the oplog's
+    order."""
     with pymongo.MongoClient[Any](replica_set.uri) as client:
         written: dict[str, list[int]] = {}
         for number in range(_COLLECTIONS):
@@ -216,7 +217,7 @@ def last_writes(replica_set: ReplicaSet, watchers: list[Watcher]) -> dict[str, l
 
 
 def gives_back(gateway: GatewayProcess) -> None:
-    """After a rest it holds no more than after one client; it has served many meanwhile."""
+    """After a rest it holds no more than after a single client, although it has served many."""
 
     held: list[int] = []
     limit = time.monotonic() + 300

@@ -1,4 +1,4 @@
-"""The event loop is shared among users: who has thousands of plain streams does not keep another's single one waiting.
+"""The event loop is shared among users: one with thousands of plain streams does not keep another's single one waiting.
 
 Steps were done in the order in which they came, which no test had looked at: every test of fairness had stages that
 compute.
@@ -29,7 +29,7 @@ MODEST_EACH = 8
 
 
 def order_of(asked: list[tuple[str, int]], charges: dict[str, float] | None = None) -> list[str]:
-    """Whose steps are done, in order, if each tenant of ``asked`` wants so many at once."""
+    """The order in which steps are done if each tenant of ``asked`` wants so many at once."""
 
     async def work() -> list[str]:
         turns, order = LoopTurns(asyncio.get_running_loop()), list[str]()
@@ -61,7 +61,7 @@ def test_tenants_who_all_want_more_get_as_much_each() -> None:
 
 def test_a_step_that_takes_long_counts_for_as_long() -> None:
     order = order_of([("long", 1_000), ("short", 1_000)], {"long": 0.000_5})
-    both = order[STEPS + 10 * STEPS :][:330]  # after what the first pass has had
+    both = order[STEPS + 10 * STEPS :][:330]  # after those of the first pass
     assert 25 <= both.count("long") <= 35
 
 
@@ -151,7 +151,7 @@ class Pipelined:
         self.send({"hello": 1, "$db": "admin"}, command)
         self.reply()
         self._cursor = self.reply()["cursor"]["id"]
-        # A stream's first getMore waits for the log to be read, for as long as this machine takes for it.
+        # A stream's first getMore waits until the log has been read, however long this machine takes for it.
         self.ask(collection, 1)
         self.reply()
 
@@ -174,8 +174,8 @@ def running(replica_set: ReplicaSet) -> Iterator[RunningGateway]:
 def test_a_user_with_one_stream_does_not_wait_for_another_s_hundreds(
     is_fair: bool, running: RunningGateway, replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two addresses, as there are no users: one has hundreds of streams, each with many getMores under way. With the
-    fault (everything in the order in which it comes) all of these are answered before the other's."""
+    """Two addresses, since there are no users: one has hundreds of streams, each with many getMores waiting. With the
+    fault (everything in order of arrival) all of these are answered before the other's."""
     if not is_fair:
         monkeypatch.setattr(loop_turns.LoopTurns, "goes", lambda self, tenant: True)
     with pymongo.MongoClient[Any](replica_set.uri) as direct:
@@ -221,6 +221,7 @@ def test_a_user_with_one_stream_does_not_wait_for_another_s_hundreds(
             direct.drop_database("turns")
     places = [place for place, tenant in enumerate(served) if tenant == "127.0.0.2"]
     assert len(places) == MODEST_EACH
-    # The other's before its last: a pass or two for each of its own, or all that were asked for before.
+    # How many of the first one's steps come before the other's last: a pass or two for each of its own, or with the
+    # fault all that were asked for earlier.
     before_last = places[-1] + 1 - MODEST_EACH
     assert (before_last <= 2 * 16 * MODEST_EACH) is is_fair, before_last

@@ -1,7 +1,7 @@
 """Upstreams of every kind: a secondary, a set with an arbiter, a standalone; and clients that choose a member.
 
-No test had tried any of these: all had a primary behind the gateway and a client that asks for one. In front of a
-secondary each new connection waited five seconds for a primary.
+No test had tried any of these: in all of them the gateway's upstream was a primary, and the client asked for one. In
+front of a secondary each new connection waited five seconds for a primary.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def members(server_version: str) -> Iterator[Members]:
         listed[1]["priority"] = 0
         listed[2]["arbiterOnly"] = True
         first = stack.enter_context(pymongo.MongoClient[Any](hosts[0], directConnection=True))
-        # A secondary hears of a majority's commits within half of the election timeout, 10 s unless told otherwise.
+        # A secondary learns of a majority's commits within half of the election timeout, which is 10 s unless
+        # configured otherwise.
         settings = {"electionTimeoutMillis": 3000, "heartbeatIntervalMillis": 500}
         first.admin.command("replSetInitiate", {"_id": NAME, "members": listed, "settings": settings})
 
@@ -60,7 +61,7 @@ def members(server_version: str) -> Iterator[Members]:
 
 
 def assert_watches(uri: str, members: Members) -> None:
-    """A client at ``uri`` sees what is written at the primary, and its token is a place for the server."""
+    """A client at ``uri`` sees what is written at the primary, and the server can resume at its token."""
     with pymongo.MongoClient[Any](uri) as client, pymongo.MongoClient[Any](members.uri, w="majority") as direct:
         notes = client.members.notes
         with notes.watch(max_await_time_ms=200) as stream:
@@ -147,7 +148,7 @@ def as_mongos(members: Members) -> Iterator[RunningGateway]:
 def test_as_a_mongos_it_takes_reads_of_a_secondary_where_the_set_has_one(
     as_mongos: RunningGateway, members: Members, options: str
 ) -> None:
-    """They were refused whatever the set had; a mongos refuses none that a member can fulfil."""
+    """They were always refused; a mongos refuses none that a member can fulfil."""
     assert_watches(as_mongos.uri(options), members)
 
 

@@ -1,7 +1,7 @@
 """The memory for large messages: counted as they come, and shared fairly.
 
-A message had held what it announced from its first bytes on. The tests of clients that send slowly had one such client
-and looked at what becomes of it, not at who waits meanwhile.
+A message used to hold the memory that it announced from its first bytes on. The tests of clients that send slowly had
+one such client and checked what becomes of it, but not who waits meanwhile.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def test_what_is_only_announced_takes_nothing() -> None:
 
 
 def test_there_is_always_room_for_one_who_comes() -> None:
-    """However many messages one tenant sends: it has half of what there is, and two of them a third each."""
+    """However many messages one tenant sends, it has half of the memory; two of them have a third each."""
 
     async def work() -> None:
         budget = MemoryBudget(60)
         greedy = [Share(budget, "greedy") for _ in range(100)]
-        assert sum(one.takes(1) for one in greedy) == 31  # half, and one goes on
+        assert sum(one.takes(1) for one in greedy) == 31  # half, and one more that may always go on
         other = [Share(budget, "other") for _ in range(100)]
         taken = sum(one.takes(1) for one in other)
         assert 12 <= taken <= 15
@@ -77,7 +77,7 @@ def test_there_is_always_room_for_one_who_comes() -> None:
 
 
 def test_one_message_goes_on_however_little_room_there_is_and_the_rest_follow() -> None:
-    """Messages that come together each hold a part of what they need: without one that goes on, none would end."""
+    """Concurrent messages each hold a part of what they need: unless one may go on, none would end."""
 
     async def work() -> None:
         budget = MemoryBudget(10)
@@ -147,7 +147,7 @@ def test_who_holds_little_is_not_closed_for_the_sake_of_one_who_holds_much() -> 
 
 
 def test_who_sends_much_and_then_nothing_is_closed_if_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """He had a second for each megabyte that he announced, so 48 MB held everybody up for a minute."""
+    """Such a client had a second for each megabyte that it announced, so 48 MB held everybody up for a minute."""
     monkeypatch.setattr(memory, "SLOW_S", 0.2)
 
     async def work() -> None:
@@ -167,12 +167,12 @@ def test_who_sends_much_and_then_nothing_is_closed_if_others_wait(monkeypatch: p
 
 
 def large_read(size: int) -> dict[str, Any]:
-    """A command of which the gateway looks at the whole."""
+    """A command that the gateway has to read as a whole."""
     return {"aggregate": "c", "pipeline": [{"$match": {"text": "x" * size}}], "cursor": {}}
 
 
 def announced(is_compressed: bool) -> bytes:
-    """The first bytes of a message of nearly 48 MB that the gateway has to see as a whole."""
+    """The first bytes of a message of nearly 48 MB that the gateway has to read as a whole."""
     if is_compressed:
         fields = struct.pack("<iiB", OP_MSG, 47_000_000, COMPRESSORS["zlib"])
         return struct.pack("<iiii", 47_000_000, 1, 0, OP_COMPRESSED) + fields
@@ -193,7 +193,7 @@ def test_those_who_announce_much_and_send_nothing_hold_up_nobody(
             for one in idle:
                 one.sendall(announced(is_compressed))
             while running.call(lambda: sum(one.identification.last is not None for one in connections(running))) < 23:
-                pass  # until then they are not at their message
+                pass  # until then they have not reached their message
             assert honest.run(DATABASE, large_read(COUNTED_BYTES_MIN))["ok"] == 1
             assert running.call(lambda: len(connections(running))) == 24
             assert running.call(lambda: running.gateway._surroundings.memory._held) < COUNTED_BYTES_MIN
@@ -208,7 +208,7 @@ def connections(running: RunningGateway) -> list[Any]:
 
 @pytest.mark.mongod
 def test_a_large_get_more_does_not_wait_for_events(replica_set: ReplicaSet) -> None:
-    """It held its memory for as long as it waited: ten minutes, if its client liked."""
+    """It held its memory as long as it waited: up to ten minutes, if its client wanted."""
     with running_gateway(replica_set.uri) as running, Wire.to(running.uri()) as wire:
         stream = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
         cursor = Int64(wire.run(DATABASE, stream)["cursor"]["id"])

@@ -63,8 +63,8 @@ def test_every_number_is_served_by_its_name(monkeypatch: pytest.MonkeyPatch) -> 
 def test_every_series_exists_before_anybody_was_served(
     replica_set: ReplicaSet, start_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """Nine codes did, and every other error was a new series, in whose rate its first error is missing. Only a gateway
-    that had had errors was read."""
+    """Only nine codes did, and every other error made a new series, whose rate misses its first error. Tests had only
+    read a gateway that had already had errors."""
     found = start_gateway(replica_set.uri, "--metrics", "127.0.0.1:0").statistics()
     codes = {name.partition(" ")[2]: number for name, number in found.items() if name.startswith("errors_total ")}
     assert codes == dict.fromkeys((*map(str, CODE_NAMES), "other"), 0)

@@ -113,7 +113,7 @@ def mutated(document: bytes, chance: random.Random) -> bytes:
 
 
 def asked_of(document: bytes, cursor_id: int) -> bytes:
-    """The command, about this cursor wherever it names one, on a database of the test's own, and without a wait."""
+    """The command, with this cursor wherever it names one, on a database of the test's own, and without a wait."""
     parts = []
     wait_ms = 1 if next(elements(document)).name == b"getMore" else 600_000
     for each in elements(document):

@@ -1,6 +1,6 @@
 """Messages of every odd form, beside the server: the same reply with the same header and flags, or a closed connection.
 
-Frames had been compared with a specification alone, and hostile ones with nothing but "no crash".
+Frames had only been compared with a specification, and hostile ones were only required not to crash anything.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ _AN_ARRAY = "with an array whose elements have an exchange's names"
 
 
 def fatal_forms() -> dict[str, list[bytes]]:
-    """A stream with an exchange ends the server's process in each of these forms, on one version at least."""
+    """In each of these forms a stream with an exchange ends the server's process, on at least one version."""
     command = {**COMMANDS["watch"], "exchange": {"policy": "broadcast", "consumers": 1}}
     plain = message(command)
     deep: dict[str, Any] = {}
@@ -197,8 +197,8 @@ def fatal_forms() -> dict[str, list[bytes]]:
 
 
 def test_no_form_of_an_exchange_ends_the_server(sides: SideBySide) -> None:
-    """All were passed on but the plain ones: no test had dared to send them. An array was passed on for longer: 4.4
-    reads it as a document, and the arrays that had been tried have no such names."""
+    """All but the plain forms were passed on: no test had dared to send them. An array was passed on even after that
+    was fixed: 4.4 reads it as a document, and the arrays that had been tried have no such names."""
     found = {name: outcome(sides.running.uri(), messages) for name, messages in fatal_forms().items()}
     with Wire.to(sides.deployment.uri) as wire:
         wire.run("admin", {"ping": 1})

@@ -1,7 +1,7 @@
-"""Clients whose streams only wait take nothing of the server, not even a connection.
+"""Clients whose streams only wait take nothing from the server, not even a connection.
 
-No test had shown it: 10,000 streams ended in connections that nobody answered, because each client took two of the
-gateway's open files, and all tests had fewer clients than files.
+No test had shown the fault: with 10,000 streams some connections were never answered, because each client took two of
+the gateway's open files, and all tests had fewer clients than files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def next_batch(wire: Wire, cursor: int) -> list[Any]:
 
 
 def connections(wire: Wire) -> int:
-    """Those of the wire tests' clients at the server."""
+    """The connections of the wire tests' clients at the server."""
     stages = [{"$currentOp": {"allUsers": True, "idleConnections": True}}, {"$match": {"clientMetadata": WHO}}]
     reply = wire.run("admin", {"aggregate": 1, "pipeline": stages, "cursor": {}})
     return len(reply["cursor"]["firstBatch"])
@@ -70,9 +70,9 @@ def test_a_stream_that_waits_has_no_connection_at_the_server(replica_set: Replic
                 assert wire.run(DATABASE, get_more(cursor))["cursor"]["nextBatch"] == []
         until(lambda: connections(native) == 0)
         native.run(DATABASE, {"insert": "c", "documents": [{"_id": "parked"}]})
-        for wire, cursor in opened:  # the streams live
+        for wire, cursor in opened:  # the streams are alive
             assert [event["documentKey"]["_id"] for event in next_batch(wire, cursor)] == ["parked"]
-        for wire, cursor in opened[:3]:  # and whoever asks the server has a connection again, as the same client
+        for wire, cursor in opened[:3]:  # and a client that asks the server has a connection again, as the same client
             assert wire.run(DATABASE, {"find": "c"})["cursor"]["firstBatch"][0]["_id"] == "parked"
             assert wire.run(DATABASE, get_more(cursor))["cursor"]["nextBatch"] == []
         assert connections(native) == 3
@@ -94,7 +94,7 @@ def test_a_client_that_has_asked_the_server_for_more_keeps_its_connection(replic
 def test_clients_beyond_the_open_files_are_refused_at_once(
     replica_set: ReplicaSet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They were kept waiting for an answer, and so was everybody after them."""
+    """They never got an answer, and neither did anybody after them."""
     with running_gateway(replica_set.uri) as running, ExitStack() as stack:
         running.call(lambda: setattr(running.gateway, "_files", 24))  # less than two for each of sixteen clients
         for _ in range(2):

@@ -97,7 +97,7 @@ def test_the_outline_of_a_message() -> None:
     for code in (2001, 2002, 2006, 2007):
         assert not outline(code, bytes(16)).answered
     for message in (hello, op_msg(ping, request_id=1)):
-        for end in range(len(message)):  # whatever is cut off, it is no error
+        for end in range(len(message)):  # wherever it is cut off, this is no error
             outline(struct.unpack_from("<i", message, 12)[0], message[:end])
 
 

@@ -1,4 +1,5 @@
-"""What the gateway does not answer goes through as it came; what servers say of themselves names the gateway."""
+"""What the gateway does not answer is passed through unchanged; replies in which servers name themselves name the
+gateway."""
 
 from __future__ import annotations
 
@@ -153,7 +154,7 @@ def test_what_is_no_stream_of_ours_is_the_server_s(running: RunningGateway) -> N
         )
         assert "stages" in explained
     with Connection(running) as connection:
-        # Of two fields of one name the server reads one, and refuses both.
+        # Of two fields with the same name the server reads one; it refuses both.
         one = bson.encode({"getMore": 1})[4:-1]
         body = one + one + bson.encode({"collection": "c", "$db": DATABASE})[4:-1]
         connection.send(op_msg(struct.pack("<i", len(body) + 5) + body + b"\0", request_id=1))

@@ -1,5 +1,5 @@
-"""A gateway of several processes: one read of the oplog, cursors that are found from every connection, and an end of
-one process that no stream notices."""
+"""A gateway of several processes: one read of the oplog, cursors that are found from every connection, and streams that
+do not notice the end of a process."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_process_that_is_killed_takes_no_event_with_it(gateway: GatewayProcess
         take(3)
         before = [int(pid) for pid in client.admin.command("tailraceStreams")["gateway"]["pids"]]
         for count, pid in enumerate(before, 2):
-            # A process tells what it has done twice a second, and what it had told then is kept when it ends.
+            # A process reports its counts twice a second, and what it has reported is kept when it ends.
             told = 18 * (count - 1)
             eventually(lambda told=told: gateway.statistics()["events_total"] >= told, "events are not counted")
             os.kill(pid, signal.SIGKILL)
@@ -274,7 +274,7 @@ def test_what_several_processes_cannot_do_is_refused(arguments: list[str], text:
 
 
 def test_what_is_wrong_at_the_start_is_told_as_by_one_process() -> None:
-    # A busy machine may not have tried it in less than a second; after three, more is told.
+    # A busy machine may not have tried to connect within a second; after three, more is reported.
     uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=2000"
     one, two = (
         commands.run("gateway", "--upstream", uri, "--listen", "127.0.0.1:0", "--processes", count)

@@ -105,7 +105,7 @@ def test_a_process_that_is_killed_takes_no_event_with_it(
                     event = stream.try_next()
                     if event is not None:
                         mine.append(event["documentKey"]["_id"])
-            # What they read of the shards is counted, also what those had read that have ended.
+            # What they read from the shards is counted, including what processes that have ended had read.
             read = eventually(
                 lambda turn=turn: (
                     gateway.statistics()["upstream_entries_total"] >= 6 * turn + 6 and gateway.statistics()
@@ -131,8 +131,8 @@ def test_a_process_that_is_killed_takes_no_event_with_it(
 def test_all_processes_take_the_same_mongos(
     config_server: tuple[str, int], start_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """Each took the one that it had seen first: a cursor or a transaction that began on one of a client's connections
-    was not found on another. No test had several mongos in a URI."""
+    """Each process took the mongos that it saw first: a cursor or a transaction that began on one of a client's
+    connections was not found on another. No test had several mongos in a URI."""
     with ExitStack() as stack:
         several = [stack.enter_context(fake_mongos(*config_server)) for _ in range(6)]
         hosts = [urlsplit(uri).netloc for uri in several]

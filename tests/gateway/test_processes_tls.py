@@ -1,4 +1,4 @@
-"""A gateway of several processes that speaks TLS: what one process gives, and the server."""
+"""A gateway of several processes with TLS gives what one process gives, and what the server gives."""
 
 from __future__ import annotations
 

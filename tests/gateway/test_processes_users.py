@@ -1,5 +1,5 @@
-"""A gateway of several processes in front of a deployment with users: what each of them may do, and how much, is what
-the server and a gateway of one process say."""
+"""A gateway of several processes in front of a deployment with users: what each user may do, and how much, is the same
+as at the server and at a gateway of one process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Places:
         self.names = ("server", *self.gateways)
 
     def pair(self, place: str, *users: str) -> list[Connected]:
-        """Two connections, of the same user or of two; at two processes where there are two."""
+        """Two connections, of one user or of two; at different processes if there are two."""
         if place == "two":
             both = at_two_processes(self.gateways[place])
         else:
@@ -121,7 +121,7 @@ def test_each_user_may_watch_what_the_server_lets_him(places: Places, user: str,
 @pytest.mark.parametrize("user", ["reader", "second", "everywhere", "nobody", "killer", ROOT])
 @pytest.mark.parametrize("opened_in", SESSIONS[:2], ids=["no session", "a session"])
 def test_a_cursor_belongs_to_its_user_and_session(places: Places, user: str, opened_in: Binary | None) -> None:
-    """Each command comes on a connection of the process that does not have the cursor, and on one of that which has."""
+    """Each command is sent on a connection of the process without the cursor, and on one of the process that has it."""
     found: dict[str, list[Any]] = {}
     for place in places.names:
         owners, others = places.pair(place, "reader"), places.pair(place, user)
@@ -338,7 +338,7 @@ def test_one_user_s_share_holds_for_all_processes_together(
 def test_a_limit_holds_for_streams_that_are_opened_at_the_same_moment(
     guarded: Mongod, start_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """Each process asked the others before it opened one, and none knew what the others were about to open."""
+    """Each process asked the others before it opened a cursor, but none knew what the others were about to open."""
     limits = ("--processes", "2", "--cursors-per-user", "3")
     gateway = start_gateway(uri_of(guarded, ROOT, PASSWORD), *limits)
     places = Places(guarded, gateway, gateway)

@@ -1,5 +1,5 @@
-"""PyMongo's own tests of change streams, and the drivers' unified cases, through the gateway: they give what they give
-on the server itself, and the server opens no stream meanwhile."""
+"""PyMongo's own tests of change streams, and the drivers' unified cases, through the gateway: the results are those on
+the server itself, and the server opens no stream meanwhile."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def remembered(document: bytes) -> LastGetMore:
 
 
 def agrees(last: LastGetMore, message: bytes) -> bool:
-    """Whether ``message`` is taken for a repetition; it is then read to the same."""
+    """Whether ``message`` is taken for a repetition; if so, checks that parsing it gives the same."""
     known = last.repeated(message)
     if known is None:
         return False

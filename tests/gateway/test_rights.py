@@ -34,7 +34,7 @@ COMMAND = "Command" if LANGUAGE >= (7, 0) else "command"
 
 _LIMIT_S = 300.0
 _ONE = {"resource": {"db": "shop", "collection": "orders"}, "actions": ["changeStream", "find"]}
-#: What each user may do. Two privileges may come to what one does not; half of the rights is none.
+#: What each user may do. Two privileges together may allow what one alone does not; half of the rights allow nothing.
 ROLES: dict[str, list[Any]] = {
     "reader": [{"role": "read", "db": "shop"}],
     "second": [{"role": "read", "db": "shop"}],
@@ -105,7 +105,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def outcome(client: pymongo.MongoClient[dict[str, Any]], database: str, collection: Any, **options: Any) -> Any:
-    """What becomes of a stream: opened, or the error without what differs from connection to connection."""
+    """The outcome of opening a stream: opened, or the error without what differs from connection to connection."""
     command = {"aggregate": collection, "pipeline": [{"$changeStream": options}], "cursor": {"batchSize": 0}}
     try:
         client[database].command(command)
@@ -203,7 +203,7 @@ def test_a_cursor_belongs_to_its_user_and_session(
 
 
 def test_one_answer_about_rights_serves_all_connections_of_a_user(guarded: Guarded) -> None:
-    """Each connection had asked for itself, so a thousand of them five hundred times a second."""
+    """Each connection asked for itself, so a thousand of them asked five hundred times a second."""
     with (
         running_gateway(uri_of(guarded.mongod, ROOT, PASSWORD), rights_seconds=3600.0) as running,
         guarded.at_server(ROOT) as root,
@@ -221,7 +221,7 @@ def test_one_answer_about_rights_serves_all_connections_of_a_user(guarded: Guard
                 known._told = None if known._told is None else replace(known._told, asked=float("-inf"))
 
         while not running.call(running.gateway.engine.rights_heard).until:
-            time.sleep(0.01)  # until then each answer about events is a new one
+            time.sleep(0.01)  # until then rights are asked for anew with each event
         running.call(forget)
         Cursor(one, None)
         before = asked()
@@ -248,7 +248,7 @@ def test_who_loses_a_right_loses_the_stream(guarded: Guarded) -> None:
 
 @pytest.mark.parametrize("collection", ["orders", 1])
 def test_whose_cursors_may_be_killed_is_as_on_the_server(guarded: Guarded, collection: Any) -> None:
-    """A right on a database or a collection alone was not known: only rights on the cluster had been tried."""
+    """A right on only a database or a collection was not recognised: only rights on the cluster had been tried."""
     found = []
     for connect in (guarded.at_server, guarded.at_gateway):
         outcomes = {}
@@ -264,7 +264,7 @@ def test_whose_cursors_may_be_killed_is_as_on_the_server(guarded: Guarded, colle
 
 
 def test_one_user_does_not_take_all_streams(guarded: Guarded) -> None:
-    """There was one limit for all. No test had two users at it."""
+    """All users shared one limit. No test had two users who reach it."""
     with running_gateway(uri_of(guarded.mongod, ROOT, PASSWORD), cursors_max=5) as running:
         limited = guarded._replace(running=running)
         with limited.at_gateway("reader") as greedy, limited.at_gateway("second") as other:
@@ -279,7 +279,7 @@ def test_one_user_does_not_take_all_streams(guarded: Guarded) -> None:
 
 
 def test_who_has_not_logged_in_takes_no_memory_from_those_who_have(guarded: Guarded) -> None:
-    """All large messages shared one room. Only clients that might send them had been tried."""
+    """All large messages shared the same memory. Only clients that are allowed to send them had been tried."""
     with running_gateway(uri_of(guarded.mongod, ROOT, PASSWORD), memory_bytes=2, stall_seconds=3600.0) as running:
         limited = guarded._replace(running=running)
         large: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$match": {"x": "x" * 300_000}}], "cursor": {}}
@@ -295,7 +295,8 @@ def test_who_has_not_logged_in_takes_no_memory_from_those_who_have(guarded: Guar
 
 
 def test_who_loses_a_right_while_he_waits_gets_no_further_event(guarded: Guarded) -> None:
-    """Rights were looked at when a getMore came, and its event could come much later. The tests had no wait between."""
+    """Rights were checked when a getMore came, and its event could come much later. The tests had no wait in
+    between."""
     with guarded.at_server(ROOT) as root, guarded.at_gateway("one") as client:
         cursor = Cursor(client, None)
         read = {"getMore": cursor.id, "collection": "orders", "maxTimeMS": 600_000}
@@ -323,7 +324,7 @@ REVOCATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def changing(guarded: Guarded) -> Iterator[None]:
-    """A user and his only role, who come and go."""
+    """A user with a single role, both created for the test."""
     with guarded.at_server(ROOT) as root:
         root.admin.command("createRole", "changingRole", privileges=[_ONE], roles=[])
         root.admin.command("createUser", "changing", pwd="pw", roles=["changingRole"])
@@ -336,8 +337,8 @@ def changing(guarded: Guarded) -> Iterator[None]:
 def after_revocation(
     guarded: Guarded, connect: Callable[[str], Any], command: dict[str, Any], *, waits: bool
 ) -> list[Any]:
-    """How many events a getMore gives before ``command``, and what the next two give after it, events or code. The
-    first of these waits while the command is carried out, or comes later."""
+    """How many events a getMore gives before ``command``, and what the next two give after it: events or a code. The
+    first of these either waits while the command is carried out, or comes later."""
     with guarded.at_server(ROOT) as root, connect("changing") as client:
         cursor = Cursor(client, None)
         read = {"getMore": cursor.id, "collection": "orders", "maxTimeMS": 600_000}
@@ -362,8 +363,8 @@ def busy(guarded: Guarded) -> bool:
 @pytest.mark.parametrize("how", REVOCATIONS)
 @pytest.mark.usefixtures("changing")
 def test_no_event_comes_after_a_revocation(guarded: Guarded, how: str) -> None:
-    """An answer about rights served for two seconds, in which one more event came than from the server. Tests of rights
-    had a gateway that asks each time, which no user has."""
+    """An answer about rights was used for two seconds, in which one more event came than from the server. Tests of
+    rights had a gateway that asks each time, unlike any user's."""
     native = after_revocation(guarded, guarded.at_server, REVOCATIONS[how], waits=False)
     assert native == [1, 13, 13]
 
@@ -376,7 +377,7 @@ def test_no_event_comes_through_the_gateway_either(guarded: Guarded, how: str, w
         patient = guarded._replace(running=running)
         first, *later = after_revocation(patient, patient.at_gateway, REVOCATIONS[how], waits=waits)
     assert first == 1
-    # Where its event was refused, the cursor is gone.
+    # If its event was refused, the cursor is gone.
     assert later == ([13, 43] if waits and how != "no user" else [13, 13])
 
 
@@ -404,7 +405,8 @@ def test_signed_times_are_passed_on_and_taken_back(guarded: Guarded) -> None:
 
 
 def test_a_client_that_has_logged_in_keeps_its_connection_to_the_server(guarded: Guarded) -> None:
-    """Only the client could log in again. Without users a client whose stream waits does without one."""
+    """Only the client could log in again, so it keeps its connection. Without users a client whose stream waits has
+    none."""
     with guarded.at_gateway("reader") as client, client.shop.orders.watch(max_await_time_ms=1) as stream:
         for _ in range(4):
             stream.try_next()

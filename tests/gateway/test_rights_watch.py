@@ -45,7 +45,7 @@ def test_every_change_of_a_user_or_a_role_is_heard_and_nothing_else(
             direct.heardOf.command(command)
             direct.heard.t.insert_one({})
             assert next(stream)["operationType"] == "insert"
-            after = generation(running)  # what stands before the event in the oplog is heard of by now
+            after = generation(running)  # by now everything before the event in the oplog is known
             assert after > before, command
         for number in range(3):
             direct.heard.t.insert_one({"_id": number})

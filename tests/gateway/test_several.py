@@ -1,7 +1,7 @@
 """Several gateways of one replica set in one URI: when one ends, its clients go on at another.
 
-Each gateway was the one member of a replica set of its own, so a driver that was given two of them left one, and had
-nowhere to go. Clients had always been given one gateway.
+Each gateway was the only member of a replica set of its own, so a driver that was given two of them dropped one, and
+then had nowhere to go. In earlier tests clients were always given one gateway.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_a_read_preference_is_done_or_refused(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_streams_go_on_at_the_other_gateway(number: int, two: list[GatewayProcess], replica_set: ReplicaSet) -> None:
-    """Whichever of the two a stream is at, no event is lost and none comes twice; writes go on too."""
+    """Whichever of the two a stream uses, no event is lost and none comes twice; writes go on too."""
     with at(two) as client, Client(replica_set.uri) as direct:
         notes = client.several.notes
         with notes.watch(max_await_time_ms=100) as first, notes.watch(max_await_time_ms=100) as second:

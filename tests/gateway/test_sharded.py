@@ -65,7 +65,7 @@ def test_events_of_all_shards_come_in_one_order(sharded_cluster: ShardedCluster,
         first = RawBSONDocument(events[0])["_id"]
         with other[DATABASE].watch(resume_after=first, document_class=RawBSONDocument) as merged:
             assert [bytes(event.raw) for event in take(merged, 23)] == events[1:]
-        # A token of one is a place in the other.
+        # A token of one is valid in the other.
         insert(sharded_cluster, 100, 6)
         with client[DATABASE].orders.watch(resume_after=token) as resumed:
             assert [event["documentKey"]["_id"] for event in take(resumed, 6)] == list(range(100, 106))
@@ -89,7 +89,7 @@ def test_errors_are_a_mongos_s(running: RunningGateway) -> None:
 
 
 def test_a_config_server_is_refused_at_the_start(sharded_cluster: ShardedCluster) -> None:
-    """It was taken, since its shards can be found, and what clients wrote went into the config server. Nobody had put a
+    """It was accepted, since its shards can be found, and clients' writes went to the config server. No test had put a
     gateway in front of one."""
     with (
         pytest.raises(SourceError, match="config server of a cluster") as refused,

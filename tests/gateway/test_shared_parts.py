@@ -1,4 +1,4 @@
-"""What streams share at the gateway, and how those wait who have no task: the parts, without a server."""
+"""What streams share at the gateway, and how streams without a task wait: the parts, without a server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_users_and_server_versions_share_with_none_but_themselves() -> None:
 
 
 def settled(steps: SharedSteps, count: int, what: str = "all") -> list[Sharing]:
-    """So many streams that ask the same and stand between two replies."""
+    """So many streams that ask the same and are between two replies."""
     sharings = [Sharing(what, form=b"2B02", is_settled=True) for _ in range(count)]
     for sharing in sharings:
         steps.joined(sharing)
@@ -113,7 +113,7 @@ def test_commands_large_batches_and_streams_that_are_alone_are_not_shared() -> N
     for batch in (command, entries(2, size=20_000)):
         steps.add(one, batch, None, _ID, reply(1))
         assert steps.found(two, batch, None) is None
-    steps.add(one, entries(3), None, _ID + 1, reply(3))  # not the cursor that has given it
+    steps.add(one, entries(3), None, _ID + 1, reply(3))  # not the cursor that gave the token
     assert steps.found(two, entries(3), None) is None
     steps.left(two)
     steps.add(one, entries(4), None, _ID, reply(4))

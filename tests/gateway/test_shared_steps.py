@@ -1,5 +1,5 @@
-"""Streams that ask the same are given the same bytes, of which one of them has made the events: each still gets what it
-gets from the server, whatever the others do meanwhile."""
+"""Streams that ask the same get the same bytes, with events that one of them has made. Each still gets what the server
+would give it, whatever the others do meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sides(request: pytest.FixtureRequest) -> Iterator[SideBySide]:
 
 
 class _AsyncWire(Wire):
-    """The command and its reply apart: the reply comes when there is something."""
+    """The command and its reply separately: the reply comes when there is something."""
 
     def ask(self, command: bytes) -> None:
         self._request_id += 1
@@ -92,8 +92,8 @@ class Pair:
         """The reply that all of them get."""
         ours = [stream.answer() for stream in self.streams[1:]]
         await_ms, fields = self._asked
-        # A server may wake a getMore that waits before the event is there, and then once more only at the next write:
-        # so it is asked afterwards.
+        # A server may wake a waiting getMore before the event is there, and then not again until the next write: so it
+        # is asked afterwards.
         native = self.streams[0].more(_SHORT_MS, **fields)
         while await_ms == _LONG_MS and "cursor" in native and not list(native["cursor"]["nextBatch"]):
             native = self.streams[0].more(_SHORT_MS, **fields)
@@ -183,7 +183,7 @@ def everything(room: Room) -> None:
     round_of(room, [equal, alone], lambda: room.run({"update": "c", "updates": [replaced]}))
     assert other.compared()["cursor"]["nextBatch"][0]["operationType"] == "replace"
     round_of(room, pairs, lambda: room.run({"delete": "c", "deletes": [{"q": {"_id": 3}, "limit": 1}]}))
-    for pair in pairs:  # nothing comes: each has its own token to give
+    for pair in pairs:  # nothing comes: each gives a token of its own
         pair.ask(_SHORT_MS)
         pair.compared()
     warmed(room, pairs)
@@ -244,7 +244,7 @@ def test_batches_that_are_cut_are_each_stream_s_own(room: Room) -> None:
 
 
 def cut(room: Room) -> None:
-    """One of two that ask the same has something left of the last reply when the other goes on."""
+    """One of two streams that ask the same still has some of the last reply left when the other goes on."""
     quick_one, slow = room.pair(1), room.pair(1)
     pairs = [quick_one, slow]
     warmed(room, pairs, batchSize=2)
@@ -304,7 +304,7 @@ def test_transactions_and_large_batches_are_each_stream_s_own(room: Room) -> Non
 
 
 def looked_up(room: Room) -> None:
-    """What is looked up may change from one look to the next."""
+    """What is looked up may change from one look-up to the next."""
     pair = room.pair(3, options={"fullDocument": "updateLookup"})
     warmed(room, [pair])
     for number in range(3):
@@ -318,7 +318,7 @@ def test_looked_up_documents_are_each_stream_s_own(room: Room) -> None:
 
 
 def killed(room: Room) -> None:
-    """One of several is killed while it waits, and one asks twice at a time; the others go on."""
+    """One of several is killed while it waits, and one sends two requests at the same time; the others go on."""
     pair, doomed = room.pair(3), room.pair(1)
     warmed(room, [pair, doomed])
     round_of(room, [pair, doomed], room.insert)
@@ -334,7 +334,7 @@ def killed(room: Room) -> None:
         assert bson.decode(wire.exchange(bson.encode(again))).get("code") == 143
         wire.run(room.database, {"killCursors": "c", "cursors": [victim.id]})
     ours = victims[1].answer()
-    room.insert()  # the server looks at what was killed when there is something to look at
+    room.insert()  # the server notices the kill when there is something to give
     native = victims[0].answer()
     assert native["code"] == ours["code"] == 237
     assert comparable(native) == comparable(ours)
@@ -384,7 +384,7 @@ FAULTS: dict[str, tuple[Callable[[Room], None], list[tuple[Any, str, Any]]]] = {
 
 
 class _Guarded:
-    """A deployment with users, and a gateway that asks for rights when the oplog has a change of them."""
+    """A deployment with users, and a gateway that asks for rights again when the oplog shows that they have changed."""
 
     def __init__(self, mongod: Mongod, running: RunningGateway) -> None:
         self.mongod, self.running = mongod, running
@@ -407,7 +407,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Guarded]:
 
 
 def revoked(guarded: _Guarded) -> None:
-    """Of two users with two streams each one loses the right while all wait: she gets no event more, he does."""
+    """Two users have two streams each, and one of them loses the right while all wait: she gets no more events, he
+    does."""
     with ExitStack() as closing, pymongo.MongoClient[Any](uri_of(guarded.mongod, ROOT, PASSWORD)) as root:
         root.admin.command("grantRolesToUser", "ann", roles=[{"role": "read", "db": "shop"}])
         clients = [guarded.logged_in(user) for user in ("ann", "ann", "ben", "ben")]

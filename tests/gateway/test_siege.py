@@ -1,5 +1,5 @@
-"""A slice of the siege (``make gateway-siege``): every honest event comes beside hostile tenants. How soon is for the
-command to say, on a machine of its own."""
+"""A slice of the siege (``make gateway-siege``): every honest event comes despite hostile tenants. How soon is measured
+by the command, on a machine of its own."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_driver_goes_on_at_the_next_gateway(replica_set: ReplicaSet) -> None:
             direct.gatewayStop.moved.insert_one({"_id": 2})
         with running_gateway(replica_set.uri, port=port):
             assert next(stream)["documentKey"] == {"_id": 2}
-            stream.close()  # while there is a gateway: PyMongo would look for one for 30 s
+            stream.close()  # while there is a gateway: PyMongo would search for one for 30 s
             client.close()
 
 
@@ -117,8 +117,8 @@ def test_streams_go_on_when_another_member_is_elected(start_replica_set: Callabl
 def test_a_frozen_server_holds_up_neither_the_end_nor_the_streams(
     start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """A stop had waited for every thread that reads, so for as long as a socket may be silent: here, ten minutes. The
-    tests of a stop all had a server that answers."""
+    """A stop waited for every reading thread, and so for as long as a socket may be silent: here, ten minutes. All
+    earlier tests of a stop had a server that answers."""
     frozen = start_replica_set(1)
     with start_gateway(f"{frozen.uri}&socketTimeoutMS=600000") as gateway, Wire.to(gateway.uri) as wire:
         cursor = wire.run("gatewayStop", STREAM)["cursor"]["id"]
@@ -144,7 +144,7 @@ def test_a_frozen_server_holds_up_neither_the_end_nor_the_streams(
                 threads = [threading.Thread(target=ask, args=each) for each in asked]
                 for thread in threads:
                     thread.start()
-                time.sleep(5)  # so that they are under way, on a busy machine too
+                time.sleep(5)  # so that they have begun, on a busy machine too
                 gateway.process.send_signal(signal.SIGTERM)
                 assert gateway.process.wait(_LIMIT_S) == 0
                 for thread in threads:

@@ -1,8 +1,9 @@
-"""Random commands of clients that keep to no rules are answered as by the server: field by field, on three versions.
+"""Random commands of clients that follow no rules are answered as by the server: field by field, on three versions.
 
 The first runs found: batch sizes and time limits that are decimals, fractions or large; on 4.4 the words around an
 error of execution; names that no collection can have; nulls among the cursors of a killCursors; which of two errors is
-told; errors of the optimizer. All tests of fields had changed one field of one command, and none had given odd numbers.
+reported; errors of the optimizer. All earlier tests of fields had changed one field of one command, and none had given
+odd numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _ODD = (*NUMBERS, *map(Decimal128, ("0.5", "2.5", "1.4", "-0.4", "-0.6", "-1.5",
 
 
 def test_numbers_of_every_kind_are_read_as_by_the_server(sides: SideBySide) -> None:
-    """A decimal is rounded, a double is cut; 4.4 reads null, NaN and large numbers as no other does."""
+    """A decimal is rounded, a double is truncated; 4.4 reads null, NaN and large numbers like no other version."""
     time = sides.server.run("admin", {"ping": 1})["operationTime"]
     concern = {"writeConcern": {"w": "majority"}}
     sides.server.run("numbers", {"insert": "c", "documents": [{"_id": number} for number in range(5)], **concern})
@@ -56,7 +57,7 @@ def test_numbers_of_every_kind_are_read_as_by_the_server(sides: SideBySide) -> N
         if reply["ok"]:
             return (len(reply["cursor"].get("firstBatch", reply["cursor"].get("nextBatch"))),)
         text = reply["errmsg"].partition(" in: {")[0]  # 4.4 repeats the command, with the cursor's id
-        # That the server runs out of so little time is its own affair.
+        # Whether the server exceeds so short a time limit does not matter.
         return ("opened or out of time",) if reply["code"] == 50 else (reply["code"], text)
 
     found = {}

@@ -52,7 +52,7 @@ def test_open_streams_are_listed_and_counted(gateway: GatewayProcess) -> None:
 
 
 def test_an_address_that_is_none_is_told_before_anybody_can_connect(replica_set: ReplicaSet) -> None:
-    """The gateway had begun to listen, and ended at once, when only the address of its statistics was wrong."""
+    """If only the address of its statistics was wrong, the gateway began to listen and ended at once."""
     words = ["gateway", "--upstream", replica_set.uri, "--listen", "127.0.0.1:0", "--metrics", "here"]
     refused = commands.run_text(*words)
     assert refused.returncode == 1

@@ -1,4 +1,4 @@
-"""Places in a stream cross between the server and the gateway, both ways: of expanded events, of events that end a
+"""Tokens can be exchanged between the server and the gateway, both ways: those of expanded events, of events that end a
 stream, and of times at which nothing happened. (``test_cursors`` has those of ordinary events.)"""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_tokens_of_expanded_events(sides: SideBySide, written: Written) -> None:
     client = written.client
     is_new = sides.running.gateway.engine.version >= (6, 0)
     before, database = written.now(), client.expanded
-    # 5.0 and 4.4 have neither these images nor these events: there, the rest crosses.
+    # 5.0 and 4.4 have neither these images nor these events: there only the others are exchanged.
     database.create_collection("c", **({"changeStreamPreAndPostImages": {"enabled": True}} if is_new else {}))
     database.c.create_index("n")
     database.c.create_index("e", expireAfterSeconds=3600)

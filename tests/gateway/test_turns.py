@@ -1,4 +1,4 @@
-"""Tenants that share a process for their stages: who has computed least comes first."""
+"""Tenants that share a process for their stages: the one that has computed least comes first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def test_what_is_long_ago_counts_less() -> None:
 
 
 def test_whoever_has_computed_least_comes_first() -> None:
-    """They were carried out in the order in which they came: a hundred of one tenant before the first of another."""
+    """Requests were carried out in the order in which they came: a hundred of one tenant before the first of
+    another."""
 
     async def work() -> list[str]:
         use = CpuUse(lambda: 0.0)
@@ -59,7 +60,7 @@ def test_who_gives_up_his_turn_before_it_comes_holds_up_nobody() -> None:
         first, second = asyncio.create_task(turns.take("b")), asyncio.create_task(turns.take("c"))
         await settled()
         assert turns.others_wait
-        turns.give()  # to the first, who is cancelled before he knows it
+        turns.give()  # to the first, which is cancelled before it notices
         first.cancel()
         await settled()
         assert second.done()

@@ -1,5 +1,5 @@
-"""Where most writes are about nobody, the server is asked to leave them out; what streams get is as before, while the
-filter comes, stays and goes. (No test wrote enough beside its streams to bring one about.)"""
+"""If nobody watches most of the writes, the server is asked to leave them out. What streams get stays the same while
+the filter comes, stays and goes. (No earlier test had enough unwatched writes for a filter.)"""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sides:
     def watched(self) -> list[Any]:
         """Streams of the collection ``watched``, which read with the others, of which some are left out."""
         streams = [side["watched"].watch(max_await_time_ms=100) for side in self.sides]
-        # A stream reads for itself until the shared read has come to where it is, and that needs writes.
+        # A stream reads for itself until the shared read has reached its place, which needs writes.
         eventually(lambda: write_and_ask(self.database, streams, self.tail), "the stream reads with the others")
         self.write("other", range(_UNWATCHED))
         eventually(lambda: is_narrow(self.tail, self.database), "the read has a filter")
@@ -121,7 +121,7 @@ def is_narrow(tail: Any, database: Any) -> bool:
 
 
 def write_and_ask(database: Any, streams: list[Any], tail: Any) -> bool:
-    """Bring a joined stream about, and take its events on both sides."""
+    """Make a joined stream, and take its events on both sides."""
     database["watched"].insert_one({})
     for stream in streams:
         events(stream, 1)
@@ -145,7 +145,7 @@ def test_definitions_and_transactions_come_through_the_filter(both: Sides) -> No
 
 
 def nothing_is_promised_before_it_is_given(source: MongodSource, start: ClusterTime, namespace: str) -> None:
-    """Read with the namespace's filter up to its first entry, which lies after all that was promised."""
+    """Read with a filter on the namespace up to its first entry, which must be later than everything promised."""
     promised = start
     for batch in source.tail(start, await_ms=50, oplog_filter=bson.encode({"ns": namespace})):
         if batch.raw:
@@ -158,9 +158,10 @@ def test_a_late_look_at_the_newest_entry_promises_nothing_that_is_still_to_come(
     replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Empty replies wait on the connection when the reader asks for the newest entry, as after a pause of its process:
-    the server sent them before that entry was written. (Tests' readers were never behind the server's pushing.)"""
+    the server sent them before that entry was written. (In earlier tests the reader always kept up with the server's
+    pushing.)"""
     with MongoClient[Any](replica_set.uri) as client, closing(MongodSource(replica_set.uri, pushed=True)) as source:
-        # The reader begins after this insert, since the newest entry that it is told of is one that a majority has.
+        # The reader begins after this insert, since the newest entry that it gets is majority-committed.
         collection = client["late_look"].get_collection("c", write_concern=WriteConcern("majority"))
         collection.insert_one({"_id": 0})
         look, written = source._newest, list[object]()
@@ -181,7 +182,7 @@ def test_a_late_look_at_the_newest_entry_promises_nothing_that_is_still_to_come(
 
 @contextmanager
 def stopped_replication(members: ReplicaSet) -> Iterator[None]:
-    """Nothing is majority-committed meanwhile."""
+    """Nothing is majority-committed inside the block."""
     secondary = members.members[1 - (members.primary or 0)]
     with MongoClient[Any](secondary.uri) as client:
         for mode in ("alwaysOn", "off"):
@@ -201,7 +202,8 @@ def test_a_write_that_is_committed_late_is_not_promised_before_it_is_given(
     start_replica_set: Callable[..., ReplicaSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader is several replies behind the server's pushing, and an entry is committed after they were sent. Their
-    operation times must be of what was committed, not of what was applied: on 4.4 and 5.0 nobody had looked."""
+    operation times must be those of what was committed, not of what was applied: on 4.4 and 5.0 this had not been
+    checked."""
     members = start_replica_set(2, enable_test_commands=True)
     with MongoClient[Any](members.uri) as client, closing(MongodSource(members.uri, pushed=True)) as source:
         collection = client["committed_late"].get_collection("c", write_concern=WriteConcern("majority"))
@@ -220,7 +222,7 @@ def test_a_write_that_is_committed_late_is_not_promised_before_it_is_given(
                 written.append(weak.insert_one({"_id": 1}).inserted_id)
                 begun = waiting_bytes(view)
                 eventually(lambda: waiting_bytes(view) > begun + 2000, "several replies are pushed")
-            collection.insert_one({"_id": 2})  # with it the one before is committed
+            collection.insert_one({"_id": 2})  # this commits the one before it too
             return look()
 
         start = source.newest()

@@ -75,7 +75,7 @@ def entry_of(operation: str, namespace: str, ts: Timestamp, wall: datetime, **mo
 
 
 EXPANDED: Final = {"showExpandedEvents": True}
-#: A shell of the old kind made it: its numbers are doubles.
+#: Made by the old shell, whose numbers are doubles.
 INDEX: Final = {"v": 2, "key": {"a": 1.0}, "name": "a_1"}
 
 # ── debezium ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -91,7 +91,7 @@ def _validator(*required: str) -> Document:
 
 
 def _of_orders(seconds: int, increment: int, wall_ms: int, description: Document, before: Document) -> Capture:
-    """A collMod of the orders; the token is put in by the caller."""
+    """A collMod of the orders; the caller adds the token."""
     ts, wall = Timestamp(seconds, increment), _ms(wall_ms)
     stored = {f"{name}_old": value for name, value in before.items()}
     entry = entry_of("c", f"{_DDD}.$cmd", ts, wall, ui=_ORDERS, o={"collMod": "orders", **description}, o2=stored)
@@ -228,7 +228,7 @@ def _of_mongoshake(
     before: Document | None = None,
     **written: Any,
 ) -> Capture:
-    """``written`` are the fields of its entry: ``o``, ``o2`` and what is different from a command's."""
+    """``written`` are the fields of its entry: ``o``, ``o2`` and those that differ from a command's."""
     ts, wall = Timestamp(*time[:2]), time_of(time[2])
     entry = entry_of(written.pop("op", "c"), written.pop("ns", "zhongli.$cmd"), ts, wall, ui=_uuid(uuid), **written)
     event = {

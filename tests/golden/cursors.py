@@ -29,7 +29,7 @@ from tests.golden.replay import EVERYTHING, MemoryOplog
 
 
 def carry_out(acting: Acting, answer: Callable[[Action], Any]) -> bytes:
-    """Run a command to its end; the reply. What ``answer`` raises is thrown into it."""
+    """Run a command to its end, and return the reply. What ``answer`` raises is thrown into the command."""
     try:
         action = next(acting)
         while True:

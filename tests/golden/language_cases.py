@@ -18,7 +18,7 @@ from tailrace.core.expression.stages.forbidden import STAGES_SINCE
 
 nan, inf = math.nan, math.inf
 
-#: What names a later operator in each place where one may stand.
+#: Expressions that name a later operator, in each place where an operator may stand.
 _PLACES: list[dict[str, Any]] = [
     {"$project": {"x": {"$fooo": 1}}},
     {"$project": {"x": {"$firstN": {"n": 1, "input": "$a"}}}},
@@ -455,7 +455,7 @@ _QUANTILES: list[Any] = [
     {"$percentile": {"p": [Decimal128("1.0000000000000000001")], "input": [1, 2], "method": "approximate"}},
     {"$percentile": {"p": [True], "input": [1, 2], "method": "approximate"}},
 ]
-#: What PCRE and PCRE2 read otherwise, or releases of PCRE2 do.
+#: Patterns that PCRE and PCRE2 read differently, or releases of PCRE2 do.
 PATTERNS = Path(__file__).with_name("later_patterns.txt").read_text().splitlines()
 
 #: Expressions to evaluate on the document: what they give, or the code.

@@ -20,9 +20,9 @@ from tests.differential.expression_dates import DATE_OPERATORS
 from tests.differential.expression_grammar import SIMPLE
 from tests.golden import operator_values as values
 
-#: So many combinations of a form at most.
+#: The largest number of combinations of a form.
 COMBINATIONS_MAX = 400
-#: Where a form has three arguments or more, or is one of many forms of its operator.
+#: The same where a form has three arguments or more, or is one of many forms of its operator.
 FEWER = 130
 #: The fields of the documents.
 NAMES = "abcdefgh"
@@ -95,8 +95,8 @@ def _misshapen(name: str) -> list[Form]:
 
 
 def _simple(name: str, kinds: str) -> list[Form]:
-    """``kinds`` in the notation of ``SIMPLE``: with the fewest arguments, with each that may be left out, and for what
-    takes any number, of one, two and three."""
+    """``kinds`` in the notation of ``SIMPLE``: with the fewest arguments, with each optional one, and with one, two and
+    three where any number is allowed."""
     marked: list[tuple[str, str]] = []
     for letter in kinds:
         if letter in "*?":

@@ -1,7 +1,7 @@
 """The values that the table of operators gives to each operator, by the kind of argument that an operator wants.
 
-Every list holds the edges of its kind, and after them what is of another kind, null or missing. They are not those of
-the expression fuzz, which may change without a server being asked again.
+Every list holds the edges of its kind, and then values of other kinds, null and missing ones. They are kept apart from
+those of the expression fuzz, which may change without asking a server again.
 """
 
 from __future__ import annotations

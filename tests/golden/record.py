@@ -47,7 +47,8 @@ PARAMETERS = {"maxNumberOfTransactionOperationsInSingleOplogEntry": 2, "ttlMonit
 
 
 def record(version: str, workload: str) -> dict[str, Any] | None:
-    """Run one workload on a new server of this version; the recording, or None where the version has nothing of it."""
+    """Run one workload on a new server of this version. Returns the recording, or None if the version supports none of
+    it."""
     parts = tuple(int(part) for part in version.split("."))
     with (
         ReplicaSet(version=version, parameters=PARAMETERS, enable_test_commands=True) as deployment,

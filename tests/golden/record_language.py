@@ -80,7 +80,7 @@ def our_answers(version: tuple[int, ...]) -> dict[str, list[Answer]]:
 
 
 def digest_of_cases() -> list[str]:
-    """The cases as text, by which a recording of other cases is found."""
+    """The cases as text, which shows whether a recording is of other cases."""
     return [bson.json_util.dumps(case, sort_keys=False) for case in [*STAGES, *EXPRESSIONS, *PIPELINES]]
 
 

@@ -35,12 +35,12 @@ def parts(version: str) -> tuple[int, ...]:
 
 
 def known_to(version: str) -> list[str]:
-    """The operators that a server of the version has. That it does not know the others, ``language_cases`` asks."""
+    """The operators that a server of the version has. That it refuses the others is a matter of ``language_cases``."""
     return sorted(name for name, operator in OPERATORS.items() if knows(parts(version), operator.since))
 
 
 def digest_of(name: str) -> str:
-    """Of an operator's cases, by which a recording of other cases is found."""
+    """A digest of an operator's cases, which shows whether a recording is of other cases."""
     digest = hashlib.sha256()
     for form in forms_of(name):
         digest.update(form.stage())

@@ -175,14 +175,15 @@ def token_time(token: bytes) -> ClusterTime:
 
 
 def token_is_high_water_mark(token: bytes) -> bool:
-    """Token type 0 stands right after the version in tokens of version 1 and 2."""
+    """Whether it is a high-water mark: in tokens of version 1 and 2 the token type, 0, stands right after the
+    version."""
     return bson.decode(token)["_data"][22:24] == "29"
 
 
 def same_error(expected: StreamError | None, got: StreamError | None) -> bool:
-    """Whether a client could not tell them apart. Two things are not asked of us: the file and line in the server's
-    source of a check that failed inside it, and which of four codes an impossible decimal gets (type bits that no
-    server writes; there is a code for each step that may find out)."""
+    """Whether a client could not tell the two errors apart. Two things need not be the same: the file and line in the
+    server's source of a check that failed inside it, and which of four codes an impossible decimal gets (type bits that
+    no server writes; there is a code for each step that may find out)."""
     if expected is None or got is None or expected == got:
         return expected == got
     if expected.message.startswith("assertion src/"):

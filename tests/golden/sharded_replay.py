@@ -121,7 +121,7 @@ class Images:
 
 
 def _stored(document: bytes) -> bytes:
-    """A document as the server keeps it: a replacement's entry may have ``_id`` further back."""
+    """A document as the server keeps it, with ``_id`` first: in a replacement's entry it may come later."""
     parts = [(e.name != b"_id", document[e.start : e.end]) for e in raw_bson.elements(document)]
     return raw_bson.encode_document(*(part for _, part in sorted(parts, key=lambda one: one[0])))
 
@@ -269,7 +269,8 @@ class ClusterSource:
                 return answer_of(request, self._oplogs[participant], self._keys)
 
     def _read(self, positions: Sequence[Position], now_ms: int) -> OplogRead:
-        """Of the first participant that is not at the end; there the clock has come to the deadline."""
+        """A batch of the first participant that is not at its end. If there is none, the clock has reached the
+        deadline."""
         for name, after in positions:
             if after < self._end:
                 batch = next(iter(self._oplogs[name].batches(after, self._end, self._entries_max)))

@@ -24,7 +24,7 @@ from tests.golden.captures import EXPANDED, PARTS, Capture
 from tests.golden.captures_of_writes import CAPTURES, TOKENS
 from tests.golden.replay import MemoryOplog, OurStream
 
-#: In the middle of a batch, so that the kernel has something to begin with.
+#: Entries around the captured ones, so that these are in the middle of a batch.
 HARMLESS = {"op": "n", "ns": "", "o": {"msg": "periodic noop"}}
 ENGINES = ("never", "always")
 
@@ -123,7 +123,7 @@ def test_a_public_token_is_read_and_made_again(data: str, time: Timestamp) -> No
 
 
 def test_a_fault_in_an_entry_or_an_event_would_be_seen() -> None:
-    """Each capture with one thing changed is another event: nothing of it goes uncompared."""
+    """If one thing in a capture is changed, the event differs: every part of it is compared."""
     for capture in CAPTURES:
         entry: dict[str, Any] = capture.entries[-1]
         later = replace(capture, entries=({**entry, "wall": datetime(2026, 1, 1, tzinfo=UTC)},))

@@ -1,4 +1,4 @@
-"""A cursor holds a stream over a sharded cluster as it holds one over a replica set."""
+"""A cursor serves a stream over a sharded cluster as it serves one over a replica set."""
 
 from __future__ import annotations
 

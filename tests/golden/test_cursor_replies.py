@@ -40,7 +40,7 @@ _OF_THE_CONNECTION = (b"$clusterTime", b"operationTime")
 
 def _written(source: Recording, stream: RecordedStream, number: int) -> ClusterTime:
     """How far the oplog went when a reply was made, as far as the replies show it. After the last one there may be
-    entries that are another stream's matter."""
+    entries that concern other streams."""
     if number < len(stream.replies) and token_is_high_water_mark(stream.replies[number].post_batch_resume_token):
         return token_time(stream.replies[number].post_batch_resume_token)
     if stream.error is not None:

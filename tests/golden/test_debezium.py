@@ -123,7 +123,7 @@ def differences_in_json(recording: DebeziumRecording, form: str, *, transactions
 
 
 def without_transaction(value: bytes) -> bytes:
-    """We do not number the changes of a transaction."""
+    """Remove the block on the transaction: we do not number its changes."""
     document = json.loads(value)
     document.get("payload", document)["transaction"] = None
     return compact(document).encode()
@@ -159,7 +159,7 @@ def test_records_of_the_registry_are_debeziums_bytes(form: str) -> None:
         assert key is not None
         assert key[:1] == b"\0"
         assert key[HEAD:] == (one.written[form][0] or b"")[HEAD:]
-        # Lengths stand before texts, so those of the longer numbers are not compared.
+        # Texts are preceded by their lengths, so values with longer numbers are not compared.
         if value == shortest(value):
             assert (ours or b"")[HEAD:] == (value or b"")[HEAD:]
         assert (ours is None) == (value is None)

@@ -1,4 +1,4 @@
-"""Each version's own language: what came later is answered as that server answers it.
+"""Each version's own language: later additions are answered as that server answers them.
 
 No test had asked for an operator in the language of an older server: every stream compiled that of 6.0, whatever its
 profile, so a stream of 4.4 took ``$firstN``, and one of 7.0 did not know ``$bitAnd``.

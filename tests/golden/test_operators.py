@@ -1,7 +1,7 @@
 """The table of operators: what real servers made of each operator over lists of values, and what we make of it.
 
-An operator could give a wrong result unseen where no server was asked in the same run: ``$mod`` of negatives and a
-``$week`` that was one off passed every test that needs no server.
+An operator could give a wrong result unseen where no server was asked in the same run: a wrong ``$mod`` of negatives,
+and a ``$week`` that was off by one, passed every test that needs no server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EARLIER: dict[str, dict[int, int]] = {
     "4.4.2": {16554: 14, 16555: 14, 16556: 14, 16613: 14, 16609: 14, 16608: 2},
     "5.0.4": {16554: 14},
 }
-#: How many cases that server answers otherwise (docs/reference/expressions.md). They may only become fewer.
+#: How many cases that server answers differently (docs/reference/expressions.md). The number may only fall.
 KNOWN: dict[str, dict[str, int]] = {
     "4.4.2": {
         "$multiply": 44, "$add": 29, "$subtract": 16, "$substr": 13, "$substrBytes": 13, "$mod": 12, "$reduce": 3,
@@ -39,9 +39,9 @@ KNOWN: dict[str, dict[str, int]] = {
 #: How many are refused by name: decimals in powers and trigonometry, dates far away.
 REFUSED = {"4.4.2": 403, "5.0.4": 413, "6.0.27": 415, "7.0.28": 415}
 LEAST_CASES = 20
-#: So far apart may doubles be where another C library computed them: a recording knows that of one machine.
+#: How far apart doubles may be if another C library computed them: a recording has the results of one machine.
 LAST_DIGIT = 2
-#: Their argument is no value: there is less to ask.
+#: Their argument is not evaluated, so there are fewer cases.
 FEW = {"$literal", "$const", "$meta"}
 
 
@@ -116,7 +116,7 @@ def test_a_planted_remainder_with_the_sign_of_the_divisor_is_found(
     recorded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arithmetic, "abs", lambda number: number, raising=False)
-    monkeypatch.setattr(arithmetic, "decimal_remainder", lambda dividend, divisor: dividend)  # that one is not meant
+    monkeypatch.setattr(arithmetic, "decimal_remainder", lambda dividend, divisor: dividend)  # not tested here
     different = [
         mine
         for mine, server in zip(our_answers("6.0.27", "$mod"), recorded["answers"]["6.0.27"]["$mod"], strict=True)

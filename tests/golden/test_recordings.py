@@ -71,7 +71,7 @@ def _open(source: Recording, stream: RecordedStream) -> OurStream:
 
 
 def _end(source: Recording, stream: RecordedStream) -> ClusterTime:
-    """How far the server had read: what comes later in the recording may be broken, and is another stream's matter."""
+    """How far the server had read: later entries of the recording may be broken, and concern other streams."""
     if stream.error is not None:
         return entry_time(source.oplog[-1])
     return max(entry_time(source.oplog[0]), token_time(stream.replies[-1].post_batch_resume_token))

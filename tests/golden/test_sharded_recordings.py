@@ -164,7 +164,7 @@ def _merged_difference(stream: ShardedStream, ours: MergedReplay, end: ClusterTi
     token = ours.merged.token.to_bson()
     if stream.closed:
         return None if token == stream.reply_tokens[-1] else f"token {bson.decode(token)}"
-    # The router read on after the recording's end; what it says there is a mark of some later time.
+    # The router read on after the recording's end, where it gives a high-water mark of some later time.
     assert token_is_high_water_mark(stream.reply_tokens[-1])
     return None if token_is_high_water_mark(token) and token_time(token) == end else f"token {bson.decode(token)}"
 
@@ -273,7 +273,7 @@ def test_a_resume_at_any_token_and_any_high_water_mark_of_a_merged_stream_gives_
 
 
 def test_the_recording_of_7_0_holds_what_7_0_does_otherwise() -> None:
-    """So that one that is recorded again still holds it."""
+    """A new recording must still hold all of this."""
     streams = RECORDINGS[SEVEN].streams
     events = [bson.decode(event) for stream in streams for event in stream.events]
     described = {event["operationType"] for event in events if "ns" in event and "operationDescription" in event}

@@ -29,7 +29,7 @@ def test_the_list_of_streams_is_that_of_the_recordings() -> None:
 
 
 def value(document: bytes, name: bytes) -> bytes:
-    document = bytes(document)  # the largest events are given as views
+    document = bytes(document)  # the largest events are memoryviews
     element = raw_bson.find(document, name)
     assert element is not None
     return raw_bson.value(document, element)

@@ -1,15 +1,15 @@
-"""SIGKILL at random moments of everything that reads a deployment, while it is written to: nothing lost, nothing twice.
+"""SIGKILL, at random moments, everything that reads a deployment that is written to: nothing is lost or given twice.
 
     python -m tests.kills --seed 7 --kills 50                 all parts side by side, the kills divided among them
     python -m tests.kills --seed 7 --kills 10 --parts lake    some: archive, tables, images, snapshot, lake, sink, sync,
                                                               consumers
     python -m tests.kills --seed 7 --kills 0 --step-downs 5   of three members the primary steps down so often
 
-The seed decides what is written and when each part is killed. Each kill is told on standard error. Exit code 1 where a
+The seed decides what is written and when each part is killed. Each kill is reported on standard error. Exit code 1 if a
 part has lost something or has it twice; the last line gives the totals. The sync comes after the others, between two
 deployments of its own, and is killed as often as all of them together, while the primaries of both ends step down as
-often (``tests.kills.syncing``); then the consumers, on
-three members of their own that are harmed as well (``tests.kills.chaos``), for ``--consumers-seconds``.
+often (``tests.kills.syncing``). Last come the consumers, for ``--consumers-seconds``, on three members of their own
+that are harmed as well (``tests.kills.chaos``).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def run(
     parts: Sequence[type[Part]] = PARTS,
     step_downs: int = 0,
 ) -> tuple[int, bool]:
-    """Kill the parts so often together, let the primary step down so often, let each part come to the end, and compare.
-    Returns how often something was killed, and whether everything held. Raises AssertionError where a part does not
-    come to its end."""
+    """Kill the parts so often in all, let the primary step down so often, let each part come to its end, and compare.
+    Returns how often something was killed, and whether all checks passed. Raises AssertionError if a part does not come
+    to its end."""
     uri = deployment.uri
     with MongoClient[Any](uri) as client:
         prepare(client)
@@ -79,7 +79,7 @@ def run(
 
 
 def primary_first(uri: str) -> str:
-    """What is compared with is asked of the first host."""
+    """The URI with the primary as its first host, which is asked for what the parts are compared with."""
     with MongoClient[Any](uri) as client:
         client.admin.command("ping")
         hosts = sorted(client.nodes, key=lambda node: node != client.primary)
@@ -142,7 +142,7 @@ def main() -> int:
 
 
 def run_parts(chosen: Sequence[type[Part]], options: argparse.Namespace) -> bool:
-    """All but the consumers, on a deployment of their own; whether everything held."""
+    """Run everything but the consumers, on a deployment of its own. Returns whether all checks passed."""
     begun = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="tailrace-kills-") as folder,

@@ -3,15 +3,15 @@
     python -m tests.kills.chaos --seed 7 --seconds 600
     python -m tests.kills.chaos --seed 7 --seconds 60 --planted 'no fence'      must find something
 
-Processes are killed, stopped for longer than their leases, most often in a handler that is about to write, and started
-anew; their wall clocks are up to 100 s off, and are moved by an hour; their monotonic clocks run up to 5 % too fast or
-too slow. Members are killed and stopped, the primary steps down, and two of three are away for a while. The seed
-decides what is written and what the hands do; when it happens is the machine's.
+Processes are killed, stopped for longer than their leases, most often in a handler that is about to write, and
+restarted; their wall clocks are up to 100 s off, and are moved by an hour; their monotonic clocks run up to 5 % too
+fast or too slow. Members are killed and stopped, the primary steps down, and two of three are away for a while. The
+seed decides what is written and what the hands do; when it happens depends on the machine.
 
 At the end each change has had its effect exactly once (in transactions) or at least once, in order for each document,
 with no effect of an older owner after a newer one's; no committed position went back, and no lease was taken from an
-owner who held it. Exit code 1 where something of that is violated, or where too little happened: too few changes, or a
-kind of fault that never hit.
+owner who held it. Exit code 1 if any of that is violated, or if too little happened: too few changes, or a kind of
+fault that never hit.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _DATABASE: Final = "chaos"
 _OPTIONS: Final = (
     "&heartbeatFrequencyMS=1000&connectTimeoutMS=3000&socketTimeoutMS=15000&serverSelectionTimeoutMS=15000"
 )
-#: How much longer than asked for it goes on where too little has happened.
+#: How much longer than asked for it goes on if too little has happened.
 _LONGER_S: Final = 600.0
 _PROGRESS_S: Final = 30.0
 
 
 @dataclass
 class Result:
-    """``violations`` have a sentence each; ``missing`` what did not happen often enough."""
+    """``violations``: a sentence for each; ``missing``: what did not happen often enough."""
 
     changes: int = 0
     effects: dict[str, int] = field(default_factory=dict)
@@ -88,8 +88,8 @@ class Result:
 
 @dataclass
 class Chaos:
-    """``run()``. It goes on for ``seconds``, and longer until so many changes were written and each kind of fault has
-    hit so often, but not for ever: what is still missing then is told.
+    """Call ``run()``. It goes on for ``seconds``, and longer, but not for ever, until so many changes were written and
+    each kind of fault has hit so often. What is missing in the end is reported.
 
     ``listeners``, ``faults``  all, or some of them
     ``planted``                a fault of the processes, of ``planted.py``
@@ -106,7 +106,7 @@ class Chaos:
     hits_min: int = 1
     processes: int = 4
     lease_seconds: float = 2.0
-    #: One pause of a handler in so many changes.
+    #: A handler pauses once in so many changes.
     pauses_one_in: int = 40
     #: How long the users wait between two changes, about.
     between_changes_s: float = 0.02
@@ -114,7 +114,7 @@ class Chaos:
     rest_s: float = 2.0
     #: How long a member is away, from and to.
     harms_s: tuple[float, float] = (3.0, 9.0)
-    #: So long without any progress at the end, and what is not handled never will be.
+    #: After so long without any progress at the end, what is not handled never will be.
     patience_s: float = 180.0
 
     def run(self) -> Result:
@@ -158,7 +158,7 @@ class Chaos:
     # -- what happens -----------------------------------------------------------------------------------------------
 
     def _harm(self, result: Result) -> None:
-        """Write and harm, then let all come to rest and everything be handled."""
+        """Write and harm, then let everything come to rest and be handled."""
         self._processes.start()
         begun = told = time.monotonic()
         for part in (self._orders, *self._hands):
@@ -250,12 +250,12 @@ class Chaos:
                 result.violations.append(f"{name}, document {key} with {written} changes: {error}")
 
 
-#: What a process that was killed in a transaction holds is given up sooner than after the server's 60 s.
+#: Transactions of killed processes are ended sooner than after the server's 60 s.
 PARAMETERS: Final = {"transactionLifetimeLimitSeconds": 20}
 
 
 def run(seed: int, seconds: float, version: str, folder: Path, **options: Any) -> bool:
-    """A chaos on a deployment of its own, told on standard output; whether all held."""
+    """Run a chaos on a deployment of its own, and report on standard output. Returns whether all checks passed."""
     begun = time.monotonic()
     with ReplicaSet(3, version=version, oplog_size_mb=1000, parameters=PARAMETERS) as deployment:
         result = Chaos(deployment, folder, seed, seconds, **options).run()

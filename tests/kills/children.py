@@ -1,4 +1,4 @@
-"""The processes that ``tests.kills`` kills, as far as they are not commands of Tailrace's own.
+"""The processes that ``tests.kills`` kills, apart from Tailrace's own commands.
 
 python -m tests.kills.children images|snapshot URI DATABASE FOLDER     a stream, written down event by event
 python -m tests.kills.children tables URI DATABASE FOLDER                    a writer of tables
@@ -25,7 +25,7 @@ NO_EVENT = bson.encode({})
 
 
 def whole(raw: bytes) -> bytes:
-    """The pairs of event and token that are there as a whole, without what a kill has cut off."""
+    """The complete pairs of event and token, without what a kill has cut off."""
     end = place = 0
     count = 0
     while place + 4 <= len(raw):
@@ -70,7 +70,7 @@ def follow(kind: str, uri: str, database: str, folder: str) -> None:
 
 
 def write_tables(uri: str, database: str, folder: str) -> None:
-    # About every second life merges on read, and the next one finds what that has left.
+    # About every second life merges on read, and the next one finds what it has left.
     merges = sum(1 for _ in Path(folder).glob("*/_delta_log/*.json")) % 2 == 1
     rules = (TableRule(f"{database}.*"),)
     settings = TableSettings(Path(folder), rules, every_s=0.0, compact_every=3, merge_on_read=merges)

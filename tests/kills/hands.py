@@ -1,5 +1,5 @@
-"""What harms the chaos: a hand for the listeners' processes and one for the members, each with a seeded draw of its
-own."""
+"""What does the harm in the chaos: a hand for the listeners' processes and one for the members, each with random draws
+of its own from the seed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEMBER_FAULTS: Final = ("member killed", "member stopped", "step-down", "majorit
 
 
 class FaultLog:
-    """Every fault, told on standard error and kept in a file: when, what, and whether it really hit."""
+    """Every fault, reported on standard error and kept in a file: when, what, and whether it really hit."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class FaultLog:
 
 
 class Hand:
-    """Does its faults one after the other in a thread: first each of its kinds once, then as drawn."""
+    """Causes its faults one after the other in a thread: first each of its kinds once, then as drawn."""
 
     def __init__(self, name: str, kinds: tuple[str, ...], seed: int, log: FaultLog, pause_s: float) -> None:
         self._kinds, self._log, self._pause_s = kinds, log, pause_s
@@ -70,7 +70,7 @@ class Hand:
             raise self._error
 
     def finish(self) -> None:
-        """Let the fault under way come to its end, after which all is as it was."""
+        """Let the current fault come to its end, after which all is as it was."""
         self._ended.set()
         if self._kinds:
             self._thread.join(600)
@@ -120,7 +120,7 @@ class ListenerHand(Hand):
             self._end(kind)
 
     def _one(self) -> Listening:
-        """A process that has leases, where there is one: others have only begun."""
+        """A process that has leases, if there is one: the others have only begun."""
         running = self._processes.running()
         return self._draw.choice([one for one in running if self._leases.held_by(one.pid)] or running)
 
@@ -166,7 +166,7 @@ class ListenerHand(Hand):
         )
 
     def _in_a_handler(self, within_s: float) -> tuple[Listening | None, dict[str, Any] | None]:
-        """A process with a handler that takes its time just now, and what that handler says."""
+        """A process whose handler is pausing just now, and what that handler says."""
         end = time.monotonic() + within_s
         while time.monotonic() < end:
             found = [(process, said) for process in self._processes.running() for said in process.pauses()]

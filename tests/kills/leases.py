@@ -19,10 +19,10 @@ Record = dict[str, Any]
 
 
 class LeaseHistory:
-    """The records as they are, how often positions moved and leases changed hands, and a sentence for each violation.
+    """The current records, how often positions moved and leases changed hands, and a sentence for each violation.
 
     A position never goes back; a version never goes down, belongs to one owner, and grows with each owner; a lease that
-    is held goes to nobody else before it has run out by the server's clock.
+    is held goes to nobody else before it has expired by the server's clock.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class LeaseHistory:
         self.takeovers: Counter[str] = Counter()
 
     def put(self, name: str, record: Record, at: Any = None) -> None:
-        """``at``: when, by the server's wall clock, where the server tells it."""
+        """``at``: when, by the server's wall clock, if the server says so."""
         before = self.records.get(name, {})
         self.records[name] = record
         version, newer = before.get("version", 0), record.get("version", 0)
@@ -62,7 +62,7 @@ class LeaseHistory:
         self.violations.append(f"lease {name}: {what}")
 
     def held_by(self, pid: int) -> list[str]:
-        """The leases of a process: its number stands in its owner id."""
+        """The leases of a process, whose number is in its owner id."""
         return [name for name, record in self.records.copy().items() if is_of(record.get("owner"), pid)]
 
     def taken_from(self, pid: int) -> int:
@@ -100,7 +100,7 @@ def _set(into: Record, path: list[str], value: Any) -> None:
         return
     inner = into.get(first)
     into[first] = inner = dict(inner) if isinstance(inner, Mapping) else inner
-    if isinstance(inner, dict):  # what lies in arrays is not judged
+    if isinstance(inner, dict):  # values in arrays are not judged
         _set(inner, rest, value)
 
 
@@ -114,7 +114,7 @@ def _unset(into: Record, path: list[str]) -> None:
 
 
 class LeaseReader:
-    """Reads the history in a thread until the end is there, whatever the members do."""
+    """Reads the history in a thread up to the end, whatever the members do."""
 
     def __init__(self, uri: str, database: str) -> None:
         self.history = LeaseHistory()

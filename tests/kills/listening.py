@@ -6,8 +6,8 @@
 ``fenced``  lanes whose effects go through ``change.fence``, with a commit after several changes
 ``alone``   one lease for all changes, fenced too
 
-Now and then a handler says in a file that it is about to write, and takes its time: that is when it is stopped. The
-process's clocks are wrong, as those of the simulation's processes are; SIGUSR1 moves its wall clock.
+Now and then a handler says in a file that it is about to write, and pauses: that is when it is stopped. The process's
+clocks are wrong, as those of the simulation's processes are; SIGUSR1 moves its wall clock.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _JUMP_S: Final = 3600.0
 
 
 class Clocks:
-    """The clocks of this process: the wall clock is off by seconds, the monotonic one runs fast or slow. Everything of
-    ours asks ``time.time`` and ``time.monotonic``."""
+    """The clocks of this process: the wall clock is off by seconds, the monotonic one runs fast or slow. All of
+    Tailrace reads ``time.time`` and ``time.monotonic``."""
 
     def __init__(self, skew_s: float, rate: float, told: Path) -> None:
         self.skew_s = skew_s
@@ -57,7 +57,7 @@ class Clocks:
         self.tell()
 
     def tell(self) -> None:
-        """What the clock says beside what it should, for whoever moved it."""
+        """Write down how far the clock is off, for whoever moved it."""
         self._told.write_text(f"{self.skew_s}")
 
 
@@ -120,7 +120,7 @@ class Handlers:
         self._target["newest"].update_one(newest, update, upsert=True, session=session)
 
     def _fenced(self, change: Change, effects: Any, key: int, n: int) -> None:
-        # As of a process that has not noticed: the target alone refuses what is stale.
+        # Like a process that has not noticed that it was stopped: only the target refuses stale writes.
         change.fence._check = lambda: None
         try:
             change.fence.update_one(effects, {"_id": key}, self._effect(change, n), upsert=True)
@@ -154,7 +154,7 @@ def listeners_of(config: dict[str, Any], client: Any, target: Any) -> list[Liste
 
 
 def _number(event: Any) -> int:
-    """Chooses lanes by what changes with each change of a document."""
+    """A lane key that is different after each change of a document."""
     document = event.get("fullDocument") or event["updateDescription"]["updatedFields"]
     return int(document["n"])
 

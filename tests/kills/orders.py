@@ -1,5 +1,5 @@
-"""Who writes what the listeners of the chaos handle. Writes are numbered from 1 in each document, and each is known to
-have been carried out once, whatever the members did meanwhile."""
+"""The writers of what the listeners of the chaos handle. Writes are numbered from 1 in each document, and each is
+certain to have been carried out once, whatever the members did meanwhile."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MAJORITY: Final = WriteConcern("majority", wtimeout=5000)
 class Orders:
     """Writes to ``orders`` in a thread until ``finish()``. ``written`` has each document's last number.
 
-    A write asks for the number before it, so that a server that carries it out late, when it was given up and made
-    again, changes nothing. One whose answer is lost is asked for with another write that changes nothing and waits for
-    the majority.
+    A write requires the number before it. So it changes nothing if a server carries it out late, after it was given up
+    and repeated. If an answer is lost, another write, which changes nothing and waits for the majority, finds out what
+    happened.
     """
 
     def __init__(self, uri: str, database: str, seed: int, *, documents: int = 60, pause_s: float = 0.02) -> None:

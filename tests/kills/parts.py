@@ -1,4 +1,4 @@
-"""What is killed, and how it is told that nothing was lost and nothing is there twice."""
+"""What is killed, and how we know that nothing was lost and nothing is there twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.spark.streams import server_events
 from tests.tables.equality import in_collection, in_table
 
 ROOT = Path(__file__).parents[2]
-#: For one step of a loaded machine.
+#: How long one step may take on a loaded machine.
 PATIENCE_S = 900
 REPLICA_SET = "rs0"
 _SPARK_COLUMNS = "token,operation_type,cluster_time,collection,document_key,full_document,event"
@@ -60,7 +60,8 @@ class Verdict:
     wrong: list[str] = field(default_factory=list)
 
     def compare(self, what: str, expected: Iterable[bytes], found: Iterable[bytes]) -> None:
-        """Both in order. What is there twice, missing or too much is counted; the order is the rest."""
+        """Both in order. Counts what is there twice, what is missing and what is too much; otherwise the order must be
+        the same."""
         wanted, had = list(expected), list(found)
         left, right = Counter(wanted), Counter(had)
         self.items += len(wanted)
@@ -97,11 +98,11 @@ class Part:
         raise NotImplementedError
 
     def progress(self) -> int:
-        """Grows while it works."""
+        """A number that grows while the process works."""
         raise NotImplementedError
 
     def reached(self, until: ClusterTime) -> bool:
-        """Whether all up to a time is there."""
+        """Whether everything up to a time is there."""
         raise NotImplementedError
 
     def verdict(self, until: ClusterTime) -> Verdict:
@@ -110,7 +111,7 @@ class Part:
     # -- its lives --------------------------------------------------------------------------------------------------
 
     def live(self, seed: int, kills: int) -> None:
-        """Be killed so often, a part of the time before the process has done anything."""
+        """Be killed so often, sometimes before the process has done anything."""
         chosen = random.Random(f"{self.name} {seed}")
         for number in range(1, kills + 1):
             self._begin()
@@ -282,7 +283,7 @@ class Images(Part):
         result = Verdict()
         (_, token), *found = pairs(self.folder / EVENTS)
         events = [event for event, _ in found]
-        begun = ResumeToken.parse(token).cluster_time  # its mark stands before what happened then
+        begun = ResumeToken.parse(token).cluster_time  # its mark comes before what happened at that time
         with MongoClient[Any](self.uri) as client:
             kept = keeps_images(client)
             if not kept:
@@ -368,7 +369,7 @@ class Lake(Part):
         return max(0, CommitLog(lake).head().number) if (lake / "_tailrace" / "lake.json").exists() else 0
 
     def reached(self, until: ClusterTime) -> bool:
-        # Not what the lake says: where the copy began after the last write, no commit follows it.
+        # The lake does not tell: if the copy began after the last write, no commit follows it.
         return has_committed(self.folder / "lake.checkpoint", until)
 
     def verdict(self, until: ClusterTime) -> Verdict:

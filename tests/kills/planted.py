@@ -23,7 +23,7 @@ def commits_past_a_batch() -> None:
 
 
 def judges_by_its_own_clock() -> None:
-    """Whether a lease has run out is judged by the clock of the process that wants it."""
+    """Whether a lease has expired is judged by the clock of the process that wants it."""
     acquired = mongo_lease_store._acquired
 
     def changed(part: Any) -> Any:

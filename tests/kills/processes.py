@@ -32,7 +32,7 @@ class Listening(Forked):
     folder: Path
 
     def pauses(self) -> list[dict[str, Any]]:
-        """What its handlers say of themselves that take their time just now."""
+        """What its handlers that pause just now say of themselves."""
         found = []
         for path in sorted(self.folder.glob(f"{self.pid}.*.pause")):
             with suppress(FileNotFoundError):  # it has gone on
@@ -41,7 +41,7 @@ class Listening(Forked):
 
 
 class Processes:
-    """So many processes at a time; ``replace`` starts another one for one that ends."""
+    """A fixed number of processes; ``replace`` starts another one for one that ends."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Processes:
         self._running.append(process)
 
     def running(self) -> list[Listening]:
-        """Those that run. One that has ended by itself is a violation, and is replaced."""
+        """The running processes. One that has ended by itself is a violation, and is replaced."""
         with self._lock:
             for process in list(self._running):
                 if process.poll() is not None:

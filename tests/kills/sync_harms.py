@@ -15,8 +15,8 @@ Harm = Callable[[random.Random], str]
 
 
 class Harms:
-    """Does each of its kinds as often as it is told, in a drawn order, in a thread. ``alone`` is held meanwhile: who
-    reads both ends holds it too."""
+    """Causes each kind of harm as often as it is told, in a random order, in a thread. It holds ``alone`` meanwhile,
+    and so does whoever reads both ends."""
 
     def __init__(self, kinds: dict[str, Harm], seed: str, told: Callable[[str], None], pause_s: float) -> None:
         self._kinds, self._told, self._pause_s = kinds, told, pause_s
@@ -29,7 +29,7 @@ class Harms:
 
     @contextmanager
     def under_way(self, counts: dict[str, int]) -> Iterator[None]:
-        """So many of each kind beside the body, which is not left before all are done, unless it fails."""
+        """Causes so many of each kind while the body runs. The block ends when all are done, unless the body fails."""
         left = [kind for kind, count in counts.items() for _ in range(count)]
         self._rng.shuffle(left)
         thread = threading.Thread(target=self._run, args=(left,), daemon=True)

@@ -24,8 +24,8 @@ from tests.sync.workload import Kinds, Writes
 _ROUNDS: Final = 40
 _STEPS: Final = 12
 _SPREAD: Final = "spread"
-#: Between two steps of a writer, for each member of the source: a target of as many members commits so much later, and
-#: a sync that only runs after its source is killed at few positions that can be compared.
+#: Between two steps of a writer, for each member of the source: a target of that many members takes so much longer to
+#: commit, and a sync that is always behind its source is killed at few positions that can be compared.
 _STEP_PAUSE_S: Final = 0.2
 
 
@@ -49,7 +49,7 @@ class WrittenSet:
         return self._writes.sent
 
     def begin(self) -> None:
-        """What the copy finds."""
+        """The documents that the copy finds."""
         self._writes.run(300)
 
     @contextmanager
@@ -78,8 +78,8 @@ class WrittenCluster:
     go), and a collection beside it whose chunks move when they are told to, with writers of its own.
 
     ``quiet`` is held while chunks and primaries move: definitions of a cluster are made by our own router, and one that
-    is cut off in its middle would be the test's fault and not the sync's. So would an ``applyOps`` of that workload be
-    that waits for a prepared transaction, whose coordinator waits for it.
+    is cut off in its middle would be the test's fault and not the sync's. The same goes for an ``applyOps`` of that
+    workload that waits for a prepared transaction whose coordinator waits for it.
     """
 
     can_be_read_at = False
@@ -125,7 +125,7 @@ class WrittenCluster:
         stop.wait()
 
     def _write(self, number: int, stop: threading.Event) -> None:
-        """The documents of a remainder, so that nobody else writes them."""
+        """The documents whose numbers have this remainder, so that nobody else writes them."""
         rng = random.Random(f"spread {self._seed} {number}")
         changes: tuple[dict[str, Any], ...] = (
             {"$inc": {"n": 1}},
@@ -162,7 +162,7 @@ class WrittenCluster:
             self._source.sent += 1
 
     def _tried(self, write: Callable[[], object]) -> None:
-        """A write that meets a step-down may be lost, and nobody knows."""
+        """A write during a step-down may be lost, and nobody knows."""
         try:
             write()
         except (PyMongoError, EmbeddedError):
@@ -176,7 +176,7 @@ class WrittenCluster:
         return f"the primary of {name}"
 
     def move_chunk(self, rng: random.Random) -> str:
-        """Of the collection that is spread over the shards."""
+        """A writer of the collection that is spread over the shards."""
         router = self._cluster.router
         with self._quiet:
             key = {"region": rng.choice(REGIONS), "_id": 1}
@@ -190,7 +190,7 @@ class WrittenCluster:
         return self._source.holds()
 
     def close(self) -> None:
-        """The cluster goes with its sync."""
+        """Each sync has a cluster of its own."""
 
 
 class _Spread(ClusterSource):

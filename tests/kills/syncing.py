@@ -6,12 +6,12 @@ of every kind write, the primaries of both ends step down, and the chunks of a s
     python -m tests.kills.syncing --seed 7 --kills 20 --moves 30 --step-downs 10 --sharded
     python -m tests.kills.syncing --seed 7 --kills 100 --sync 3     the fourth sync of such a run alone
 
-A sync is killed some times and then brought to its end, and another begins. Each has a seed of its own, by which what
-is written, when it is killed and what is harmed come again; how these meet is the machine's. ``--step-downs`` counts
-those of each end. Each kill and harm is told on standard error. After each kill, if the position on the target says
-that the target equals the source at it, then that is compared: each collection, by its UUID, with what the source held
-at that time. At the end of each sync all is compared byte for byte: documents, catalogue and indexes. Exit code 1 where
-anything differs.
+A sync is killed some times and then brought to its end, and another begins. Each has a seed of its own, which decides
+what is written, when it is killed and what is harmed; how these coincide depends on the machine. ``--step-downs``
+counts those of each end. Each kill and harm is reported on standard error. After each kill, if the position on the
+target says that the target equals the source at it, then that is compared: each collection, by its UUID, with what the
+source held at that time. At the end of each sync everything is compared byte for byte: documents, catalogue and
+indexes. Exit code 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from tests.sync.equality import differences, documents, held, of_documents
 
 ROOT: Final = Path(__file__).parents[2]
 _PATIENCE_S: Final = 900
-#: Of a snapshot whose collection was not there, was not in the catalogue then, or is too old.
+#: Errors of a snapshot whose collection did not exist, was not yet in the catalogue, or that is too old.
 _UNAVAILABLE: Final = frozenset({26, 239, 246, 73})
 _KILLS_A_SYNC: Final = 10
 _LEASE_S: Final = 5
-#: Between two harms, on an average.
+#: Between two harms, on average.
 _PAUSE_S: Final = 5.0
 _PHASES: Final = ("copy", "catchUp", "follow")
 #: Documents a second, at most: in lives that are to end in the copy, and in the others.
@@ -96,9 +96,9 @@ class Wanted:
 
 
 class Killed:
-    """One sync after the other between two deployments. A source that is a cluster is another one for each sync.
+    """One sync after the other between two deployments. If the source is a cluster, each sync has a new one.
 
-    ``source``: the replica set, or what makes a cluster.
+    ``source``: the replica set, or a function that makes a cluster.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Killed:
         self.result = Result()
 
     def run(self, wanted: Wanted, *, only: int | None = None) -> Result:
-        """All of it, divided among syncs. ``only``: the sync of this number alone."""
+        """Do all of it, divided among syncs. ``only``: only the sync of this number."""
         for number, share in enumerate(wanted.divided(_KILLS_A_SYNC)):
             if only is None or number == only:
                 self._one(number, share)
@@ -185,12 +185,14 @@ class Killed:
         return self._process
 
     def _phases(self, kills: int) -> list[str]:
-        """In which the lives of one sync are to end. A copy that is done does not come again, so these are first."""
+        """The phases in which the lives of one sync are to end. A copy is not repeated once it is done, so its lives
+        come first."""
         lives = ("copy", "copy", "catchUp", "catchUp", "follow", "follow", "follow")
         return sorted((self._rng.choice(lives) for _ in range(kills)), key=_PHASES.index)
 
     def _live(self, number: int, wanted: str) -> None:
-        """Begin, and be killed in a phase, or a later one: as soon as it is reached, or some time later."""
+        """Begin, and be killed in the wanted phase or a later one, either as soon as it is reached or some time after
+        that."""
         rng = self._rng
         process = self._begin("--documents-per-second", _SLOW if wanted == "copy" else _QUICK)
         epoch = self._epoch()
@@ -223,7 +225,7 @@ class Killed:
             self._process = None
 
     def _end(self, what: str) -> None:
-        """Nobody writes any more: up to the end, and compare all."""
+        """Nobody writes any more: let the sync come to the end, and compare everything."""
         self._kill()
         process = self._begin("--once")
         try:
@@ -269,8 +271,8 @@ class Killed:
         return int(self._document().get("epoch", 0))
 
     def _compare_position(self) -> None:
-        """While writers go on: the target as it is now against the source as it was at the position. The commit that
-        was under way at the kill may come to its end meanwhile: then there is nothing to compare."""
+        """While writers go on: the target as it is now against the source as it was at the position. A commit that was
+        running at the kill may still complete meanwhile: then there is nothing to compare."""
         document = self._document()
         if not self._is_equal(document) or not self._written_by.can_be_read_at:
             return
@@ -301,7 +303,7 @@ class Killed:
 
 @dataclass(frozen=True)
 class Between:
-    """Of which versions the two ends are, and of how many members. ``sharded``: the source is a cluster."""
+    """The versions of the two ends, and their numbers of members. ``sharded``: the source is a cluster."""
 
     version: str
     to_version: str = ""
@@ -314,7 +316,7 @@ class Between:
 
     @contextmanager
     def ends(self) -> Iterator[tuple[Any, ReplicaSet]]:
-        """The source, or what makes one, and the target."""
+        """The source, or a function that makes one, and the target."""
         with ExitStack() as stack:
             target = stack.enter_context(replica_set(self.to_version or self.version, self.members))
             if self.sharded:
@@ -326,7 +328,7 @@ class Between:
 def run(
     seed: int, wanted: Wanted, between: Between, folder: Path, *, capped: bool = True, only: int | None = None
 ) -> bool:
-    """On deployments of their own, told on standard output; whether all held."""
+    """Run syncs on deployments of their own, and report on standard output. Returns whether all checks passed."""
     begun = time.monotonic()
     with between.ends() as (source, target):
         result = Killed(source, target, folder, seed, capped=capped).run(wanted, only=only)

@@ -137,7 +137,7 @@ class KilledToCluster:
         return f"region {key['region']} from {owner} to {to}"
 
     def _place(self, key: dict[str, Any], shard: str) -> None:
-        """A commit of the sync may hold the chunk meanwhile, and a move that lost its primary may still go on."""
+        """Meanwhile a commit of the sync may hold the chunk, or a move that lost its primary may still be running."""
         router = self._cluster.router
 
         def move() -> None:
@@ -228,7 +228,7 @@ class KilledToCluster:
 
 
 def run(seed: int, kills: int, *, moves: int, step_downs: int, version: str, folder: Path) -> bool:
-    """On deployments of its own, reported on standard output; whether all held."""
+    """Run on deployments of its own, and report on standard output. Returns whether all checks passed."""
     begun = time.monotonic()
     with (
         ReplicaSet(version=version) as source,

@@ -30,7 +30,7 @@ def chaos(start_replica_set: Callable[..., ReplicaSet], folder: Path, seconds: f
 def test_every_promise_is_kept_through_each_kind_of_fault(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
 ) -> None:
-    # The handling of changes costs most, on three members: few changes, and many pauses and harms.
+    # Handling changes costs most, on three members: so there are few changes, but many pauses and harms.
     options: dict[str, Any] = {"changes_min": 40, "between_changes_s": 0.4, "pauses_one_in": 2, "processes": 3}
     result = chaos(start_replica_set, tmp_path, 15, **options, rest_s=0.5, harms_s=(2.5, 4.0))
     assert result.violations == []
@@ -51,7 +51,7 @@ def test_every_promise_is_kept_for_longer(
     assert result.missing == []
 
 
-#: Which faults of the hands show a planted one, in which listeners.
+#: For each planted fault, the harms and the listeners in which it shows.
 SHOWN_BY = {
     "no fence": (["stop"], ["fenced", "alone"]),
     "commits past a batch": (["kill"], ["fenced", "alone"]),

@@ -1,4 +1,4 @@
-"""``make kills`` as a test, and what it would tell."""
+"""``make kills`` as a test, and what it would report."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def keeps_images(client: MongoClient[Any]) -> bool:
 
 
 def prepare(client: MongoClient[Any]) -> None:
-    """What is there before anything reads it. If the server can keep images, it does: ours are compared with them."""
+    """Write the documents that exist before anything reads them. If the server can keep images, it does: ours are
+    compared with them."""
     chosen = random.Random(0)
     options: dict[str, Any] = {"changeStreamPreAndPostImages": {"enabled": True}} if keeps_images(client) else {}
     for name in COLLECTIONS:

@@ -27,7 +27,7 @@ def rules(rnd: Random) -> dict[str, str]:
 
 
 def scalar(rnd: Random) -> Any:
-    """A value that is no document."""
+    """A scalar value."""
     return rnd.choice(
         (rnd.randint(0, 3), 2.5, "text", "", None, True, bson.Int64(7), b"\0x", bson.MinKey(), float("inf"))
     )
@@ -50,7 +50,8 @@ def fields(rnd: Random, depth: int = 3) -> dict[str, Any]:
 
 @dataclass
 class Change:
-    """An update: ``after`` it, and what the server tells of it. ``paths``: what the dotted names stand for."""
+    """An update: the document ``after`` it, and what the server says about it. ``paths``: what the dotted names stand
+    for."""
 
     after: dict[str, Any]
     diff: dict[str, Any]
@@ -130,7 +131,7 @@ def _array(rnd: Random, old: list[Any], made: Change, at: tuple[str | int, ...])
             after[place], below = (_document if isinstance(inner, dict) else _array)(rnd, inner, made, (*at, place))
             if below:
                 diff[f"s{place}"] = below
-    if "l" not in diff and rnd.random() < 0.3:  # past the end: what is between becomes null
+    if "l" not in diff and rnd.random() < 0.3:  # past the end: the elements in between become null
         place = len(after) + rnd.randint(0, 2)
         after += [None] * (place - len(after))
         after.append(diff.setdefault(f"u{place}", value(rnd)))

@@ -25,7 +25,7 @@ from tailrace.masks import MaskRefusedError, Masks
 from tailrace.read.window.apply import DELETE, DELETE_OF, TimedChange
 from tests.masks.random_updates import SECRET
 
-#: Tokens and hashes outlive a release: who joins by them finds them again.
+#: Tokens and hashes stay the same across releases, so that users can join on them.
 GOLDEN = [
     (
         "text",

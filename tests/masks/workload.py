@@ -1,5 +1,5 @@
 """Writes of all operators, with a value of its own in every masked field: text that begins with ``MARK``, or a number
-whose first bytes and digits are those of ``_NUMBERS``. Nothing else of the documents holds either."""
+whose first bytes and digits are those of ``_NUMBERS``. Nothing else in the documents holds either of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rules(database: str) -> dict[str, dict[str, str]]:
     return {pattern.format(db=database): paths for pattern, paths in RULES.items()}
 
 
-#: What the marked numbers have in common, and how it looks in BSON and in text.
+#: What the marked numbers have in common, as it looks in BSON and in text.
 _NUMBERS: Final = 0x5A3CC3A51E << 24
 _FORMS: Final = ((_NUMBERS >> 24).to_bytes(5, "little"), str(_NUMBERS)[:10].encode())
 

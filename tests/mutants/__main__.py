@@ -8,8 +8,8 @@
     python -m tests.mutants --tests tests/unit/test_a.py those that survived, with the tests of these files alone
     python -m tests.mutants --list                      runs nothing: what is known from earlier runs
 
-It goes on where it was broken off: what is known stands in ``.mutants``. Its exit status is 1 where more than five of a
-hundred mutants of a place survive without being among the equivalent ones of ``equivalent.toml``.
+A run that was interrupted continues where it stopped: results are kept in ``.mutants``. The exit status is 1 if more
+than five in a hundred mutants of a place survive without being listed in ``equivalent.toml``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
         _try_tests(args.tests, drawn, results, options)
     elif not args.list:
         left = [one for one in drawn if results.get(one[1], again=args.again) is None]
-        random.Random(args.seed).shuffle(left)  # so that a run that is broken off has something of everything
+        random.Random(args.seed).shuffle(left)  # so that a run that is interrupted has tried some of everything
         left.sort(key=lambda one: results.get(one[1]) is None)  # those that survived first
         options.all = len(left)
         options.say(f"{len(drawn)} mutants, {len(left)} of them to be run")
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _try_tests(files: list[Path], drawn: list[Planted], results: Results, options: Options) -> None:
-    """What has survived, with these tests alone."""
+    """Try the survivors with these tests alone."""
     reviewed = Reviewed.load()
     survived = []
     for module, mutant in drawn:
@@ -85,7 +85,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def draw(places: tuple[str, ...], name: str, sample: int | None, seed: int) -> list[Planted]:
-    """The mutants of the places, or so many of each."""
+    """The mutants of the places, all of them or so many of each."""
     drawn = []
     for place in places:
         found = [mutated_module(module, path) for module, path in modules((place,)).items() if name in module]

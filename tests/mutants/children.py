@@ -42,7 +42,7 @@ _out: int | None = None
 
 
 def say_and_end(text: str) -> None:
-    """In a process of ``run``: what it has to say; nothing after it is done."""
+    """In a process of ``run``: report this, and end at once."""
     assert _out is not None
     os.write(_out, text.encode()[:4000])
     os._exit(0)

@@ -1,12 +1,13 @@
 """What is changed in a module, one change at a time, and under which name a change is known.
 
 A **mutant** is a module with one expression or statement altered: a comparison, a boundary, a number, the name of a
-field, a condition turned round, a call left out. Its name says the function, and the text before and after, and no
-line: it stays when something is added above it.
+field, a condition turned round, a call left out. Its name consists of the function and the text before and after. It
+has no line number, so it stays the same when lines are added above.
 
-Not altered, since nothing that a program computes depends on it, or since no test can or should hold it: annotations
-and aliases of types, docstrings, imports and decorators; sentences (a text with a space in it, and formatted texts),
-whose wording may change; and what ``invariant`` and ``assert`` say, which holds as long as everything else is right.
+Some things are not altered, since nothing that a program computes depends on them, or since no test can or should fix
+them: annotations and aliases of types, docstrings, imports and decorators; sentences (a text with a space in it, and
+formatted texts), whose wording may change; and what ``invariant`` and ``assert`` say, which holds as long as everything
+else is right.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _OPERATORS: Final[dict[type[ast.operator], type[ast.operator]]] = {
 }
 _FUNCTIONS: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _BOOLEANS: Final[dict[type[ast.boolop], type[ast.boolop]]] = {ast.And: ast.Or, ast.Or: ast.And}
-#: Calls of which nothing is altered.
+#: Calls in which nothing is altered.
 _UNTOUCHED_CALLS: Final = ("invariant", "cast", "TypeVar")
 
 
@@ -196,7 +197,7 @@ class _Finder:
         self._scope.pop()
 
     def _parts(self, node: ast.AST) -> None:
-        """What hangs below a statement, a handler, a case or an expression."""
+        """Visit what is below a statement, a handler, a case or an expression."""
         for child, value in ast.iter_fields(node):
             if child in ("annotation", "keywords") and isinstance(node, ast.AnnAssign):
                 continue
@@ -245,7 +246,8 @@ def _is_untouched(statement: ast.stmt) -> bool:
 
 
 def _left_out(statement: ast.stmt) -> ast.stmt | None:
-    """What stands in the statement's place where it is left out, or goes the other way round its loop."""
+    """What takes the statement's place if it is left out, or if it continues its loop instead of ending it or the
+    reverse."""
     if isinstance(statement, ast.Raise) or (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Call | ast.Yield | ast.YieldFrom | ast.Await)
@@ -285,7 +287,7 @@ def _replacements(node: ast.expr, parent: ast.AST, child: str) -> Iterator[ast.e
 
 
 def _of_a_place(node: ast.expr, parent: ast.AST, child: str) -> Iterator[ast.expr]:
-    """Where a condition stands, its contrary; where a value is returned or assigned, None."""
+    """For a condition its negation; for a value that is returned or assigned, None."""
     if child in ("test", "ifs", "guard"):
         if not isinstance(node, ast.Compare | ast.UnaryOp):
             yield ast.UnaryOp(ast.Not(), node)
@@ -310,14 +312,14 @@ def _other_constant(value: object) -> Iterator[ast.expr]:
 
 
 def _is_untold(node: ast.expr) -> bool:
-    """A text or a type, which know no other operator."""
+    """A text or a type, for which the replaced operator would not be defined."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) or node.value is None
     return isinstance(node, ast.JoinedStr) or _is_type(node)
 
 
 def _is_type(node: ast.expr) -> bool:
-    """By its name: a class, or an alias of one."""
+    """Whether its name is that of a class or of an alias of one."""
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     return name[:1].isupper() and not name.isupper()
 
@@ -346,6 +348,6 @@ def _texts(change: _Change) -> tuple[str, str]:
 
 
 def _short(text: str) -> str:
-    """The two ends of a text that is long even so: a change of a whole table, say."""
+    """The two ends of a text that is still too long, such as a change of a whole table."""
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX // 2]}...{text[-_SHOWN_MAX // 2 :]}"

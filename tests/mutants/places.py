@@ -14,7 +14,7 @@ ROOT: Final = Path(__file__).parents[2]
 SOURCE: Final = ROOT / "src" / "tailrace"
 PLACES: Final = ("core/stage", "core/plan", "core/event", "act/consumer/rules")
 
-#: All files of ``unit`` and ``property`` decide but those of what is elsewhere: kernel, lake, Spark, commands.
+#: All files of ``unit`` and ``property`` decide, except those about other places: kernel, lake, Spark, commands.
 _ELSEWHERE: Final = (
     "test_archive", "test_cli", "test_commands", "test_compiled", "test_copy_progress", "test_dump", "test_file_system",
     "test_full_disks", "test_gateway", "test_group_commit", "test_health_of_commands", "test_image", "test_kernel",
@@ -33,7 +33,8 @@ _OTHERS: Final = (
     "simulation/test_operator_simulation.py",
     "simulation/test_simulation.py",
 )
-#: Of the simulation's tests those that must find other planted faults: a thousand seeds each where they do not.
+#: The simulation's tests that must find other planted faults: each plays a thousand seeds if it does not find its
+#: fault.
 DESELECTED: Final = ("planted", "a_seed_plays_the_same_run_again", "(simulation and found)")
 
 

@@ -49,7 +49,7 @@ def plant(module: MutatedModule, mutant: Mutant, living: dict[Key, list[Function
 
 
 def probe(module: MutatedModule, living: dict[Key, list[FunctionType]], reached: Callable[[int], None]) -> None:
-    """Have the living functions of the module tell the line of each statement that they come to."""
+    """Make the living functions of the module report the line of each statement that they reach."""
     tree = _Probes().visit(parse(module.path.read_text()))
     ast.fix_missing_locations(tree)
     imported = sys.modules.get(f"tailrace.{module.module}")
@@ -68,7 +68,7 @@ def _compiled(tree: ast.Module, path: Path) -> CodeType:
 
 
 def _exchange(module: CodeType, living: dict[Key, list[FunctionType]], as_it_is: dict[Key, CodeType]) -> int:
-    """How many functions have another code now than the module's text gives them."""
+    """How many functions now have code other than what the module's text gives them."""
     changed = 0
     for code in _codes(module):
         key = (code.co_qualname, code.co_firstlineno)
@@ -89,7 +89,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _caches() -> Iterator[Any]:
-    """What Tailrace's functions have remembered was made by the functions as they were."""
+    """Clear the caches of Tailrace's functions: they hold what the unchanged functions made."""
     for name, module in list(sys.modules.items()):
         if name.startswith("tailrace."):
             for value in list(vars(module).values()):

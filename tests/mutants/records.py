@@ -1,7 +1,7 @@
 """What is known from earlier runs: which tests reach which statement, and what became of each mutant.
 
-Both are in ``.mutants``, and hold as long as the files that they are about: a mutant that was killed until its module
-changes, one that survived until a test changes too.
+Both are in ``.mutants``, and are valid until the files that they depend on change: for a mutant that was killed its
+module, for one that survived the tests too.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ class Reach:
         (folder / _REACH).write_text(json.dumps(stored))
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """The tests that come to the mutant's statement."""
+        """The tests that reach the mutant's statement."""
         return [name for name, known in self.tests.items() if mutant.statement in known.reached.get(mutant.module, ())]
 
     def tests_of_module(self, mutant: Mutant) -> list[str]:
-        """Those that come to any of the module's functions, or all where none does."""
+        """Those that reach any of the module's functions, or all if none does."""
         return [name for name, known in self.tests.items() if mutant.module in known.reached] or [*self.tests]
 
     def ordered(self, names: Iterable[str], killers: Counter[str], seconds: float) -> list[str]:
-        """Those that have killed others of the function first, then the quick ones, for some time of tests."""
+        """First those that have killed other mutants of the function, then the quick ones, up to so many seconds of
+        tests."""
         chosen, left = [], seconds
         for name in sorted(names, key=lambda name: (-killers[name], self.tests[name].seconds)):
             left -= self.tests[name].seconds
@@ -92,7 +93,7 @@ class Result:
 
 
 class Results:
-    """Of all runs; each is written as it comes, so that a run may be broken off."""
+    """The results of all runs. Each is written as it comes, so that a run may be interrupted."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _RESULTS

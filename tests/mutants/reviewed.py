@@ -1,4 +1,5 @@
-"""Mutants that were looked at and are no faults: nobody can tell them from the program, or nothing hangs on it."""
+"""Mutants that were reviewed and are no faults: nobody can tell them from the program, or nothing depends on the
+difference."""
 
 from __future__ import annotations
 

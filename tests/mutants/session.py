@@ -30,7 +30,8 @@ _OPTIONS: Final = [
 ]  # fmt: skip
 _NOT_PLANTABLE: Final = "not plantable"
 _SURVIVED: Final = "survived"
-#: A mutant that goes round for ever is ended after so many times what its tests take without it, and so much more.
+#: A mutant that loops for ever is ended after this multiple of the time that its tests take without it, plus this many
+#: seconds.
 _TIMES, _MORE_SECONDS = 4, 10
 
 
@@ -161,13 +162,13 @@ class Warm(_Steady):
 
 
 class Options:
-    """Of a run: how many processes, how many seconds of tests for one mutant, and where it keeps what it knows."""
+    """Options of a run: how many processes, how many seconds of tests for one mutant, and where results are kept."""
 
     def __init__(self, processes: int, seconds: float, state: Path) -> None:
         self.processes = processes
         self.seconds = seconds
         self.state = state
-        #: Some of the tests decide: that none of them notices a mutant says nothing of the others.
+        #: Only some of the tests are run: if none of them notices a mutant, the others still may.
         self.only_kills = False
         self._out = os.dup(1)
         self.done = 0

@@ -106,7 +106,7 @@ def named() -> Iterator[tuple[str, str]]:
 
 
 def test_each_reviewed_mutant_is_there_and_has_a_reason() -> None:
-    """One that is not there any more was looked at for a text that has changed: look again, or take it out."""
+    """An entry that no longer exists was reviewed for a text that has since changed: review it again, or remove it."""
     reasons = Reviewed.load().reasons
     assert sorted(set(reasons) - {name for name, _ in named()}) == []
     assert all(len(reason) > 20 for reason in reasons.values())

@@ -15,7 +15,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 
 import tailrace
 
-#: Whose client, and whether its calls are awaited.
+#: Which client, and whether its calls are awaited.
 FACES: Final = ("pymongo", "server", "oplog", "async pymongo", "async server", "async oplog")
 _AWAITED: Final = (AsyncMongoClient, AsyncDatabase, AsyncCollection, AsyncChangeStream)
 

@@ -1,7 +1,7 @@
 """Loaded by pytest in the process that runs PyMongo's own tests: our client takes the place of PyMongo's.
 
 ``TAILRACE_SUITE_ENGINE`` is "pymongo" (nothing is replaced), "server" or "oplog". PyMongo's tests look at private parts
-of a stream. What ours calls by another name is given to them here under PyMongo's name, and nothing else is changed.
+of a stream. Where ours uses another name, they are given it here under PyMongo's name; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Tailing:
 
 
 class _TailingCursor(_Tailing, CommandCursor[Any]):  # type: ignore[misc]
-    """For who asks whether it is a cursor of PyMongo's."""
+    """For code that asks whether it is one of PyMongo's cursors."""
 
 
 class _AsyncTailingCursor(_Tailing, AsyncCommandCursor[Any]):  # type: ignore[misc]

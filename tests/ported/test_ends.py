@@ -1,7 +1,7 @@
 """How a stream ends, beside PyMongo's own, in both flavours and with both engines: what a closed stream still gives,
 which error ends it, in which words, and what it is afterwards.
 
-The habits that were tried had used streams that were open, and compared an error's class and code but not its text.
+Earlier tests of habits had used streams that were open, and had compared an error's class and code but not its text.
 """
 
 from __future__ import annotations

@@ -183,7 +183,8 @@ ADDRESS = re.compile(r"(?<=Error on remote shard )127\.0\.0\.1:\d+")
 
 @pytest.mark.mongod
 def test_a_cluster_s_stream_says_what_the_server_s_own_router_says(cluster: ShardedCluster) -> None:
-    """Its errors had another text, without the command that had failed. The server names a shard by its address."""
+    """Errors of a cluster had another text, without the command that had failed. The server names a shard by its
+    address."""
     router = cluster.router
     with NativeRouter(cluster) as native, tailrace.connect(cluster.uri) as client:
         start = router.fence()

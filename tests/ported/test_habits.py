@@ -1,7 +1,7 @@
 """Habits of PyMongo's users, each a few lines that run with PyMongo's client and with ours: the same value comes back,
 or an exception that PyMongo's ``except`` catches, with the same code.
 
-Of 26 such habits 9 had differed, some of them in silence: tests had used a stream, and not the client around it.
+Of 26 such habits 9 differed at first, some of them silently: tests had used a stream, but not the client around it.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def test_a_habit_has_the_same_outcome(uri: str, admin: MongoClient[Any], name: s
 
 @pytest.mark.parametrize("engine", ["oplog", "server"])
 def test_an_awaited_watch_is_refused_as_pymongo_s_is(replica_set: ReplicaSet, engine: Any) -> None:
-    """Only what waits had been asked."""
+    """Only calls that wait had been tried."""
 
     async def outcomes(kind: Any, **more: Any) -> dict[str, Any]:
         found = {}

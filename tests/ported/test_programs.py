@@ -24,7 +24,7 @@ from tailrace.embedded import ReplicaSet
 pytestmark = pytest.mark.mongod
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ported"
-#: What a program needs besides PyMongo: extra `dev`.
+#: What a program needs besides PyMongo, from the extra `dev`.
 NEEDS = {"server_sent_events": "fastapi", "celery_task": "celery", "flask_thread": "flask", "notebook": "pandas"}
 PROGRAMS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))
 #: ``from pymongo import A, MongoClient`` with the client's class in it.

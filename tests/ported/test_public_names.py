@@ -1,7 +1,7 @@
 """Every public name of PyMongo's client, database, collection and change stream, both flavours, is on the page, and
 what the page says of it is true.
 
-Only the names that somebody had thought of were there before: everything but ``watch`` was missing.
+Once only the names that somebody had thought of were there: everything but ``watch`` was missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLASSES: dict[str, list[tuple[type[Any], type[Any]]]] = {
     "ChangeStream": [(ChangeStream, ours.ChangeStream), (AsyncChangeStream, ours.AsyncChangeStream)],
 }
 PAIRS = [(section, *pair) for section, pairs in CLASSES.items() for pair in pairs]
-#: Names of ours beside PyMongo's. On a client, a database or a collection each would hide one of the user's.
+#: Our names beside PyMongo's. On a client, a database or a collection each would hide a user's name.
 OF_OURS = {"ChangeStream": {"explain", "has_next", "statistics"}, "MongoClient": {"tail_statistics"}}
 
 

@@ -68,7 +68,7 @@ def names(found: dict[str, str], result: str) -> set[str]:
 
 
 def check(found: dict[str, str], gaps: dict[str, str]) -> None:
-    """What fails is a known gap, and a known gap fails: one that passes is to be taken off the list."""
+    """Every failure is a known gap, and every known gap fails: one that passes must be taken off the list."""
     failed = names(found, "FAILED") | names(found, "ERROR")
     assert failed - gaps.keys() == set()
     assert (gaps.keys() & found.keys()) - failed == set()

@@ -2,9 +2,9 @@
 beside PyMongo's own: the same values of the same types, or errors that the same ``except`` catches.
 
 All streams are open at the same time, over the same writes, so that events are compared whole, tokens included. The
-documents have fields that are named like an event's, an oplog entry's and our own. Parameters had been tried one by one
-on 6.0, synchronously, and mostly those that are refused; what comes out of a stream had been compared as bytes, and
-not as what a program holds in its hands.
+documents have fields that are named like an event's, an oplog entry's and our own. Earlier tests tried parameters one
+by one, on 6.0, synchronously, and mostly those that are refused; what a stream gives was compared as bytes, and not as
+the objects that a program gets.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _all(stream: Any) -> Any:
 
 
 def _state(stream: Any) -> Any:
-    """Of a stream that has no events: that it is there."""
+    """For a stream without events: that it opens."""
     found = stream.try_next(), stream.alive, sorted(stream.resume_token)
     stream.close()
     return *found, stream.alive
@@ -505,14 +505,15 @@ def write(collection: Any, version: str) -> None:
 
 
 def _reply(error: Any) -> Any:
-    """What a program sees of the server's reply. Of ``engine="server"`` it was a raw document: nothing had looked."""
+    """What a program sees of the server's reply. With ``engine="server"`` it was a raw document, and no test had
+    looked."""
     reply = getattr(error, "details", None)
     clocks = {"$clusterTime", "operationTime"}
     return (type(reply), sorted(set(reply) - clocks)) if isinstance(reply, Mapping) else reply
 
 
 def _difference(theirs: Any, ours: Any) -> str | None:
-    """What a program would notice; ``None``: nothing."""
+    """The difference that a program would notice; ``None`` if there is none."""
     if isinstance(theirs, BaseException) or isinstance(ours, BaseException):
         same = isinstance(theirs, BaseException) and isinstance(ours, type(theirs))
         if same and isinstance(theirs, PyMongoError):
@@ -541,7 +542,7 @@ def first_difference(theirs: Any, ours: Any, path: str = "") -> str | None:
 )
 def running(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """The version, and where its replica set is. It writes no no-ops: the token after the last event of a batch is
-    compared, and it would tell which streams were read before a no-op, and which after it."""
+    compared, and with no-ops it would depend on when each stream was read."""
     if request.param.startswith("6"):
         with without_noops(request.getfixturevalue("replica_set")) as quiet:
             yield request.param, quiet.uri
@@ -551,7 +552,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 
 
 def found(uri: str) -> dict[str, dict[str, Any]]:
-    """Of every habit, what comes of it in each face."""
+    """For every habit, the outcome in each face."""
     results: dict[str, dict[str, Any]] = {name: {} for name in HABITS}
     with closing(asyncio.new_event_loop()) as loop, MongoClient[Any](uri) as admin:
         admin.drop_database(_DATABASE)

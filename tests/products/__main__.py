@@ -1,4 +1,5 @@
-"""Everything that stands on the stream, beside the server, while a seeded hand harms it: equal or refused, never wrong.
+"""Everything that is built on the stream, compared with the server while a seeded hand harms it: equal or refused,
+never wrong.
 
     python -m tests.products --seed 7                                one seed; the same again plays it again
     python -m tests.products --seeds 1-20 --version 5.0.4            many
@@ -10,8 +11,8 @@
 Of three seeds one is played on a replica set of one member, which is put back from copies; one on three members, with
 step-downs and rollbacks; one on a cluster, whose chunks, primaries and shards move.
 
-The workload of a seed is always the same; how the processes interleave is the machine's. Exit code 1 where something is
-wrong. Each difference is told once; the last line gives the totals.
+The workload of a seed is always the same; how the processes interleave depends on the machine. Exit code 1 if something
+is wrong. Each difference is reported once; the last line gives the totals.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ class Chosen:
     rounds: int = ROUNDS
 
     def play(self, writes: Any, folder: Path, report: Report, *, left_out: Container[str] = (), **further: Any) -> None:
-        """Play it over writes to a deployment, without the products that cannot follow these."""
+        """Play it over writes to a deployment, without the products that cannot follow such writes."""
         products = [one for one in self.products if one.name not in left_out]
         names = ("seed", "operations", "faults", "planted", "kinds", "rounds")
         Play(writes, products, folder, report, **{name: getattr(self, name) for name in names}, **further)()
 
 
 def elsewhere_of(writes: Any, folder: Path, operations: int) -> Elsewhere:
-    """The same names in another deployment, with other documents, and what is true there."""
+    """Another deployment with the same names and other documents, and the truth about it."""
     writes.run(operations)
     writes.pause(Truth(folder))
     return Elsewhere(writes.deployment.uri, folder, writes)
@@ -86,7 +87,7 @@ def run_seed(deployment: ReplicaSet, other: ReplicaSet | None, folder: Path, rep
         writes = ReplicaSetWrites(deployment, seed, operations, unique_names=unique_names)
         stack.enter_context(leaving_nothing(writes))
         try:
-            # Exact images cannot say what an update of a field does whose name a document has twice.
+            # Exact images cannot tell what an update does to a field whose name a document has twice.
             chosen.play(writes, folder, report, left_out=() if unique_names else ("images",), elsewhere=there)
         except ServerFailed as error:
             report.given_up.append(f"seed {seed}: {error}")
@@ -135,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def play_on(deployments: Deployments, folder: Path, report: Report, chosen: Chosen) -> str:
-    """Play a seed on the kind of deployment that it has; that kind."""
+    """Play a seed on its kind of deployment, and return that kind."""
     kind = deployments.kind(chosen.seed)
     here, other = deployments.of(kind)
     if isinstance(other, ShardedCluster):

@@ -1,5 +1,5 @@
-"""The archive beside the oplog: its entries, and a stream that begins in it because the oplog is said not to reach so
-far back."""
+"""The archive compared with the oplog: its entries, and a stream that begins in it because the oplog is made to look as
+if it did not reach so far back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SMALL = SegmentLimits(bytes=60_000, seconds=0.5)
 
 
 def record(uri: str, folder: Path) -> None:
-    """Archive all that is there now."""
+    """Archive everything up to now."""
     with MongoClient(uri) as client:
         cluster = Cluster.discover(client, uri, {})
         try:
@@ -46,7 +46,7 @@ def record(uri: str, folder: Path) -> None:
 
 
 def came_or_went(job: Job) -> bool:
-    """Whether a shard did since the workload began."""
+    """Whether a shard joined or left since the workload began."""
     with MongoClient[Any](job.uri) as client:
         cluster = Cluster.discover(client, job.uri, {})
         assert cluster is not None
@@ -102,7 +102,7 @@ class ArchiveProduct(Product):
         expected = truth.events(since, job.time)
         begin: dict[str, Any] = {"start_at_operation_time": since.to_timestamp()}
         if expected and rng.random() < 0.6:
-            # Mostly a token that is in the archive alone.
+            # Mostly a token that only the archive has.
             place = rng.randrange(len(truth.events(since, middle)) or 1)
             token = raw_bson.find(expected[place], b"_id")
             assert token is not None
@@ -135,7 +135,7 @@ class ArchiveProduct(Product):
 
 @contextmanager
 def beginning_at(time: ClusterTime) -> Iterator[None]:
-    """Let each live oplog say that it begins then, if it does not begin later."""
+    """Let each live oplog claim to begin then, if it does not begin later."""
     own = MongodSource.oldest
 
     def oldest(source: MongodSource) -> tuple[ClusterTime, bool]:

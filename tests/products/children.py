@@ -45,7 +45,7 @@ class Outcome:
 
 
 def carried_out(product: Product, job: Job) -> Outcome:
-    """Bring the product forward and compare it, in this process. What is no TailraceError is raised."""
+    """Bring the product forward and compare it, in this process. Errors other than TailraceError are raised."""
     try:
         product.advance(job)
         if job.options.get("only") == "advance":
@@ -53,14 +53,14 @@ def carried_out(product: Product, job: Job) -> Outcome:
         told = product.differences(job, Truth(Path(job.truth)))
     except TailraceError as error:
         return _refused(error)
-    except REFUSALS as error:  # of those who read what we wrote
+    except REFUSALS as error:  # from programs that read what we wrote
         return Outcome("refused", f"{type(error).__name__}: {error}")
     return Outcome("wrong", "; ".join(told)) if told else Outcome("equal")
 
 
 def _refused(error: TailraceError) -> Outcome:
     text = str(error)
-    # A sentence: it says something, and nothing of Python's own.
+    # A sentence: it is not empty, and has nothing of Python in it.
     if len(text) < 10 or "Traceback" in text or "object at 0x" in text:
         return Outcome("wrong", f"a refusal that is no sentence: {text!r}")
     return Outcome("refused", f"{type(error).__name__}: {text}")
@@ -68,7 +68,7 @@ def _refused(error: TailraceError) -> Outcome:
 
 def main(request: str) -> None:
     """The program of a child: prints the outcome as JSON."""
-    faulthandler.enable()  # one that does not end is told where it stands
+    faulthandler.enable()  # shows where a process hangs
     job = Job.from_json(Path(request).read_text())
     if job.planted:
         plant(job.planted)
@@ -77,12 +77,12 @@ def main(request: str) -> None:
     except BaseException as error:  # noqa: BLE001  what a product does not raise on purpose is told as wrong
         outcome = Outcome("wrong", crash(error))
     print(json.dumps([outcome.kind, outcome.text[:_SAID_MAX]]), flush=True)
-    # Arrow's threads do not survive a fork, which its end in a forked process does not expect.
+    # Arrow's threads do not survive a fork, and its shutdown in a forked process does not expect that.
     os._exit(0)
 
 
 def crash(error: BaseException) -> str:
-    """An error that nobody has caught: itself, and where it comes from, from the innermost place on."""
+    """An uncaught error, and where it comes from, the innermost place first."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [
         f"{Path(one.filename).name}:{one.lineno} {one.name}"
@@ -105,7 +105,7 @@ class Child:
         self._command = Command(file.name, code=_CODE, stdout=self._out, stderr=self._err, server=_SERVER)
 
     def kill(self) -> bool:
-        """SIGKILL; whether it was still running."""
+        """Send SIGKILL. Returns whether it was still running."""
         running = self._command.poll() is None
         self._command.kill()
         self._command.wait()
@@ -113,7 +113,7 @@ class Child:
         return running
 
     def outcome(self) -> Outcome:
-        """Wait for it. A process that ends by a signal, or with a traceback, is wrong; so is one that does not end."""
+        """Wait for the process. If it ends by a signal or with a traceback, or does not end, the outcome is wrong."""
         deadline = time.monotonic() + PATIENCE_S
         while self._command.poll() is None:
             if time.monotonic() > deadline:

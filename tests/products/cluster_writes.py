@@ -26,12 +26,13 @@ from tests.sharded.fuzz import tied
 from tests.sharded.random_workload import RandomWorkload
 from tests.tables.equality import collections, key_of
 
-#: Writers of a round, and what of a round's operations each does.
+#: The number of writers in a round, and how many of a round's operations each carries out.
 _WRITERS: Final = 2
 
 
 class ClusterWrites:
-    """One seed's. Each round has a database of its own; the ones before are changed a little too, when they move.
+    """The writes of one seed. Each round has a database of its own; earlier ones are changed a little too, when they
+    move.
 
     ``leases``: the URI of a replica set beside the cluster, for positions and effects.
     """
@@ -47,7 +48,7 @@ class ClusterWrites:
         self.databases = (*self._each, self.own)
         self.followed = f"fuzz{seed}v"
         self.hidden_uri = ""
-        # Names that nobody can copy would stay where they are when a primary moves: they are there in the pauses alone.
+        # Names that nobody can copy would stay behind when a primary shard moves: they exist only during the pauses.
         self._mine = OwnWrites(self.own, f"cluster {seed} {salt}", self.version, unreadable=0.0, unique_names=True)
         self.eventless, self.unlogged = self._mine.eventless, self._mine.unlogged
         self.moved = (*(f"{database}.plain" for database in self.databases), *self._mine.namespaces)
@@ -58,7 +59,7 @@ class ClusterWrites:
         self.start = ClusterTime.from_timestamp(cluster.router.fence())
         self._recorded = self.start
         self._reshards = seed % 2 == 0 and cluster.version.startswith("6.")
-        #: Exact images are null there (docs/design/exact-images.md).
+        #: Where exact images are null (docs/design/exact-images.md).
         self.resharded = tuple(f"{database}.orders" for database in self._each) if self._reshards else ()
 
     def run(self, count: int) -> None:
@@ -100,13 +101,13 @@ class ClusterWrites:
             act(wire.exchange)
 
     def write_more(self) -> None:
-        """A little, whatever was written so far."""
+        """Write a little, whatever was written so far."""
         self._write_mine(20)
         for _ in range(5):
             self._message()
 
     def _write_mine(self, count: int) -> None:
-        """To the primary shard itself: that takes what a router has no words for."""
+        """Write to the primary shard itself, which accepts what cannot be said to a router."""
         with authenticated(self._primary_of(self.own).uri) as wire:
             self._mine.begin_round(partial(self._send, wire), wire.exchange)
             for _ in range(count):
@@ -118,7 +119,7 @@ class ClusterWrites:
             wire.run(database, command)
 
     def _message(self) -> None:
-        """An order and what is to be told of it, in one transaction."""
+        """An order and the message about it, in one transaction."""
         rng, number = self._rng, self._rng.randrange(12)
         payload = {"n": rng.randrange(1000)}
         letter = {"_id": rng.getrandbits(60), "topic": "orders", "key": str(number), "payload": payload}
@@ -140,11 +141,11 @@ class ClusterWrites:
         router = self.deployment.router
         primary = router.catalog.database(database)["primary"]
         others = [name for name in self.deployment.shards if name != primary]
-        with suppress(OperationFailure):  # where something of it is still under way
+        with suppress(OperationFailure):  # if something of it is still running
             router.move_primary(database, self._rng.choice(others))
 
     def disturb(self, rng: random.Random) -> str | None:
-        """Let a shard's or the config server's primary step down, or end without a word and come back."""
+        """Let a shard's or the config server's primary step down, or be killed and come back."""
         if rng.random() < 0.5:
             return None
         parts = [*self.deployment.shards.values(), self.deployment.config]
@@ -157,11 +158,11 @@ class ClusterWrites:
 
     @property
     def can_be_restored(self) -> bool:
-        """A cluster's data are those of several servers."""
+        """No: a cluster's data is on several servers."""
         return False
 
     def expire(self) -> None:
-        """Documents that a shard removes by itself, because their time is over."""
+        """Documents that a shard removes by itself when they expire."""
         with authenticated(self._primary_of(self.own).uri) as wire:
             if wire.run("admin", {"getParameter": 1, "ttlMonitorSleepSecs": 1})["ttlMonitorSleepSecs"] > 1:
                 return
@@ -194,7 +195,7 @@ class ClusterWrites:
                 client.drop_database(f"{self.followed}_leases")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing: nothing is open."""
 
     def pause(self, truth: Truth) -> ClusterTime:
         """Record what is there now."""
@@ -204,7 +205,7 @@ class ClusterWrites:
         self._remind_shards()
         found = [self._events(since, end, for_merge=True)]
         if self.deployment.version >= "6.":
-            # A mongos adds the images itself, after its merge: who talks to a shard alone is given them.
+            # A mongos adds the images itself, after its merge; here they come from a client of the shard alone.
             kept = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
             found.append(self._events(since, end, for_merge=False, **kept))
         truth.record(at, self._collections(), found[0], found[-1] if len(found) > 1 else [])
@@ -212,8 +213,8 @@ class ClusterWrites:
         return at
 
     def _remind_shards(self) -> None:
-        """Shards of 4.4 take an insert's shard key from what they know of the collection while they make the event; one
-        that was restarted knows nothing, and gives the ``_id`` alone."""
+        """Shards of 4.4 take an insert's shard key from what they know about the collection when they make the event;
+        one that was restarted knows nothing, and gives only the ``_id``."""
         if not self.deployment.version.startswith("4."):
             return
         namespaces = self._namespaces()
@@ -246,7 +247,7 @@ class ClusterWrites:
 
 
 def _as_member(uri: str) -> str:
-    """The address of a shard, with a user who may send what members send each other if it knows users."""
+    """The address of a shard; if it has users, with one who may send what members send to each other."""
     root = f"root:{ROOT_PASSWORD}@"
     if root not in uri:
         return uri

@@ -1,4 +1,4 @@
-"""The deployments of a run: of which kind a seed's is, and those that are up."""
+"""The deployments of a run: the kind of each seed's, and those that are running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.differential.hidden import hide_a_member
 from tests.products.writes import ROOT_PASSWORD
 
 SINGLE: Final = "one member"
-#: And a hidden one beside them, which has no vote.
+#: And one more, hidden and without a vote.
 THREE: Final = "three members"
 CLUSTER: Final = "cluster"
 #: By the remainder of a seed.
@@ -54,9 +54,9 @@ def cluster_of(version: str) -> Iterator[ShardedCluster]:
 
 
 class Deployments:
-    """Those of one version, of one kind at a time: they stay up for the next seed where it is of the same kind.
+    """Those of one version, of one kind at a time: they keep running if the next seed has the same kind.
 
-    ``only``: the kind of every seed; by default one of three seeds is of each.
+    ``only``: the kind of every seed; by default each kind has one of three seeds.
     """
 
     def __init__(self, version: str, only: str = "") -> None:
@@ -67,12 +67,12 @@ class Deployments:
         self._found: tuple[ReplicaSet | None, ReplicaSet | ShardedCluster] | None = None
 
     def kind(self, seed: int) -> str:
-        """Of the deployment that a seed is played on."""
+        """The kind of deployment on which a seed is played."""
         return self._only or _KINDS[seed % len(_KINDS)]
 
     def of(self, kind: str) -> tuple[ReplicaSet | None, ReplicaSet | ShardedCluster]:
-        """One to play on, and another one to point at. A cluster is not there to play on: each seed has its own, since
-        its shards go."""
+        """One to play on, and another one to point at. There is no cluster to play on here: each seed has its own,
+        since its shards leave."""
         if self._found is None or kind != self._kind:
             self.close()
             self._kind, self._found = kind, self._start(kind)
@@ -88,6 +88,6 @@ class Deployments:
         return here, enter(replica_set(self.version))
 
     def close(self) -> None:
-        """End those that are up."""
+        """End those that are running."""
         self._running.close()
         self._found = None

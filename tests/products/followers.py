@@ -27,26 +27,27 @@ from tests.products.truth import Truth
 from tests.products.writes import ORDERS, OUTBOX, PATIENCE
 from tests.snapshot.copies import opened
 
-#: A process that was killed leaves its transaction open on the server, which ends it after 60 s: its documents wait.
+#: A killed process leaves its transaction open until the server ends it after 60 s; until then its documents are
+#: blocked.
 _PATIENCE_S = 100.0
-#: What is of another deployment is refused before anything is read.
+#: A position of another deployment is refused before anything is read.
 _PATIENCE_ELSEWHERE_S = 10.0
 _LEASE_S = 1.0
-#: How long one works beside the writes.
+#: How long one works while there are writes.
 _A_WHILE_S = 1.5
 _LANES = 3
 
 
 class Follower(Product):
-    """One that runs until what it does is as the server says, or until it has had enough time."""
+    """One that runs until its effects are as the server says, or until its time is over."""
 
     has_files = False
     has_leases = True
-    #: What is put back together with the leases, since it was written in one transaction with them.
+    #: Collections that are restored together with the leases, since they were written in one transaction with them.
     written_together: ClassVar[tuple[str, ...]] = ()
 
     def advance(self, job: Job) -> None:
-        """Nothing: what it has to reach is what is compared. Where only this is asked for, it works a while."""
+        """Nothing, since the comparison says what it has to reach. If only this is asked for, it works for a while."""
         if job.options.get("only") == "advance":
             with self._running(job) as (_, parts):
                 for part in parts:
@@ -78,7 +79,7 @@ class Follower(Product):
             if not told or time.monotonic() > deadline:
                 return told
             for part in parts:
-                if part.join(0.05):  # it has ended: raises what with
+                if part.join(0.05):  # it has ended: raises its error
                     return [*told, "and it has ended"]
 
     @property
@@ -120,7 +121,7 @@ class ViewProduct(Follower):
         return [ViewKeeper(client, view, store=store, lease_seconds=_LEASE_S)]
 
     def _wrong(self, client: Any, job: Job, truth: Truth) -> list[str]:
-        """The server's own join says what each cart has to show."""
+        """The server's own join says what each cart must show."""
         join = {"from": "customers", "localField": "customer_id", "foreignField": "_id", "as": "found"}
         carts = client[job.options["followed"]]["carts"].aggregate([{"$lookup": join}])
         wrong = []
@@ -176,7 +177,7 @@ class OutboxProduct(Follower):
         ]
 
     def _wrong(self, client: Any, job: Job, truth: Truth) -> list[str]:
-        """Each committed letter's message is there, those of one key in order, and no other."""
+        """Each committed letter's message is there, those of one key in order, and no others."""
         namespace = f"{job.options['followed']}.{OUTBOX}"
         events = _of(truth, job, namespace)
         wanted = {_data(event): event["fullDocument"] for event in events if event["operationType"] == "insert"}
@@ -224,7 +225,7 @@ class ListenerProduct(Follower):
                 partitions=_LANES,
                 lease_seconds=_LEASE_S,
                 retries=1000,
-                # On a cluster the former primary shard of a database drops what it had.
+                # On a cluster the former primary shard of a database drops its collections.
                 on_invalidate="resume",
             )
         ]
@@ -249,7 +250,7 @@ class ListenerProduct(Follower):
 
 
 def _leases_of(job: Job) -> str:
-    """The deployment of leases and effects: a cluster's are elsewhere."""
+    """The deployment of leases and effects, which is another one if a cluster is watched."""
     return str(job.options.get("leases") or job.uri)
 
 

@@ -21,14 +21,14 @@ from tailrace.errors import RESUMABLE_LABEL, SinkError, SourceError
 from tests.kills.children import EVENTS, NO_EVENT, pairs
 
 _AWAIT_MS = 50
-#: So often a stream is asked again where its deployment has no primary for a moment.
+#: How often a read is repeated while the deployment has no primary.
 _TRIES = 50
 _T = TypeVar("_T")
 
 
 def follow(uri: str, folder: Path, until: ClusterTime, said: dict[str, Any], **connection: Any) -> None:
-    """Write each event of the deployment's stream and the token after it in one piece, and go on after the last one
-    that is there, until the token has passed ``until``. ``said`` is how a new one begins and what it gives."""
+    """Write each event of the deployment's stream and the token after it in one piece, beginning after the last one in
+    the file, until the token has passed ``until``. ``said`` are the options of a new stream."""
     with keeping():
         folder.mkdir(parents=True, exist_ok=True)
     path = folder / EVENTS
@@ -39,7 +39,7 @@ def follow(uri: str, folder: Path, until: ClusterTime, said: dict[str, Any], **c
         said["resume_after"] = bson.decode(known[-1][1])
     with ExitStack() as stack:
         with keeping():
-            # Without a buffer: what could not be written would be tried again when it is closed.
+            # Without a buffer, which would try once more on closing to write what could not be written.
             out = stack.enter_context(path.open("ab", buffering=0))
         client = stack.enter_context(tailrace.connect(uri, **connection))
         out.truncate(sum(len(event) + len(token) for event, token in known))
@@ -52,13 +52,13 @@ def follow(uri: str, folder: Path, until: ClusterTime, said: dict[str, Any], **c
             if event is not None:
                 _write(out, bytes(event.raw), stream.resume_token)
             elif _time(stream.resume_token) >= until:
-                # Where nothing happened the token alone has moved on.
+                # If nothing happened, only the token has moved on.
                 return
 
 
 def _again(ask: Callable[[], _T], may_be: Callable[[SourceError], bool]) -> _T:
-    """As a careful consumer asks: again where an election goes on. (A stream resumes once by itself in each call, as
-    those of MongoDB's drivers do.)"""
+    """Asks as a careful consumer does, again during an election. (A stream resumes by itself once in each call, like
+    those of MongoDB's drivers.)"""
     for _ in range(_TRIES):
         try:
             return ask()
@@ -71,7 +71,7 @@ def _again(ask: Callable[[], _T], may_be: Callable[[SourceError], bool]) -> _T:
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """What the harness itself writes down, as a consumer would: where that cannot be written, it refuses to go on."""
+    """What the harness itself writes down in place of a consumer: if that cannot be written, it refuses to go on."""
     try:
         yield
     except OSError as error:
@@ -86,7 +86,7 @@ def _write(out: FileIO, event: bytes, token: Any) -> None:
 
 
 def _time(token: Any) -> ClusterTime:
-    """Of a copy that is under way: none."""
+    """There are none while a copy is running."""
     return ResumeToken.parse(token).cluster_time if isinstance(token.get("_data"), str) else ZERO
 
 
@@ -102,7 +102,7 @@ def events_in(folder: Path) -> list[bytes]:
 
 
 def damage_token(folder: Path, rng: random.Random) -> str:
-    """Alter the last token that was written down; what it has become."""
+    """Alter the last token that was written down, and return the result."""
     path = folder / EVENTS
     (_, raw), *_ = reversed(pairs(path))
     token = bson.decode(raw)

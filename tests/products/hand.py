@@ -1,7 +1,7 @@
-"""A seeded hand that restores, damages, fills, kills and points elsewhere, and what has to come of it.
+"""A seeded hand that restores, damages, fills, kills and points elsewhere, and the required outcome.
 
-After each, a product is *equal* to what the server says, or *refuses* with a sentence; what a kill or a full disk has
-left goes on, and what a refusal has left does too, once the cause is away.
+After each, a product is *equal* to what the server says, or *refuses* with a sentence; after a kill or a full disk it
+goes on, and after a refusal too, once the cause is removed.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _DAMAGE: Final = ("bit", "cut", "zeros", "swap")
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Another deployment of the same name, which holds other documents under the same names, and what is true of it.
-    ``writes``: to it."""
+    """Another deployment of the same name, with other documents under the same names, and the truth about it.
+    ``writes`` writes to it."""
 
     uri: str
     truth: Path
     writes: Any
 
     def write(self) -> None:
-        """A little more, so that its history goes on past all that was read from the other deployment."""
+        """Write a little more, so that its history goes on past everything that was read from the other deployment."""
         self.writes.write_more()
         self.writes.pause(Truth(self.truth))
 
@@ -54,7 +54,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Step:
-    """What the hand did, and what came of it. ``wrong`` is empty where it is as it has to be."""
+    """What the hand did, and the outcome. ``wrong`` is empty if that is as required."""
 
     what: str
     outcome: Outcome
@@ -62,8 +62,8 @@ class Step:
 
 
 class Hand:
-    """The faults of one run, by its seed. ``partial_uri`` names a user who may not read all. ``kinds``: only these, by
-    name, or with the part or the files that are to be harmed: ``older part:lake``, ``bit:*/data.mdb``."""
+    """The faults of one run, by its seed. ``partial_uri`` names a user who may not read everything. ``kinds``: only
+    these, by name, or with the part or the files that are to be harmed: ``older part:lake``, ``bit:*/data.mdb``."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Hand:
         return [one for one in found if not self._only or one in self._only]
 
     def do(self, fault: str, keeper: Keeper, until: ClusterTime) -> Step:
-        """Do it while the product is to be brought to ``until``."""
+        """Cause the fault while the product is brought forward to ``until``."""
         acts: dict[str, Callable[[Keeper, ClusterTime], Step]] = {
             "kill": self._kill,
             "full disk": self._full_disk,
@@ -122,7 +122,7 @@ class Hand:
     # -- what may not be refused afterwards ---------------------------------------------------------------------------
 
     def _kill(self, keeper: Keeper, until: ClusterTime) -> Step:
-        """SIGKILL; a query of Spark is stopped at times instead."""
+        """SIGKILL; sometimes a Spark query is stopped instead."""
         if keeper.product.on_spark:
             return self._stop(keeper, until) if self._rng.random() < 0.3 else self._kill_spark(keeper, until)
         child = Child(keeper.job(until))
@@ -131,7 +131,7 @@ class Hand:
         return self._has_to_be_equal("killed" if was_running else "killed after its end", keeper, until)
 
     def _kill_spark(self, keeper: Keeper, until: ClusterTime) -> Step:
-        """SIGKILL to a driver while it works, and at times to one of its workers before it."""
+        """SIGKILL to a driver while it works, and sometimes to one of its workers first."""
         child = keeper.begin_apart(keeper.job(until, {"only": "advance"}))
         what = "killed"
         try:
@@ -180,7 +180,7 @@ class Hand:
     # -- what may be refused ------------------------------------------------------------------------------------------
 
     def _point_elsewhere(self, keeper: Keeper, until: ClusterTime) -> Step:
-        """The other deployment is refused, or taken with all that it holds; then the own one goes on."""
+        """The other deployment is refused, or accepted with all of its contents; then the own one goes on."""
         there = self._elsewhere
         assert there is not None
         there.write()
@@ -193,11 +193,11 @@ class Hand:
             return Step("elsewhere", outcome, outcome.text)
         if outcome.is_equal or keeper.product.own_files == "none":
             keeper.restore(kept)
-        # What was refused has to be as it was.
+        # After a refusal the store must be as it was.
         return self._goes_on("elsewhere", outcome, keeper, until)
 
     def _partial_rights(self, keeper: Keeper, until: ClusterTime) -> Step:
-        """A user who may read one database begins a store of the whole deployment: refused, or all is there."""
+        """A user who may read one database begins a store of the whole deployment: it is refused, or complete."""
         assert self._partial_uri is not None
         folder = keeper.root.parent / "rights"
         job = keeper.job(until, {"patterns": ["*.*"]}, uri=self._partial_uri, folder=str(folder))
@@ -206,8 +206,8 @@ class Hand:
         return Step("rights", outcome, outcome.text if outcome.kind == "wrong" else "")
 
     def _damaged_token(self, keeper: Keeper, until: ClusterTime) -> Step:
-        """A consumer's token is altered: it is refused, or means another place. What a consumer then leaves out is its
-        own affair."""
+        """A consumer's token is altered: it is refused, or stands for another place. What the consumer then misses does
+        not count."""
         kept = keeper.keep()
         what = f"token {damage_token(keeper.root, self._rng)}"
         outcome = keeper.run(keeper.job(until, {"only": "advance"}))
@@ -217,8 +217,8 @@ class Hand:
         return self._goes_on(what, outcome, keeper, until)
 
     def _older_leases(self, keeper: Keeper, until: ClusterTime) -> Step:
-        """The database that holds the positions is put back from an older copy: what was done since is done again, or
-        is refused since its targets know better."""
+        """The database with the positions is restored from an older copy: what was done since is done again, or refused
+        by its targets as stale."""
         kept = keeper.keep()
         copies = [copy for copy in keeper.copies() if copy != kept]
         keeper.put_leases_back(self._rng.choice(copies or [kept]))
@@ -231,7 +231,7 @@ class Hand:
         return self._goes_on("older leases", outcome, keeper, until)
 
     def _store(self, fault: str, keeper: Keeper, until: ClusterTime) -> Step:
-        """What was done to the store is refused, or does no harm. Then the good one is put back."""
+        """The altered store is refused, or does no harm. Then the good one is restored."""
         kept = keeper.keep()
         what = self._harm(fault, keeper, kept)
         outcome = keeper.run(keeper.job(until))
@@ -273,7 +273,7 @@ class Hand:
             files = [path for path in files if removable not in path.parts]
         if not files:
             return f"{fault} of nothing"
-        # Few kinds of files are many files: a kind first, so that each is met.
+        # Most files are of a few kinds: the kind is chosen first, so that each one is hit.
         kinds = sorted({_kind(path) for path in files})
         kind = rng.choice(kinds)
         chosen = rng.choice([path for path in files if _kind(path) == kind])
@@ -281,7 +281,7 @@ class Hand:
 
 
 def is_a_limit(keeper: Keeper, outcome: Outcome) -> bool:
-    """Whether a product has refused what the pages say that it cannot do."""
+    """Whether a product has refused something that, according to the pages, it cannot do."""
     return outcome.kind == "refused" and any(limit in outcome.text for limit in keeper.product.limits)
 
 
@@ -331,12 +331,12 @@ _refused: list[bool] = []
 
 @contextmanager
 def small(folder: Path) -> Iterator[SmallDisk]:
-    """Let a folder be a file system of its own meanwhile, with a little more room than what is there."""
+    """Make a folder a file system of its own inside the block, with a little more room than its files need."""
     away = folder.with_name(f"{folder.name}.away")
     folder.mkdir(parents=True, exist_ok=True)
     folder.rename(away)
     folder.mkdir()
-    # Its pages are memory, those that are to be missing too.
+    # Its pages are memory, including those that are to be missing.
     size = sum(path.stat().st_size + _PAGE for path in away.rglob("*")) + _ROOM
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False)
     if made.returncode != 0:

@@ -1,4 +1,4 @@
-"""Exact images beside the server's own, and beside what the collections hold."""
+"""Exact images compared with the server's own, and with what the collections hold."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ImagesProduct(Product):
     makes_again = False
 
     def advance(self, job: Job) -> None:
-        # Some runs refuse what they do not know, the others say null: what a store has lost shows in these alone. A
-        # directory that is new while the stream is not knows only what comes, and null is right then.
+        # Some runs refuse what they do not know, and the others give null, which alone shows what a store has lost. If
+        # the directory is new and the stream is not, it knows only what comes, and null is right.
         is_whole = (job.root / "images" / "layout.json").exists() or not (job.root / EVENTS).exists()
         exact = "exactWhenAvailable" if (job.seed % 2 and is_whole) or job.resharded else "exact"
         said: dict[str, Any] = {"full_document": exact, "full_document_before_change": exact}
@@ -49,7 +49,7 @@ class ImagesProduct(Product):
         )
 
     def _beside_the_server(self, theirs: list[bytes], ours: list[bytes], told: list[str]) -> set[int]:
-        """The places of the events whose images the server has too."""
+        """The places of the events for which the server has images too."""
         proven = set()
         theirs_by_token = {bytes(_field(event, b"_id") or b""): event for event in theirs}
         for place, our in enumerate(ours):
@@ -67,8 +67,8 @@ class ImagesProduct(Product):
     def _beside_the_collections(
         self, events: list[bytes], collections: dict[str, dict[bytes, bytes]], proven: set[int], moved: Iterable[str]
     ) -> list[str]:
-        """What the events leave of each document that they change is what is there. A server's post-image is not always
-        the stored document (docs/reference/exact-images.md): those that it has confirmed are left out."""
+        """The last image of each changed document must be what is stored. A server's post-image is not always the
+        stored document (docs/reference/exact-images.md), so images that the server has confirmed are left out."""
         target = Target()
         unknown = renamed(events) | set(moved)
         last: dict[tuple[str, bytes], int] = {}
@@ -95,8 +95,8 @@ class ImagesProduct(Product):
 
 
 def _unknown(events: list[bytes], resharded: set[str]) -> list[str]:
-    """Images that are null: everything was there when the store began, or was written later. What a resharded
-    collection holds nobody knows."""
+    """Images that are null, although every document existed when the store began, or was written later. The contents of
+    a resharded collection are unknown."""
     wanted = {"update": (_BEFORE, _AFTER), "replace": (_BEFORE,), "delete": (_BEFORE,)}
     null = [
         f"{field.decode()} of the {kind} of {_namespace(event)} is null"
@@ -109,7 +109,7 @@ def _unknown(events: list[bytes], resharded: set[str]) -> list[str]:
 
 
 def _is_the_same(stored: bytes | None, image: bytes) -> bool:
-    """Whether an image is what is stored, but for the order of fields: a replacement's image has the order of its
+    """Whether an image is what is stored, apart from the order of fields: a replacement's image has the order of its
     pipeline, and a field that has moved to the end may be in an image twice (docs/reference/exact-images.md)."""
     return stored is not None and (stored == image or _fields(stored) == _fields(image))
 

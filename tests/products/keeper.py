@@ -17,7 +17,7 @@ from tests.products.product import Job, Product
 from tests.products.spark_child import SparkChild
 
 _COPIES_MAX = 3
-#: How often a hidden member is read, where there is one.
+#: The share of runs that read from the hidden member, if there is one.
 _HIDDEN = 0.3
 
 
@@ -29,7 +29,7 @@ class Running(Protocol):
 
 
 class _OnSpark:
-    """One in a thread of this process."""
+    """A run in a thread of this process."""
 
     def __init__(self, product: Product, job: Job) -> None:
         self._product, self._job = product, job
@@ -50,7 +50,7 @@ class _OnSpark:
 
 
 class Killed:
-    """One that SIGKILL ends after a while, whatever it does then."""
+    """A run that SIGKILL ends after a while, whatever it is doing then."""
 
     def __init__(self, child: Child, after_s: float) -> None:
         self._child, self._after_s = child, after_s
@@ -84,7 +84,7 @@ class Keeper:
 
     @property
     def leases(self) -> str:
-        """The deployment where positions are that are kept in MongoDB."""
+        """The deployment with the positions that are kept in MongoDB."""
         return str(self._job.options.get("leases") or self._job.uri)
 
     @property
@@ -92,7 +92,7 @@ class Keeper:
         return self._count > 0
 
     def job(self, until: ClusterTime, more: Mapping[str, Any] | None = None, **changed: Any) -> Job:
-        """The next run. ``changed``: fields of it that are other ones this time; ``more``: further options."""
+        """The next run. ``changed``: fields with other values this time; ``more``: further options."""
         options = {**self._job.options, **(more or {})}
         hidden, chance = str(options["hidden"]), random.Random(f"{self._job.seed} {self.name} {self._count}").random()
         if hidden and not self.product.has_leases and chance < _HIDDEN:
@@ -100,7 +100,7 @@ class Keeper:
         return replace(self._job, until=int(until), seed=self._job.seed + self._count, options=options, **changed)
 
     def run(self, job: Job) -> Outcome:
-        """To its end."""
+        """Run it to its end."""
         return self.begin(job).outcome()
 
     def begin(self, job: Job) -> Running:
@@ -139,16 +139,16 @@ class Keeper:
         return sorted(self._copies.iterdir()) if self._copies.exists() else []
 
     def restore(self, copy: Path) -> None:
-        """Put a copy in the place of the store."""
+        """Replace the store by a copy."""
         _replace(self.root, copy)
 
     def put_leases_back(self, copy: Path) -> None:
-        """Put what a copy has of the store in MongoDB in its place."""
+        """Restore the store's part in MongoDB from a copy."""
         self.product.put_leases_back(self._job, copy)
 
     def restore_part(self, copy: Path, part: str, rng: random.Random) -> str | None:
-        """Put what fits a pattern in the place of what the store has of it, all or one of it: what the copy lacks goes.
-        Returns what was restored or removed, ``None`` where both are the same already."""
+        """Restore the files that match a pattern from a copy, all or one of them; a file that the copy lacks is
+        removed. Returns what was restored or removed, ``None`` if both are already the same."""
         if part == "newest log":
             return self._lose_newest_log(rng)
         names = {path.relative_to(base) for base in (self.root, copy) for path in base.glob(part)}
@@ -160,7 +160,7 @@ class Keeper:
         return ", ".join(map(str, changed)) or None
 
     def _lose_newest_log(self, rng: random.Random) -> str | None:
-        """Of one table the newest file of its log is lost."""
+        """Lose the newest file of one table's log."""
         logs = [sorted(folder.glob("*.json")) for folder in sorted(self.root.glob("**/_delta_log"))]
         longer = [files for files in logs if len(files) > 1]
         if not longer:
@@ -170,7 +170,7 @@ class Keeper:
         return str(lost.relative_to(self.root))
 
     def files(self) -> list[Path]:
-        """What of ours can be damaged."""
+        """Our files, which can be damaged."""
         found = self.root.glob(self.product.own_files)
         return sorted(path for path in found if path.is_file() and path.stat().st_size > 0)
 

@@ -1,4 +1,4 @@
-"""The lake beside the server's own stream, event by event. One Spark session serves every seed."""
+"""The lake compared with the server's own stream, event by event. One Spark session serves every seed."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _EVERY_COLUMN = (
 )
 _BEGUN_WITH = "event,token,collection"
 _NARROW = '[{"$match": {"operationType": {"$in": ["insert", "delete"]}}}]'
-#: Why a lake cannot be changed that has only just begun.
+#: Why a lake that has only just begun cannot be changed.
 _BEGINS_ANEW = re.compile(r"has no events yet|of several server versions|by now: it is not known").search
-#: What is said of a data file whose bytes are others than those that were written.
+#: The message about a data file whose bytes have changed.
 _NOT_AS_WRITTEN = re.compile(r"\.parquet (has \d+ bytes, and the log says|is not what was written)").search
 
 
@@ -142,11 +142,12 @@ class LakeProduct(Product):
         (job.root / CATALOGUE).unlink(missing_ok=True)
 
     def _archived(self, job: Job, options: dict[str, str]) -> AbstractContextManager[None]:
-        """Let the lake read an archive of all that is there, and the oplog begin in the middle of it. Of a cluster only
-        while its shards are those of the beginning: a stream cannot begin in an archive before one came or went."""
+        """Let the lake read an archive of everything up to now, and let the oplog begin in the middle of it. On a
+        cluster, only while it has its original shards: a stream cannot begin in an archive before a shard joined or
+        left."""
         archive = job.root / "archive"
         record(job.uri, archive)
-        if job.moved and (came_or_went(job) or job.options.get("only") == "advance"):  # beside the writes they do
+        if job.moved and (came_or_went(job) or job.options.get("only") == "advance"):  # they do while there are writes
             return contextlib.nullcontext()
         options["archive"] = str(archive)
         pauses = [one for one in Truth(Path(job.truth)).pauses() if one <= job.time]
@@ -170,7 +171,7 @@ class LakeProduct(Product):
         lake = self.lake_of(job)
         try:
             events = [event for file in files(lake) for event in _events_in(lake, file)]
-        except (OSError, pa.ArrowException) as error:  # what a reader says of a file that is damaged or missing
+        except (OSError, pa.ArrowException) as error:  # what a reader raises at a damaged or missing file
             raise SinkError(f"the lake cannot be read: {error}") from error
         if partitioning_of(read_identity(lake) or {}).collection:
             events = _in_one_order(events)
@@ -180,7 +181,7 @@ class LakeProduct(Product):
             told += unlike_iceberg(job.root / "lake", catalogue, events)
         problems = verify(lake, full=True).problems
         for problem in filter(_NOT_AS_WRITTEN, problems):
-            # A reader of Parquet takes one whole file for another; who wants to know asks ``verify`` (how-to/lake.md).
+            # A reader of Parquet does not notice that a whole file is another one's; ``verify`` does (how-to/lake.md).
             raise SinkError(f"lake verify: {problem}")
         return told + [f"lake verify: {problem}" for problem in problems]
 
@@ -195,7 +196,8 @@ def _events_in(lake: LakeRoot, name: str) -> list[bytes]:
 
 
 def _unlike(events: list[bytes], aside: list[bytes], kind: Kind | None, job: Job, truth: Truth) -> list[str]:
-    """In what a lake's events, and those in its quarantine, are not what the server says. ``kind`` is put aside."""
+    """How a lake's events, and those in its quarantine, differ from what the server says. Events of ``kind`` are put
+    aside."""
     strange = [event for event in aside if kind is None or not is_of(kind, event)]
     told = (
         [f"{len(strange)} events in the quarantine that can be written, first {strange[0]!r}"[:600]] if strange else []
@@ -214,7 +216,7 @@ def _until(events: list[bytes], job: Job) -> list[bytes]:
 
 
 def _in_one_order(events: list[bytes]) -> list[bytes]:
-    """Each file of a lake that is divided by collection has an order of its own. What was copied comes first."""
+    """In a lake that is partitioned by collection, each file has an order of its own. Copied documents come first."""
 
     def place(event: bytes) -> tuple[bool, bytes]:
         is_change = kind_of(event) != b"snapshot"
@@ -229,7 +231,7 @@ def _begins_with_a_copy(job: Job) -> bool:
 
 
 def _reads_an_archive(job: Job) -> bool:
-    """Whether the oplog is said not to reach so far back as the lake: in two of five seeds."""
+    """Whether the oplog is made to begin later than the lake: in two of five seeds."""
     return random.Random(f"tailrace lake archive {job.options['played']}").random() < 0.4
 
 
@@ -239,7 +241,7 @@ def _begins_narrow(job: Job) -> bool:
 
 
 def _of_ours(error: PySparkException) -> TailraceError:
-    """What a query has failed with: an error of ours in another process, told in Spark's words, or a crash."""
+    """The error with which a query failed: one of ours in another process, wrapped by Spark, or a crash."""
     text = str(error)
     known = "tailrace.errors" in text or "TailraceError" in text or "tailrace.base.durable.LakeFullError" in text
     known = known or "tailrace.lake.iceberg.catalog.CatalogError" in text

@@ -22,19 +22,19 @@ CATALOGUE: Final = "lake.catalog.db"
 
 
 def catalogue_of(job: Job) -> IcebergSettings | None:
-    """The catalogue of the lake: in two of five seeds, where the path is one that Iceberg's readers agree on."""
+    """The catalogue of the lake, in two of five seeds, if the path is one that all of Iceberg's readers understand."""
     if random.Random(f"tailrace lake catalogue {job.options['played']}").random() >= 0.4:
         return None
     try:
         check_place(job.root, "a lake")
     except UsageError:
         return None
-    job.root.mkdir(parents=True, exist_ok=True)  # of a lake that has not been begun
+    job.root.mkdir(parents=True, exist_ok=True)  # the lake has not begun
     return IcebergSettings.of(f"sqlite:///{job.root.absolute() / CATALOGUE}", "iceberg")
 
 
 def unlike_iceberg(lake: Path, catalogue: IcebergSettings, events: list[bytes]) -> list[str]:
-    """In what the newest snapshot is not the lake's newest commit, which has these events."""
+    """How the newest snapshot differs from the lake's newest commit, which has these events."""
     catalog = SqlCatalog(catalogue.name, **catalogue.properties)
     mirror = LakeMirror(lake, catalogue)
     try:

@@ -1,5 +1,6 @@
-"""A lake's source for which the oplog begins later than it does, in Spark's processes too: what lies before that is
-read from an archive. A real oplog takes minutes to lose its beginning, and all other products would lose it too."""
+"""A source for a lake that sees the oplog begin later than it does, in Spark's processes too, so that everything
+earlier is read from an archive. A real oplog takes minutes to lose its beginning, and all other products would lose it
+too."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LateReader(LakeStreamReader):
-    """As its parent, in each of Spark's processes, while it is asked for something."""
+    """Like its parent, in each of Spark's processes, whenever it is asked for something."""
 
     def __init__(self, options: ReadOptions, place: LakePlace, begins: int) -> None:
         super().__init__(options, place)
@@ -55,12 +56,12 @@ class LateReader(LakeStreamReader):
 
 
 class LateSource(LakeSource):
-    """The source of that reader. Spark makes it again in each process from its options alone, so when the oplog is to
-    begin lies in a file beside the archive."""
+    """The source of that reader. Spark makes it again in each process from nothing but its options, so the time at
+    which the oplog is to begin is in a file beside the archive."""
 
     @classmethod
     def name(cls) -> str:
-        return "late-lake-source"  # a session keeps the first one of a name
+        return "late-lake-source"  # a session keeps the first source of a name
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         assert self._parsed.archive is not None
@@ -69,7 +70,7 @@ class LateSource(LakeSource):
 
 @contextmanager
 def lakes_beginning_at(time: ClusterTime, archive: Path) -> Iterator[None]:
-    """Let the oplog begin then for the lakes that are started meanwhile, and read this archive."""
+    """Let the oplog begin then for lakes that are started inside the block, and let them read this archive."""
     own = stream.LakeSource
     with keeping():
         _begins_in(archive).write_text(str(int(time)))

@@ -1,4 +1,4 @@
-"""What a seed leaves in a deployment. The next one of the same run begins with nothing there: copies of the whole
+"""What a seed leaves in a deployment. The next seed of a run must begin with nothing there: copies of the whole
 deployment would copy it, or be refused because of it."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def require_nothing_left(deployment: ReplicaSet | ShardedCluster) -> None:
 
 
 def left_in(deployment: ReplicaSet | ShardedCluster) -> list[str]:
-    """The names of such databases and users; of a cluster those of each server."""
+    """The names of such databases and users; on a cluster, of each server."""
     if isinstance(deployment, ReplicaSet):
         return _left_at(deployment.uri)
     uris = [deployment.config.uri, *(shard.uri for shard in deployment.shards.values())]

@@ -1,5 +1,5 @@
-"""Tables whose columns hold objects as structs and arrays as lists: the documents that they are made of, and what plain
-Python makes of these beside what programs read."""
+"""Tables whose columns hold objects as structs and arrays as lists: the documents that they are made of, and a
+comparison of what plain Python makes of these with what programs read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NESTED: Final = "nested"
 _IDS: Final = 20
 #: Names that differ in case or in how a letter is composed, that readers refuse, and a long one.
 _NAMES: Final = ("a", "A", "b.c", "$d", "", " ", "é", "e\u0301", "list", "element", "`", "x" * 500)
-#: More than an object may have: then their names are data.
+#: More fields than an object may have: then their names are data.
 _KEYS: Final = 130
 _SCALARS: Final[tuple[Any, ...]] = (
     None, 1, 2.5, float("inf"), -0.0, Int64(2**60), "x", "\0é", True, Binary(b"\0\xff"), ObjectId("6" * 24),
@@ -76,7 +76,7 @@ def _item(rng: random.Random) -> Any:
 
 
 def _object(rng: random.Random) -> dict[str, Any]:
-    """Each name has values of one type, and now and then of another."""
+    """The values of a name have one type, and now and then another."""
     names = rng.sample(_NAMES, rng.randrange(5))
     return {name: _SCALARS[_NAMES.index(name) + 1 if rng.random() < 0.97 else 0] for name in names}
 
@@ -91,7 +91,7 @@ def _value(rng: random.Random, depth: int = 0) -> Any:
 
 
 def rules(played: int, databases: Iterable[str]) -> tuple[TableRule, ...]:
-    """Those of a seed."""
+    """The documents of a seed."""
     rng = random.Random(f"tailrace nested {played}")
     return tuple(
         TableRule(f"{one}.{NESTED}", TableSchema(nested=True, policy=rng.choice(("evolve", "evolve", "widen"))))
@@ -100,7 +100,7 @@ def rules(played: int, databases: Iterable[str]) -> tuple[TableRule, ...]:
 
 
 def unlike_its_documents(root: Path, rule: TableRule, rng: random.Random) -> list[str]:
-    """What one of the programs that read tables finds in a table, and does not belong there."""
+    """Differences that one of the programs that read tables finds in a table."""
     namespace = rule.pattern
     folder = root / folder_of(namespace)
     if not (folder / "_delta_log").exists():

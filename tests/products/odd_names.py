@@ -1,5 +1,5 @@
-"""Collections with names that drivers refuse and the server takes: some that PyMongo makes no object for, and some that
-are not UTF-8. The latter nobody can copy: every copy leaves them out."""
+"""Collections with names that drivers refuse and the server accepts: some for which PyMongo makes no object, and some
+that are not UTF-8. Nobody can copy the latter: every copy leaves them out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Final
 from tests.differential.wire import raw_command, raw_insert
 
 DOTTED: Final = ("a..b", "a.", "a...")
-#: Both are the same text where what is wrong is replaced.
+#: Both are the same text after invalid bytes are replaced.
 _UNREADABLE: Final = (b"odd\xfe", b"odd\xff")
 _IDS: Final = 6
 
 
 class OddNames:
-    """Those of a database. ``present``: whether there are collections in it that nobody can copy."""
+    """The odd names of a database. ``present``: whether it has collections that nobody can copy."""
 
     def __init__(self, database: str, seed: str) -> None:
         self._database = database
@@ -36,7 +36,7 @@ class OddNames:
         return {"update": name, "updates": [{"q": {"_id": key}, "u": change, "upsert": True}]}
 
     def begin_round(self, send: Callable[[bytes], object], chance: float) -> None:
-        """Drop those that are there, or else make them by chance."""
+        """Drop them if they exist; otherwise make them by chance."""
         was, self.present = self.present, not self.present and self._rng.random() < chance
         for name in _UNREADABLE:
             if was:

@@ -1,5 +1,5 @@
-"""Writes to a database of the harness's own, that a product minds and an event does not: documents of 1 byte to 16 MB,
-odd names, declared columns, `$out` and `$merge`, a ring of documents, operations that are no events, and expiry."""
+"""Writes to a database of the harness's own, which matter to products rather than to events: documents of 1 byte to 16
+MB, odd names, declared columns, `$out` and `$merge`, a ring of documents, operations without events, and expiry."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from tests.products.odd_names import DOTTED, OddNames
 SIZES: Final = "sizes"
 CORPUS: Final = "corpus"
 EXPIRING: Final = "expiring"
-#: Of the largest document that is updated: an event with both images has to fit into 16 MB.
+#: The size of the largest document that is updated: an event with both images has to fit into 16 MB.
 _UPDATED_MAX: Final = 5 << 20
 _LARGEST: Final = (16 << 20) - 200
-#: A capped collection: the server removes what is older than so many. Before 5.0 no entry says so.
+#: A capped collection: the server removes all but the newest so many documents. Before 5.0 it writes no entry for this.
 _RING, _RING_MAX = "ring", 7
-#: Written to by atomic `applyOps`, which the servers' streams show nothing of (before 8.0).
+#: Written to by atomic `applyOps`, which servers' streams do not show before 8.0.
 _ATOMIC: Final = "atomic"
 #: What aggregations write: `$out` renames another collection onto the first, `$merge` writes documents.
 _OUT, _MERGED = "out", "merged"
-#: What programs that read tables are compared with.
+#: The collections with which programs that read tables are compared.
 _IN_COLUMNS: Final = (typed.DECLARED, typed.INFERRED, nested.NESTED)
-#: How probable it is that a round has names that nobody can copy, where the one before had none.
+#: The probability that a round has names that nobody can copy, if the one before had none.
 UNREADABLE: Final = 0.15
 _LONG_AGO: Final = datetime(2001, 1, 1, tzinfo=UTC)
 Sent = Callable[[dict[str, Any]], None]
 
 
 class OwnWrites:
-    """Those of one seed. ``send`` carries out a command on a database; what the server refuses, it leaves."""
+    """The writes of one seed. ``send`` carries out a command on a database, and ignores refusals by the server."""
 
     def __init__(self, database: str, seed: str, version: str, *, unreadable: float, unique_names: bool) -> None:
         self.database = database
-        # The names of a document's fields may be there twice where nobody computes images.
+        # A document may have a field name twice if nobody computes images.
         self._documents = (docs.UniqueNames if unique_names else random.Random)(f"tailrace corpus {seed}")
         self._rng = random.Random(f"tailrace own {seed}")
         self._nested = random.Random(f"tailrace nested {seed}")
@@ -50,7 +50,7 @@ class OwnWrites:
         self._atomic: list[int] = []
         self._is_begun = False
         self._version = version
-        #: What the events do not show, and what the oplog does not.
+        #: Collections that the events do not show, and those that the oplog does not show.
         self.eventless = tuple(f"{database}.{name}" for name in (_ATOMIC, *self._unlogged))
         self.unlogged = tuple(f"{database}.{name}" for name in self._unlogged)
 
@@ -60,19 +60,19 @@ class OwnWrites:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """What may be there and can be copied."""
+        """Collections that may exist and can be copied."""
         names = (SIZES, CORPUS, EXPIRING, _RING, _ATOMIC, _OUT, _MERGED, *_IN_COLUMNS, *DOTTED)
         return tuple(f"{self.database}.{name}" for name in names)
 
     def begin_round(self, send: Sent, exchange: Callable[[bytes], object]) -> None:
-        """Make what has to be there, and at times what nobody can copy."""
+        """Make what has to exist, and sometimes what nobody can copy."""
         if not self._is_begun:
             self._is_begun = True
             send({"create": _RING, "capped": True, "size": 1 << 16, "max": _RING_MAX})
         self._names.begin_round(exchange, self._unreadable)
 
     def begin_pause(self, exchange: Callable[[bytes], object]) -> None:
-        """Where databases move while there are writes, make what nobody can copy by chance when they are over."""
+        """If databases move while there are writes, make what nobody can copy by chance after the writes."""
         self._names.begin_round(exchange, UNREADABLE)
 
     def end_pause(self, exchange: Callable[[bytes], object]) -> None:
@@ -81,7 +81,7 @@ class OwnWrites:
             self._names.begin_round(exchange, 0.0)
 
     def write(self, send: Sent) -> None:
-        """A few of them, or none."""
+        """Carry out a few writes, or none."""
         rng = self._rng
         for chance, commands in (
             (0.15, self._sized),
@@ -111,7 +111,7 @@ class OwnWrites:
         yield typed.write(self._rng).command()
 
     def _of_any_value(self) -> Iterator[dict[str, Any]]:
-        """Documents with all that a value or a name can be."""
+        """Documents with every kind of value and name."""
         rng = self._documents
         yield {"insert": CORPUS, "documents": [RawBSONDocument(docs.new_document(rng)) for _ in range(2)]}
         query = {"_id": rng.randint(0, docs.SMALL_IDS)}
@@ -128,7 +128,8 @@ class OwnWrites:
     def _atomically(self) -> Iterator[dict[str, Any]]:
         rng, namespace = self._rng, f"{self.database}.{_ATOMIC}"
         yield {"update": _ATOMIC, "updates": [{"q": {"_id": "by an event"}, "u": {"$inc": {"n": 1}}, "upsert": True}]}
-        # A server that is killed does not start again where one has inserted what was there, or deleted what was not.
+        # A killed server does not start again if such an operation inserted an existing document or deleted a missing
+        # one.
         operations: list[dict[str, Any]] = []
         if len(self._atomic) > 5 or (self._atomic and rng.random() < 0.3):
             gone = self._atomic.pop(rng.randrange(len(self._atomic)))
@@ -147,7 +148,7 @@ class OwnWrites:
         yield {"aggregate": source, "pipeline": [{"$limit": rng.randrange(1, 12)}, last], "cursor": {}}
 
     def _sized(self) -> Iterator[dict[str, Any]]:
-        """Documents from 1 byte to 16 MB: mostly small ones, since everybody copies them."""
+        """Documents from 1 byte to 16 MB: mostly small ones, since every product copies them."""
         rng = self._rng
         if self._sizes and rng.random() < 0.5:
             chosen = rng.choice(self._sizes)

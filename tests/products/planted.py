@@ -1,9 +1,9 @@
 """Faults that products had, put back one by one into running processes: the harness has to find each.
 
-Each is what the code did before it was mended, put in the place of what mends it. Not all that was once wrong is for
-this harness, which compares what products hold and sees how their processes end. Tests of their own have what a hint
-says (a server without majority reads), how much memory a copy takes and how much disk tables take, what `tables status`
-lists, pipelines whose YAML never ends, and who may read our files or what a terminal is sent.
+Each is what the code did before it was fixed, in place of the fix. This harness cannot find every former fault: it
+compares what products hold and sees how their processes end. Other tests check the wording of a hint (a server without
+majority reads), how much memory a copy takes and how much disk tables take, what `tables status` lists, pipelines whose
+YAML never ends, who may read our files, and what is sent to a terminal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Undo = Callable[[], None]
 
 
 class FaultNotPlanted(Exception):  # noqa: N818 - it says what happened
-    """What a planted fault takes the place of is not there any more."""
+    """The code that a planted fault replaces no longer exists."""
 
 
 def _everywhere(module: str, name: str, new: Any) -> list[Undo]:
@@ -63,12 +63,12 @@ def _lost_index() -> list[Undo]:
 
 
 def _table_set_back() -> list[Undo]:
-    """A table is not compared with what its state knows of it."""
+    """A table is not compared with what its state knows about it."""
     return _everywhere("tailrace.lake.tables.standing", "fault_of", _nothing)
 
 
 def _altered_state() -> list[Undo]:
-    """The records of the tables' state are taken as they are, and one that is not found is not there."""
+    """The records of the tables' state are believed, and one that is missing counts as never written."""
     from tailrace.base.lmdb_file import _CHECKSUM_BYTES
     from tailrace.lake.tables import state
 
@@ -89,7 +89,8 @@ def _altered_state() -> list[Undo]:
 
 
 def _altered_log() -> list[Undo]:
-    """A table's log is what its files say: neither their seals are compared nor what one says of another."""
+    """A table's log is whatever its files say: neither their seals nor their statements about each other are
+    checked."""
     from tailrace.lake.tables.delta_commit import DamagedCommitError
 
     def actions_in(path: Path, number: int, content: bytes) -> list[dict[str, Any]]:
@@ -137,7 +138,7 @@ def _altered_archive() -> list[Undo]:
 
 
 def _altered_images() -> list[Undo]:
-    """The records of exact images are taken as they are."""
+    """The records of exact images are believed."""
     from tailrace.base.lmdb_file import _CHECKSUM_BYTES
     from tailrace.read.images.bucket import ImageBucket
 
@@ -160,7 +161,7 @@ def _lost_images() -> list[Undo]:
 
 
 def _silent_part() -> list[Undo]:
-    """A copy of the deployment is one of the databases that a user is shown."""
+    """A copy of the deployment only has the databases that a user is shown."""
     from tailrace.read.source import listing
 
     def shown(connection: Any) -> list[str]:
@@ -190,7 +191,7 @@ def _views_of_memory() -> list[Undo]:
 
 
 def _moved_primary() -> list[Undo]:
-    """What a collection's migration entries say is left out, also where nothing else fills it."""
+    """A collection's migration entries are left out, even if nothing else fills it."""
     from tailrace.lake.tables.fold import Fold
 
     return [_set(Fold, "_group_filled", _nothing)]
@@ -237,7 +238,7 @@ def _archive_of_another() -> list[Undo]:
 
 
 def _no_hidden_members() -> list[Undo]:
-    """Reads go with an explicit session, which PyMongo refuses where a hidden member is all that it is connected to."""
+    """Reads use an explicit session, which PyMongo refuses if it is connected only to a hidden member."""
     from tailrace.read.source.connection import Connection
 
     own = Connection.majority
@@ -262,7 +263,7 @@ def _nothing_of_renames() -> list[Undo]:
 
 
 def _long_partition_values() -> list[Undo]:
-    """A value that no file's name has room for stops the upkeep of a table that is divided by it."""
+    """A value that is too long for a file name stops the upkeep of a table that is partitioned by it."""
     from tailrace.errors import SinkError
     from tailrace.lake.tables import compaction
     from tailrace.lake.tables.names import KEY
@@ -281,7 +282,7 @@ def _long_partition_values() -> list[Undo]:
 
 
 def _no_partition_values() -> list[Undo]:
-    """The files of a divided table do not hold what it is divided by, which is in their paths."""
+    """The files of a partitioned table lack the partition columns, whose values are in their paths."""
     import pyarrow as pa
 
     from tailrace.lake.tables.data_files import Writers
@@ -299,7 +300,7 @@ def _no_partition_values() -> list[Undo]:
 
 
 def _far_dates() -> list[Undo]:
-    """A column has dates of any year."""
+    """A column may have dates of any year."""
     from tailrace.lake.tables import column_values
 
     far = {"FIRST_DAY": -(10**8), "LAST_DAY": 10**8, "FIRST_MS": -(2**53), "LAST_MS": 2**53}
@@ -307,12 +308,12 @@ def _far_dates() -> list[Undo]:
 
 
 def _odd_names() -> list[Undo]:
-    """A name that is not UTF-8 is used as it is, and what comes of it is not caught."""
+    """A name that is not UTF-8 is used as it is, and the resulting error is not caught."""
     return _everywhere("tailrace.read.source.listing", "check_name", _nothing)
 
 
 def _damaged_tokens() -> list[Undo]:
-    """What a damaged token runs into is raised as Python has it."""
+    """A damaged token ends in Python's own errors."""
     from tailrace.core.event.resume_token import ResumeToken
     from tailrace.errors import InvalidResumeToken
 
@@ -357,8 +358,8 @@ PLANTED: dict[str, Callable[[], list[Undo]]] = {
 
 
 def plant(name: str) -> list[Undo]:
-    """Put a fault back, in this process. Raises FaultNotPlanted where its place is gone: then it is to be planted
-    anew."""
+    """Put a fault back, in this process. Raises FaultNotPlanted if its place is gone: then it has to be planted in
+    another way."""
     return PLANTED[name]()
 
 
@@ -374,7 +375,7 @@ def planted_here(name: str) -> Iterator[None]:
 
 
 def sink_of(name: str) -> type | None:
-    """A sink of the lake that plants a fault in Spark's processes; ``None`` where the fault is no lake's."""
+    """A sink of the lake that plants a fault in Spark's processes; ``None`` if the fault does not concern lakes."""
     if PLANTED.get(name) is not _lake_set_back:
         return None
     from tests.products.planted_sink import PlantedSink

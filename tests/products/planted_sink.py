@@ -14,7 +14,7 @@ _FAULT = "a lake that was set back goes on"
 
 
 class PlantedWriter(LakeStreamWriter):
-    """As its parent, with nobody to notice an older lake."""
+    """Like its parent, but does not notice an older lake."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         plant(_FAULT)

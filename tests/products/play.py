@@ -22,15 +22,15 @@ from tests.products.restored import RESTORED, RESTORED_CHANCE, Restoring
 from tests.products.truth import Truth
 
 ROUNDS: Final = 6
-#: How many of those that have begun run while there are writes.
+#: The share of the products that have begun that run while there are writes.
 _BESIDE: Final = 0.6
-#: How many of these are killed.
+#: The share of these that are killed.
 _KILLED_BESIDE: Final = 0.25
 
 
 @dataclass
 class Report:
-    """What was done and what came of it. ``differences``: each once, with how often it was met."""
+    """What was done, and the outcomes. ``differences``: each once, with how often it occurred."""
 
     seeds: int = 0
     given_up: list[str] = field(default_factory=list)
@@ -44,14 +44,14 @@ class Report:
         self.refusals[f"{product}: {_general(text)}"] += 1
 
     def differ(self, where: str, kind: str, text: str) -> None:
-        """A difference: told once for each product, fault and sentence."""
+        """Report a difference, once for each product, fault and sentence."""
         key = f"{kind}: {_general(text)[:240]}"
         self.met[key] += 1
         self.differences.setdefault(key, f"{where}: {kind}: {text}")
 
     @property
     def total(self) -> str:
-        """One line, for who looks at the end alone."""
+        """One line, for readers who only look at the end."""
         return (
             f"differences: {len(self.differences)} in {sum(self.compared.values())} comparisons, "
             f"{sum(self.faults.values())} faults, {sum(self.refusals.values())} refusals"
@@ -154,7 +154,7 @@ class Play:
         self._report.seeds += 1
 
     def _in_turn(self, number: int) -> list[Keeper]:
-        """Those that have their turn in this round, and all at the end."""
+        """The products whose turn it is in this round; in the end all of them."""
         chosen = list(self._keepers)
         self._rng.shuffle(chosen)
         is_last = number == self._rounds - 1
@@ -167,7 +167,7 @@ class Play:
         ]
 
     def _beside(self) -> list[tuple[Keeper, Running]]:
-        """Some run while there are writes, up to the last pause, and so a little further."""
+        """Some run while there are writes, up to the last pause, and so get a little further."""
         pauses = self._truth.pauses()
         if not pauses:
             return []
@@ -216,8 +216,8 @@ class Play:
             self._differ(number, keeper, step.what, step.wrong)
 
     def _begin_again(self, keeper: Keeper) -> None:
-        """One that is wrong by itself would be so to the end, and hide what comes. Where positions are in MongoDB, what
-        was done up to them belongs to them."""
+        """A store that is wrong would stay so to the end, and hide later faults. If positions are in MongoDB, it is
+        kept, since the effects up to them belong to them."""
         if keeper.product.has_leases:
             return
         shutil.rmtree(keeper.root, ignore_errors=True)

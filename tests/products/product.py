@@ -1,4 +1,4 @@
-"""What a product on the stream is to the harness: a store in a folder that is brought forward and compared."""
+"""A product on the stream, as the harness sees it: a store in a folder that is brought forward and compared."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class Job:
 
     @property
     def moved(self) -> set[str]:
-        """The collections whose database may get another primary shard: what the donor drops then is an event, and what
-        the recipient copies is none."""
+        """The collections whose database may get another primary shard: then what the donor drops makes events, and
+        what the recipient copies does not."""
         return set(self.options.get("moved", ()))
 
     @property
     def unshown(self) -> set[str]:
-        """The collections whose documents the events do not tell: those that move, and those that are also written to
-        by operations without an event."""
+        """The collections whose documents do not follow from the events: those that move, and those that are also
+        written to by operations without events."""
         return self.moved | set(self.options.get("eventless", ()))
 
     @property
@@ -76,7 +76,7 @@ class Job:
 
     @property
     def unlogged(self) -> set[str]:
-        """The collections whose documents not even the oplog tells: capped ones of 4.4."""
+        """The collections whose documents do not even follow from the oplog: capped ones of 4.4."""
         return set(self.options.get("unlogged", ()))
 
     @property
@@ -86,29 +86,29 @@ class Job:
 
 
 class Product:
-    """One of them. ``advance`` and ``differences`` run in a process of their own, on what the job names alone, and may
-    raise TailraceError: that is a refusal."""
+    """A product. ``advance`` and ``differences`` run in a process of their own, with nothing but what the job names,
+    and may raise TailraceError, which is a refusal."""
 
     name: ClassVar[str] = ""
-    #: What of the folder can be lost or restored by itself: patterns of names below it.
+    #: Parts of the folder that can be lost or restored by themselves: patterns of names below it.
     parts: ClassVar[tuple[str, ...]] = ()
     #: The oldest server that it works with.
     since: ClassVar[tuple[int, int]] = (4, 4)
-    #: Whether its store is files in the folder, which can be copied, damaged, filled up and pointed elsewhere; that of
-    #: the others is in MongoDB.
+    #: Whether its store is files in the folder, which can be copied, damaged, filled up and pointed elsewhere;
+    #: otherwise it is in MongoDB.
     has_files: ClassVar[bool] = True
     #: Whether its positions are in a collection of leases, which can be put back by itself.
     has_leases: ClassVar[bool] = False
-    #: The files of the folder that are ours, and so are to be found out when they are damaged. The others stand for
-    #: what a consumer keeps by itself.
+    #: The files of the folder that are ours, whose damage must be noticed. The others stand for what a consumer keeps
+    #: by itself.
     own_files: ClassVar[str] = "**/*"
     #: The name of a folder of these files that its user may remove one by one, without the store's knowledge.
     may_be_removed: ClassVar[str] = ""
-    #: Whether it copies what there is, and so has to refuse users who may not read all of it.
+    #: Whether it copies existing documents, and so has to refuse users who may not read all of them.
     copies: ClassVar[bool] = False
-    #: Whether what the store has lost is made again, so that it is as good as before where a run is equal.
+    #: Whether it makes again what the store has lost, so that the store is as good as before if a run is equal.
     makes_again: ClassVar[bool] = True
-    #: Whether a damaged file may lie there for long before anybody reads what is damaged of it.
+    #: Whether a damaged file may lie there for a long time before anything reads the damaged part.
     is_read_in_part: ClassVar[bool] = False
     #: Whether a consumer keeps the tokens of its stream (``following.py``).
     keeps_tokens: ClassVar[bool] = False
@@ -121,15 +121,15 @@ class Product:
     on_spark: ClassVar[bool] = False
 
     def advance(self, job: Job) -> None:
-        """Bring the store at least up to the job's time, beginning it if need be."""
+        """Bring the store at least up to the job's time, and begin it if necessary."""
         raise NotImplementedError
 
     def keep_leases(self, job: Job, copy: Path) -> None:
         """Copy what the store has in MongoDB into a folder; nothing by default."""
 
     def put_leases_back(self, job: Job, copy: Path) -> None:
-        """Put it back, in the place of what is there."""
+        """Restore it, in place of what is there."""
 
     def differences(self, job: Job, truth: Truth) -> list[str]:
-        """In what the store is not what the server says at the job's time, in sentences."""
+        """How the store differs from what the server says for the job's time, in sentences."""
         raise NotImplementedError

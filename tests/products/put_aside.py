@@ -1,4 +1,5 @@
-"""Events that a lake cannot write, because its pipeline fails on them: they are put aside, and all others are there."""
+"""Events that a lake cannot write, because its pipeline fails on them: these are put aside, and all others are
+written."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ Kind = tuple[str, str]
 
 
 def kind_put_aside(job: Job) -> Kind | None:
-    """Of a seed's lake; ``None`` where its pipeline fails on nothing. No updates: their documents would not have been
-    looked up yet."""
+    """The kind of a seed's lake; ``None`` if its pipeline fails on nothing. Never updates: their documents would not
+    have been looked up yet."""
     rng = random.Random(f"tailrace put aside {job.options['played']}")
     if rng.random() > _CHANCE:
         return None
@@ -30,7 +31,7 @@ def kind_put_aside(job: Job) -> Kind | None:
 
 
 def pipeline_of(kind: Kind) -> str:
-    """One that gives every event, and divides by zero where one is of a kind."""
+    """A pipeline that gives every event, but divides by zero at those of a kind."""
     collection, operation = kind
     of_kind = {"$and": [{"$eq": ["$ns.coll", collection]}, {"$eq": ["$operationType", operation]}]}
     quotient = {"$divide": [1, {"$cond": [of_kind, 0, 1]}]}

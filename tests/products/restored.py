@@ -1,5 +1,5 @@
-"""The deployment itself is put back from an older copy, written to otherwise, and each product goes on with it: equal
-to what is there then, or refused. Afterwards the newer deployment is there again, and the products go on as if nothing
+"""The deployment itself is restored from an older copy and then gets other writes, and each product goes on with it:
+equal to what is there then, or refused. Afterwards the newer deployment returns, and the products go on as if nothing
 had happened."""
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.products.keeper import Keeper
 from tests.products.truth import Truth
 
 RESTORED: Final = "restored deployment"
-#: How probable it is that a seed has it: the servers start four times for it.
+#: The probability that a seed does this, for which the servers start four times.
 RESTORED_CHANCE: Final = 0.3
 _WRITES: Final = 40
 
 
 class Restoring:
-    """One seed's, by ``chance``: after which round a copy is made, and after which it is put back."""
+    """The restoration of a seed, by ``chance``: after which round a copy is made, and after which it is restored."""
 
     def __init__(self, seed: int, rounds: int, keepers: Sequence[Keeper], folder: Path, chance: float) -> None:
         rng = random.Random(f"tailrace restored {seed}")
@@ -36,7 +36,7 @@ class Restoring:
         self._pause = ClusterTime(0)
 
     def after(self, number: int, writes: Any, truth: Truth, pause: ClusterTime) -> Iterator[tuple[Keeper, Step]]:
-        """What is to be done after a round, and what has come of it."""
+        """Do what is planned after a round. Returns the outcomes."""
         if number == self._copied_after:
             self._copy(writes, pause)
         elif number == self._back_after and self._copied_after >= 0:
@@ -57,7 +57,7 @@ class Restoring:
                 shutil.copytree(keeper.root, self._root(keeper), dirs_exist_ok=True)
 
     def _of_the_deployment(self) -> list[Keeper]:
-        """Those whose positions are in it: what they have done is put back with them."""
+        """The products whose positions are in the deployment: their effects are restored with them."""
         return [keeper for keeper in self._keepers if keeper.product.has_leases]
 
     def _root(self, keeper: Keeper) -> Path:
@@ -71,5 +71,5 @@ class Restoring:
         outcome: Outcome = keeper.run(job)
         if outcome.kind != "refused" or keeper.product.has_leases or keeper.product.own_files == "none":
             keeper.restore(kept)
-        # What was refused has to be as it was: the next round goes on with it.
+        # After a refusal the store must be as it was: the next round goes on with it.
         return Step(RESTORED, outcome, outcome.text if outcome.kind == "wrong" else "")

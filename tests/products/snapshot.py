@@ -1,4 +1,4 @@
-"""A copy of what is there and the stream after it, carried out by a consumer: the collections come out."""
+"""A copy of the existing documents and the stream after it, applied by a consumer: the result is the collections."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class SnapshotProduct(Product):
 
     def advance(self, job: Job) -> None:
         if job.options.get("elsewhere") or job.options.get("restored"):
-            # After the copy its token is one of the server's, which the server itself takes from anywhere.
-            if not (job.root / MIDDLE).exists():  # it was killed before it kept one
+            # After the copy its token is one of the server's, which the server itself accepts from any deployment.
+            if not (job.root / MIDDLE).exists():  # it was killed before it had a token
                 _keep_the_middle(job.root)
             shutil.copy(job.root / MIDDLE, job.root / EVENTS)
         follow(job.uri, job.root, job.time, {"full_document": "updateLookup", "start": "snapshot"})
@@ -37,7 +37,7 @@ class SnapshotProduct(Product):
 
 
 def unlike_a_copy(events: list[bytes], job: Job, truth: Truth) -> list[str]:
-    """In what the documents of a copy and the changes after it are not what the server says."""
+    """How the documents of a copy and the changes after it differ from what the server says."""
     target = Target()
     changes = []
     for event in events:
@@ -46,7 +46,7 @@ def unlike_a_copy(events: list[bytes], job: Job, truth: Truth) -> list[str]:
             changes.append(event)
     told = []
     if changes:
-        # From the first one that came, every one has to be there; one lost before shows in the collections.
+        # From the first event on, every one has to be there; one lost before it shows in the collections.
         expected = truth.events(time_of(changes[0]), job.time)
         told = first_of([_token(one) for one in expected], [_token(one) for one in changes], "token")
     unknown = renamed(events) | job.unshown
@@ -61,7 +61,7 @@ def unlike_a_copy(events: list[bytes], job: Job, truth: Truth) -> list[str]:
 
 
 def _keep_the_middle(root: Path) -> None:
-    """What was written down when a part of the copy was there."""
+    """What was written down when only a part of the copy was there."""
     copied = [pair for pair in pairs(root / EVENTS)[1:] if kind_of(pair[0]) == b"snapshot"]
     first = pairs(root / EVENTS)[:1]
     kept = [*first, *copied[: len(copied) // 2]]

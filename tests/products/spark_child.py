@@ -38,7 +38,7 @@ class SparkChild:
         )  # fmt: skip
 
     def wait_for_work(self) -> bool:
-        """Until it has written something to the store; whether it still runs then."""
+        """Wait until it has written something to the store. Returns whether it still runs."""
         deadline = time.monotonic() + PATIENCE_S
         while self._process.poll() is None and self._seen() == self._before:
             assert time.monotonic() < deadline, "the lake's driver does not begin"
@@ -46,7 +46,7 @@ class SparkChild:
         return self._process.poll() is None
 
     def kill_a_worker(self, rng: random.Random) -> bool:
-        """SIGKILL to one of Spark's Python processes; whether there was one."""
+        """SIGKILL to one of Spark's Python processes. Returns whether there was one."""
         workers = [pid for pid in descendants(self._process.pid) if b"pyspark" in command_line(pid)]
         if not workers:
             return False
@@ -55,14 +55,15 @@ class SparkChild:
         return True
 
     def kill(self) -> bool:
-        """SIGKILL to the driver and its JVM; whether it was still running. Its workers end when nobody asks them."""
+        """SIGKILL to the driver and its JVM. Returns whether it was still running. Its workers end when nobody needs
+        them."""
         running = self._process.poll() is None
         below = descendants(self._process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._log.close()
-        # A worker that still writes would be another writer beside the next one.
+        # A worker that still writes would run beside the next writer.
         deadline = time.monotonic() + PATIENCE_S
         while any(b"pyspark" in command_line(pid) for pid in below):
             assert time.monotonic() < deadline, "a worker of Spark's has outlived its JVM"
@@ -70,7 +71,7 @@ class SparkChild:
         return running
 
     def _seen(self) -> set[Path]:
-        """The files of the store; some go while they are counted."""
+        """The number of files in the store; some vanish while they are counted."""
         found = set()
         for folder, _, names in os.walk(self._root):
             found |= {Path(folder, name) for name in names}

@@ -1,4 +1,4 @@
-"""The lake in a real object store, beside the server's own stream: ``stores.py`` says how the hand gets at it.
+"""The lake in a real object store, compared with the server's own stream: ``stores.py`` says how the hand reaches it.
 
 It has no Iceberg table: that is refused in a store."""
 
@@ -41,7 +41,7 @@ class StoredLakeProduct(LakeProduct):
         shutil.rmtree(job.root / _STATE)
 
     def written_to(self, job: Job) -> dict[str, Any]:
-        """As a user gives it: a URI, and keys in the environment, that of Spark's workers too."""
+        """The lake as a user names it: a URI, and keys in the environment, also that of Spark's workers."""
         server = server_of(job)
         keys = {name.replace("AWS_ENDPOINT", "AWS_ENDPOINT_URL"): one for name, one in server.environment().items()}
         os.environ.update(keys)

@@ -1,8 +1,8 @@
 """Object stores for the products that are in one, and their mirrors in the products' folders.
 
-The hand knows files. So a store's objects have a mirror in the product's folder: it is made after each run, and where
-the hand has changed it, the store is made like it before the next one. A run that was killed leaves the mirror as it
-was, and the next one finds the store as the killed one has left it. The seed says in which kind of store a product is.
+The hand works on files. So a store's objects have a mirror in the product's folder. It is made after each run, and if
+the hand changes it, the store is changed accordingly before the next run. A run that is killed leaves the mirror as it
+was, and the next one finds the store as the killed one left it. The seed says in which kind of store a product is.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def place_of(job: Job, state: Path) -> ObjectPlace:
 
 @dataclass(frozen=True)
 class StoreMirror:
-    """The objects of ``store`` as files of ``folder``. Below ``state``, if that is named, only the file ``kept`` is
-    one of them. ``escaped``: names have ``~`` in a directory where they have ``!`` in a store."""
+    """The objects of ``store`` as files of ``folder``. Below ``state``, if given, only the file ``kept`` is one of
+    them. ``escaped``: names in a directory have ``~`` in place of ``!``."""
 
     store: ObjectPlace
     folder: Path
@@ -108,7 +108,7 @@ class StoreMirror:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Around a run."""
+        """Keep the mirror and the store the same around a run."""
         marker = ObjectPlace(self.store.bucket, f"mirrors/{self.store.key}")
         if self._digest() != _read(marker):
             self._make_like()
@@ -119,7 +119,7 @@ class StoreMirror:
                 self._mirror()
             except OSError as error:  # a disk that the hand has filled
                 raise SinkError(f"the mirror of the store cannot be written: {error.strerror}") from error
-            finally:  # what is only half there is no wish of the hand
+            finally:  # an incomplete mirror is not a change by the hand
                 obstore.put(self.store.bucket.store, marker.key, self._digest())
 
     def _files(self) -> Iterator[Path]:

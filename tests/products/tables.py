@@ -1,4 +1,4 @@
-"""Tables beside the collections, now and as of earlier times. They are kept as ``tailrace run`` keeps them."""
+"""Tables compared with the collections, now and as of earlier times. They are kept as ``tailrace run`` keeps them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.tables.equality import in_table, read
 from tests.tables.test_as_of import rows_of
 
 _ASKED = 4
-#: Of all tables, so many are looked at by other programs after each run.
+#: How many of the tables are read by other programs after each run.
 _READ = 2
 _SECOND_H = 1 / 3600
 #: A document that was in quarantine is not in the versions of its table.
@@ -48,7 +48,8 @@ class TablesProduct(Product):
 
     def advance(self, job: Job) -> None:
         stop = threading.Event()
-        # What ``tailrace run --available-now`` does; until the time at which it begins, which is not before the pause.
+        # This is what ``tailrace run --available-now`` does: it goes up to the time at which it begins, which is not
+        # before the pause.
         with maintained(), tabling(job.uri, self._settings(job), stop, once=True):
             pass
 
@@ -56,7 +57,7 @@ class TablesProduct(Product):
         return job.root
 
     def _settings(self, job: Job) -> TableSettings:
-        """Some have tables that are divided and ordered, and remove soon what was replaced."""
+        """Some seeds have tables that are partitioned and ordered, and soon remove replaced files."""
         rng = random.Random(f"tailrace tables {job.options['played']}")
         rules = self._rules(job)
         others = job.options.get("patterns", [f"{one}.*" for one in job.databases])
@@ -92,7 +93,7 @@ class TablesProduct(Product):
         return told + difference_of(expected, found, "the table of") + self._read(job, tabled)
 
     def _read(self, job: Job, tabled: Iterable[str]) -> list[str]:
-        """By other programs: what is made for them, and any other one."""
+        """Differences found by other programs: in the tables made for them, and in any other one."""
         rng = random.Random(job.seed)
         made = [one for one in sorted(tabled) if one.endswith((f".{typed.DECLARED}", f".{typed.INFERRED}"))]
         chosen = [*rng.sample(made, min(len(made), _READ)), *rng.sample(sorted(tabled), min(1, len(list(tabled))))]
@@ -106,13 +107,13 @@ class TablesProduct(Product):
 def _rows(root: Path, namespace: str) -> dict[bytes, bytes] | None:
     try:
         return in_table(root, namespace)
-    except (OSError, pa.ArrowException) as error:  # what a reader says of a file that is damaged or missing
+    except (OSError, pa.ArrowException) as error:  # what a reader raises at a damaged or missing file
         raise SinkError(f"the table of {namespace} cannot be read: {error}") from error
 
 
 class AsOfProduct(TablesProduct):
-    """The same tables, asked for what they held at earlier pauses; they are brought forward more seldom, so that the
-    pauses lie inside their micro-batches. The entries that lead there are the deployment's, or an archive's."""
+    """The same tables, asked for what they held at earlier pauses. They are brought forward less often, so that pauses
+    lie inside their micro-batches. The entries in between come from the deployment or from an archive."""
 
     name = "as-of"
     parts = ("tables/_tailrace", "tables/[!_]*", "newest log", "archive", "archive/*/*.parquet")
@@ -145,7 +146,7 @@ class AsOfProduct(TablesProduct):
         return told
 
     def _asked(self, job: Job, truth: Truth, rng: random.Random) -> Iterator[tuple[ClusterTime, str]]:
-        """Pauses and collections that were there then: any, and those that had just got their names."""
+        """Pauses and collections that existed then: any, and those that had just got their names."""
         pauses = [pause for pause in truth.pauses() if pause <= job.time]
         renames = [event for event in truth.events(ZERO, job.time) if renamed([event])]
         for number in range(_ASKED):
@@ -159,7 +160,7 @@ class AsOfProduct(TablesProduct):
 
 
 class _Complaints(logging.Handler):
-    """What a writer says of upkeep that has failed: it goes on, and tries again later."""
+    """Catches a writer's messages about failed upkeep, after which it goes on and tries again later."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -174,7 +175,7 @@ class _Complaints(logging.Handler):
 
 @contextmanager
 def maintained() -> Iterator[None]:
-    """Raise SinkError where upkeep has failed."""
+    """Raise SinkError if upkeep has failed."""
     complaints, log = _Complaints(), logging.getLogger("tailrace.tables")
     log.addHandler(complaints)
     try:
@@ -186,16 +187,16 @@ def maintained() -> Iterator[None]:
 
 
 def _strange(root: Path, known: set[str]) -> list[str]:
-    """Tables of collections that were never there at a pause, and so have gone: they hold nothing."""
+    """Tables of collections that existed at no pause, and so must be empty."""
     strange = sorted({path.parent.parent for path in root.glob("[!_]*/_delta_log/*.json")})
     rows = {path.name: read(DeltaTable(path), "_key").num_rows for path in strange if path.name not in known}
     return [f"the table {name} has {count} rows of no collection" for name, count in rows.items() if count]
 
 
 def _is_tabled(job: Job, namespace: str) -> bool:
-    """Not what the server makes on its way and removes again, nor what the oplog does not tell."""
+    """Leaves out what the server makes in passing and removes again, and what the oplog does not show."""
     return not namespace.split(".", 1)[1].startswith(("tmp", "system.")) and namespace not in job.unlogged
 
 
-#: What a reader says of a damaged table is a refusal too.
+#: A reader's error about a damaged table is a refusal too.
 REFUSALS = (DeltaError,)

@@ -1,4 +1,4 @@
-"""What the oracle says of a lake that somebody has harmed, without Spark."""
+"""What the oracle says about a lake that was harmed, without Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _event(number: int) -> bytes:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """A lake of two files, and the truth of it."""
+    """A lake of two files, and the truth about it."""
     lake, checkpoint = tmp_path / "store" / "lake", tmp_path / "store" / "lake.checkpoint"
     claim = make(lake, checkpoint).claim
     begin(checkpoint)
@@ -62,8 +62,8 @@ def test_a_sound_lake_is_equal(job: Job) -> None:
 
 
 def test_swapped_files_are_found_by_verify(job: Job) -> None:
-    """They are whole files, with right sums on each page, so that whoever reads them by themselves reads them. The
-    oracle told that as wrong: swaps that it had drawn before were of files that were read again by ours."""
+    """They are whole files with correct checksums on each page, so a reader of single files reads them. The oracle
+    reported that as wrong: earlier random swaps had only hit files that our own code read again."""
     first, last = files(job.root / "lake")
     held = Path(first).read_bytes(), Path(last).read_bytes()
     Path(last).write_bytes(held[0])
@@ -73,7 +73,7 @@ def test_swapped_files_are_found_by_verify(job: Job) -> None:
 
 
 def test_a_lake_that_lacks_events_is_wrong(job: Job) -> None:
-    """``verify`` cannot know it: the lake is sound."""
+    """``verify`` cannot know this: the lake is sound."""
     truth = Truth(Path(job.truth))
     (pause,) = truth.pauses()
     truth.record(pause, {}, [_event(len(_ROWS))], [])

@@ -1,7 +1,7 @@
-"""The oracle of the products as a test: a slice of ``make fuzz-products``, and faults put back that it has to find.
+"""The oracle of the products as a test: a slice of ``make fuzz-products``, and planted faults that it must find.
 
-No test had all products beside one workload, and none brought a store and what it was read from apart: each was
-compared by itself, after writes that its own author had thought of.
+No earlier test had all products beside one workload, and none separated a store from what it was made from: each
+product was compared by itself, after writes that its own author had thought of.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
     "a name that is not UTF-8 is used as it is": ("snapshot", "kill"),
     "a damaged token is no error of ours": ("snapshot", "token"),
 }
-#: Those that show on a cluster alone, and without a hand.
+#: Those that show only on a cluster, and without a hand.
 ON_CLUSTERS = {"a moved primary empties its tables": "tables"}
-#: Those that show where there are names that are not UTF-8 when a copy begins: that is seldom.
+#: Those that show if there are names that are not UTF-8 when a copy begins, which is rare.
 OF_NAMES = ("a name that is not UTF-8 is used as it is",)
-#: Those that show where a member is hidden.
+#: Those that show if a member is hidden.
 ON_THREE = {"a hidden member cannot be read": "tables"}
-#: What `make test-landing` plants: one that shows on a replica set alone, within seconds.
+#: What `make test-landing` plants: one that shows within seconds, on just a replica set.
 QUICK = ("images begin with views of memory",)
-#: Of the whole seeds.
+#: The versions of whole seeds.
 VERSIONS = ("6.0.27", "5.0.4", "4.4.2", "7.0.28")
-#: So many faults of one kind; a bit more seldom hits a document that is changed later.
+#: How many faults of one kind; a flipped bit rarely hits a document that is changed later.
 FAULTS, FLIPPED = 5, 24
 
 
@@ -95,12 +95,12 @@ def play(
     return report
 
 
-@pytest.mark.slow  # of the harness itself: a long run that it spoils says so at its second seed
+@pytest.mark.slow  # a fault of the harness: a long run spoilt by it says so at the second seed
 def test_each_seed_of_a_run_begins_with_nothing_there(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A seed that ended while collections were there that nobody can copy had every later copy of its run refused, when
-    such copies still were. Each seed had been tried by itself, or before there were such names."""
+    """When copies of such collections were still refused, a seed that left some behind had every later copy of its run
+    refused. Seeds had been tried one by one, or before such names were introduced."""
     present = []
     begin_round = OddNames.begin_round
 
@@ -127,7 +127,7 @@ def test_each_seed_of_a_run_begins_with_nothing_there(
 
 
 def test_a_slice_is_equal_or_refused(start_replica_set: Callable[..., ReplicaSet], tmp_path: Path) -> None:
-    """On a set of its own: the snapshot copies all that a deployment holds, what other tests have left too."""
+    """On a set of its own: the snapshot copies everything in a deployment, including what other tests have left."""
     products = ("tables", "archive", "images", "snapshot", "outbox")
     report = play(
         start_replica_set(enable_test_commands=True),
@@ -177,7 +177,7 @@ def test_each_planted_fault_is_found(
 def test_the_driver_of_a_lake_is_killed_while_it_works(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A query was stopped in the harness's own session, and nothing of Spark's was ever killed beside the products."""
+    """The harness only stopped queries in its own session, and never killed any of Spark's processes."""
     hit = []
     kill = SparkChild.kill
 
@@ -219,7 +219,7 @@ def test_each_planted_fault_of_clusters_is_found(tmp_path: Path, name: str) -> N
 def test_names_that_are_not_utf8_are_there_in_the_pauses_of_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were left out on clusters, where no copy had met them: the cluster of the tests cannot move them."""
+    """They were left out on clusters, where no copy had encountered them: the tests' cluster cannot move them."""
     present = []
     pause = ClusterWrites.pause
 
@@ -252,14 +252,14 @@ def test_each_planted_fault_of_hidden_members_is_found(tmp_path: Path, name: str
 
 
 def test_of_three_seeds_one_is_played_on_each_kind_of_deployment() -> None:
-    """A run of many seeds had one member in each: neither elections nor moved chunks, unless they were asked for."""
+    """A run of many seeds had one member in each, so neither elections nor moved chunks unless they were asked for."""
     every = [Deployments("6.0.27").kind(seed) for seed in range(1, 21)]
     assert {kind: every.count(kind) for kind in every} == {SINGLE: 7, THREE: 7, CLUSTER: 6}
     assert Deployments("6.0.27", THREE).kind(3) == THREE
 
 
 def found_with(name: str, deployment: ReplicaSet, folder: Path, *, seeds: range, **chosen: Any) -> dict[str, str]:
-    """What a few seeds say of one product with a fault in it, up to the first that says anything."""
+    """What a few seeds report about one product with a fault in it, up to the first report."""
     product, kind = SHOWN_BY[name]
     for seed in seeds:
         with planted_here(name):
@@ -308,8 +308,8 @@ def test_a_seed_is_equal_or_refused(start_replica_set: Callable[..., ReplicaSet]
 def test_a_deployment_and_leases_that_are_put_back_are_equal_or_refused(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str
 ) -> None:
-    """The parts of a seed that others have by chance: all products go on with an older deployment that has gone another
-    way, and what acts on changes with older positions."""
+    """The steps that other seeds have by chance: all products go on with an older deployment whose history diverged,
+    and products that act on changes go on with older positions."""
     here = start_replica_set(version=version, enable_test_commands=True)
     products = tuple(name for name in without_store([*PRODUCTS]) if not PRODUCTS[name].on_spark)
     kinds = frozenset({RESTORED, "older leases"})
@@ -319,13 +319,13 @@ def test_a_deployment_and_leases_that_are_put_back_are_equal_or_refused(
     assert report.faults.keys() == kinds
 
 
-@pytest.mark.slow  # of 7.0 alone; the slice above has the default server
+@pytest.mark.slow  # on 7.0 only; the slice above has the default server
 @pytest.mark.wine
 def test_a_listener_of_a_server_under_wine_is_equal(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
 ) -> None:
-    """The server fell silent as soon as two lanes had made the collection of their effects at once. The tests of 7.0
-    have no such lanes, and of the seeds on it the first had none in its first round."""
+    """The server hung as soon as two lanes created the collection of their effects at the same time. The tests of 7.0
+    have no such lanes, and the first seed on it had none in its first round."""
     here = start_replica_set(version="7.0.28", enable_test_commands=True)
     report = play(here, tmp_path, seed=9306, products=("listener",), operations=60, faults=0, rounds=1)
     assert report.differences == {}
@@ -333,8 +333,8 @@ def test_a_listener_of_a_server_under_wine_is_equal(
 
 
 def test_a_full_disk_is_no_crash_of_the_harness() -> None:
-    """What it writes down by itself raised an OSError there, and that was told as a product's: few seeds fill the disk
-    of just these."""
+    """What the harness writes down itself raised an OSError on a full disk, which was reported as a product's fault:
+    few seeds fill just these disks."""
     with open("/dev/full", "ab", buffering=0) as full, pytest.raises(SinkError, match=r"cannot be kept: .*No space"):
         _write(full, b"", {"_data": "82"})
 

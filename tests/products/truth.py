@@ -14,7 +14,7 @@ from tailrace.core.oplog.cluster_time import ZERO, ClusterTime
 from tests.sharded.fuzz import tied
 from tests.snapshot.copies import opened
 
-#: Documents by their sortable keys, by namespace.
+#: Documents by namespace and sortable key.
 Collections = Mapping[str, Mapping[bytes, bytes]]
 
 
@@ -26,9 +26,9 @@ def time_of(event: bytes) -> ClusterTime:
 
 
 class Truth:
-    """One deployment's, in a folder, so that the processes that compare read it there.
+    """The truth about one deployment, in a folder, where the processes that compare read it.
 
-    A *pause* is a cluster time at which nobody wrote: what the collections held then is known.
+    A *pause* is a cluster time at which nobody was writing, so that the contents of the collections at it are known.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,8 +40,8 @@ class Truth:
     def record(
         self, time: ClusterTime, collections: Collections, events: Iterable[bytes], imaged: Iterable[bytes]
     ) -> None:
-        """A pause. ``events`` are those since the pause before; ``imaged`` the same with the server's own images, none
-        where it has none."""
+        """Record a pause. ``events`` are those since the pause before; ``imaged`` are the same with the server's own
+        images, empty if it has none."""
         for name, found in (("events", events), ("imaged", imaged)):
             with (self.folder / name).open("ab") as file:
                 file.writelines(found)
@@ -49,7 +49,7 @@ class Truth:
             pickle.dump({name: dict(documents) for name, documents in collections.items()}, file)
 
     def until(self, pause: ClusterTime, folder: Path) -> Truth:
-        """A copy of it in another folder, up to a pause: what comes later there is another history."""
+        """A copy in another folder, up to a pause: from there on that history is another one."""
         other = Truth(folder)
         for found in (one for one in self.pauses() if one <= pause):
             events = [self.events(ZERO, found), self.imaged(ZERO, found)] if found == pause else [[], []]
@@ -63,7 +63,7 @@ class Truth:
         return sorted(ClusterTime(int(path.stem, 16)) for path in self.folder.glob("*.pause"))
 
     def collections(self, pause: ClusterTime) -> dict[str, dict[bytes, bytes]]:
-        """What each collection held. One that was not there is missing."""
+        """What each collection held. Collections that did not exist are missing."""
         found: dict[str, dict[bytes, bytes]] = pickle.loads((self.folder / f"{int(pause):016x}.pause").read_bytes())
         return found
 
@@ -87,8 +87,8 @@ class Truth:
 
 
 def renamed(events: Iterable[bytes]) -> set[str]:
-    """The collections that events cannot give to the last document: no event shows what ``convertToCapped`` copies into
-    the one that it renames, and a look-up by a name that has gone to another collection finds nothing."""
+    """The collections whose documents do not all follow from the events: no event shows what ``convertToCapped`` copies
+    into the collection that it then renames, and a look-up by a name that another collection has now finds nothing."""
     found = set()
     for event in events:
         if b"\x02operationType\x00\x07\x00\x00\x00rename\x00" in event:
@@ -98,7 +98,7 @@ def renamed(events: Iterable[bytes]) -> set[str]:
 
 
 def first_of(expected: list[bytes], found: list[bytes], what: str) -> list[str]:
-    """In what two lists of bytes differ, in a sentence; nothing where they are equal."""
+    """How two lists of bytes differ, in a sentence; nothing if they are equal."""
     if expected == found or (what.startswith("event") and expected == tied(found)):
         return []
     for place, (theirs, ours) in enumerate(zip(expected, found, strict=False)):
@@ -112,7 +112,7 @@ def first_of(expected: list[bytes], found: list[bytes], what: str) -> list[str]:
 
 
 def difference_of(expected: Collections, found: Mapping[str, Mapping[bytes, bytes] | None], what: str) -> list[str]:
-    """In what collections differ: one sentence for each namespace."""
+    """How collections differ: one sentence for each namespace."""
     told = []
     for namespace in sorted({*expected, *found}):
         theirs, ours = expected.get(namespace) or {}, found.get(namespace) or {}

@@ -1,5 +1,5 @@
-"""Tables with declared columns, divided and in a Z-order: the documents that they are made of, among them some that do
-not fit and dates that readers fail on, and what programs that read the tables have to find."""
+"""Tables with declared columns, partitioned and in a Z-order: the documents that they are made of, including some that
+do not fit and dates that readers fail on, and what programs that read the tables must find."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ _QUARANTINE: Final = "_quarantine"
 
 @dataclass(frozen=True)
 class Write:
-    """One to a document: an ``update`` with what it sets and unsets, a ``replace`` with all fields, or a ``delete``."""
+    """One write to a document: an ``update`` with what it sets and unsets, a ``replace`` with all fields, or a
+    ``delete``."""
 
     collection: str
     id: int
@@ -56,14 +57,14 @@ class Write:
     change: Mapping[str, Any]
 
     def command(self) -> dict[str, Any]:
-        """As a server takes it."""
+        """The write as a server takes it."""
         if self.kind == "delete":
             return {"delete": self.collection, "deletes": [{"q": {"_id": self.id}, "limit": 1}]}
         return {"update": self.collection, "updates": [{"q": {"_id": self.id}, "u": self.change, "upsert": True}]}
 
 
 def write(rng: random.Random) -> Write:
-    """The next one."""
+    """The next write."""
     collection, number = rng.choice((DECLARED, DECLARED, INFERRED)), rng.randrange(_IDS)
     kind = rng.random()
     if kind < 0.1:
@@ -105,7 +106,7 @@ _VALUES: Final[dict[str, Any]] = {
 
 
 def rules(played: int, databases: Iterable[str], policies: Sequence[Policy]) -> tuple[TableRule, ...]:
-    """Those of a seed, for the collections with declared columns; what they leave out is all the rest."""
+    """The rules of a seed for the collections with declared columns, and the patterns of the others."""
     rng = random.Random(f"tailrace typed {played}")
     found = []
     for database in databases:
@@ -118,8 +119,8 @@ def rules(played: int, databases: Iterable[str], policies: Sequence[Policy]) -> 
 def quarantined(
     root: Path, rule: TableRule, expected: Mapping[bytes, bytes], found: Mapping[bytes, bytes]
 ) -> tuple[dict[bytes, bytes], list[str]]:
-    """The documents that are missing in a table because they do not fit, as the quarantine shows them, and what is
-    wrong with it: documents that fit are in their table, the others are not."""
+    """The documents that a table lacks because they do not fit, according to the quarantine, and what is wrong with the
+    quarantine: documents that fit must be in their table, and the others must not."""
     held = _in_quarantine(root, rule.pattern)
     missing = {key: one for key, one in held.items() if key not in found and expected.get(key) == one}
     told = []
@@ -136,7 +137,7 @@ def _in_quarantine(root: Path, namespace: str) -> dict[bytes, bytes]:
         return {}
     try:
         rows = DeltaTable(root / _QUARANTINE).to_pyarrow_table(columns=["namespace", "_key", "_bson", "noticed"])
-    except (OSError, pa.ArrowException) as error:  # what a reader says of a file that is damaged or missing
+    except (OSError, pa.ArrowException) as error:  # what a reader raises at a damaged or missing file
         raise SinkError(f"the quarantine cannot be read: {error}") from error
     found = rows.sort_by("noticed").to_pylist()
     return {row["_key"]: row["_bson"] for row in found if row["namespace"] == namespace}
@@ -147,14 +148,14 @@ def _misfits(rule: TableRule, documents: Iterable[bytes]) -> list[str]:
 
 
 def unlike_its_documents(root: Path, namespace: str, rng: random.Random) -> list[str]:
-    """What one of the programs that read tables finds in the typed columns of a table, and does not belong there."""
+    """Differences that one of the programs that read tables finds in the typed columns of a table."""
     folder = root / folder_of(namespace)
     if not (folder / "_delta_log").exists():
         return []
     table = CollectionTable(folder, namespace)
     for file in table.files():
         with opened(folder, file.name) as opening:
-            opening.read()  # most programs do not look whether what they read is damaged; who wants to know does so
+            opening.read()  # most programs do not check whether files are damaged; this does
     delta = DeltaTable(folder)
     rows = read(delta, "_key", "_bson").sort_by("_key")
     decoded = Documents(rows.column("_bson").to_pylist())

@@ -1,4 +1,5 @@
-"""What is written meanwhile, on a replica set: the core's workload, and what a product minds and an event does not."""
+"""What is written meanwhile, on a replica set: the core's workload, and writes that matter to products rather than to
+events."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ from tests.products.truth import Truth, time_of
 from tests.tables.equality import collections
 
 ROOT_PASSWORD: Final = "r00t-s3cret"
-#: Of the harness's own connections: a server that falls silent ends the run.
+#: The time-out of the harness's own connections: a server that hangs ends the run.
 PATIENCE: Final[dict[str, Any]] = {"socketTimeoutMS": 300_000}
-#: Nobody writes to these collections but ourselves.
+#: Only the harness itself writes to these collections.
 OUTBOX, ORDERS = "outbox", "orders"
 _NOT_WRITTEN: Final = frozenset({"long description"})
 
@@ -52,7 +53,7 @@ def authenticated(uri: str) -> Wire:
 
 
 class _Dialogue:
-    """As much of PyMongo's connection as a login needs."""
+    """The parts of PyMongo's connection that a login needs."""
 
     auth_ctx = None
 
@@ -64,7 +65,7 @@ class _Dialogue:
 
 
 class ReplicaSetWrites:
-    """One seed's. ``run`` carries out some of it, ``pause`` tells the truth of what is there then.
+    """The writes of one seed. ``run`` carries out some of them, ``pause`` records the truth about what is there then.
 
     ``followers``: whether collections for views, messages and listeners are written to as well.
     """
@@ -73,24 +74,25 @@ class ReplicaSetWrites:
         self.deployment = deployment
         self.version = deployment.version
         self.workload = Workload(seed, self.version, unique_names=unique_names)
-        if salt:  # the same names, and other documents under them
+        if salt:  # the same names with other documents
             self.workload._rng.seed(f"tailrace workload {seed} {salt}")
         self.databases = (*self.workload.databases, f"fuzz{seed}s")
         self.own = self.databases[-1]
-        #: What is written here becomes views, messages and effects, which change with them: no product's truth.
+        #: Writes here become views, messages and effects, which change with them, so this is not compared as any
+        #: product's truth.
         self.followed = f"fuzz{seed}v"
         self.moved: tuple[str, ...] = ()
         self.resharded: tuple[str, ...] = ()
-        #: Where positions and effects are kept, if not here.
+        #: Where positions and effects are kept, if elsewhere.
         self.leases = ""
         self._rng = random.Random(f"tailrace products {seed + salt}")
         self._operations = self.workload.operations(count)
         self._client: MongoClient[Any] = MongoClient(deployment.uri, **PATIENCE)
         self._wire = authenticated(self._primary_uri())
-        #: Of a hidden member, from which products read now and then; empty where there is none.
+        #: The URI of a hidden member, from which products read now and then; empty if there is none.
         self.hidden_uri = _hidden(deployment)
         self.clear()
-        # Documents that expire by themselves would go between a pause and the look at what is there.
+        # Documents that expire by themselves might vanish between a pause and the reading of what is there.
         self._expired = bool(self._wire.run("admin", {"setParameter": 1, "ttlMonitorEnabled": False})["was"])
         self.start = note(self._wire, "workload begins")
         self._recorded = self.start
@@ -111,7 +113,7 @@ class ReplicaSetWrites:
         self._client.close()
 
     def clear(self) -> None:
-        """Drop what was written, and the user of few rights."""
+        """Drop what was written, and the user with few rights."""
         for name in (*self.databases, self.followed, f"{self.followed}_leases"):
             self._wire.run(name, {"dropDatabase": 1})
         clear(self._wire, self.workload)
@@ -126,7 +128,7 @@ class ReplicaSetWrites:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def run(self, count: int) -> None:
-        """The next operations of the workload, and some of our own among them."""
+        """Carry out the next operations of the workload, mixed with some of the harness's own."""
         self._mine.begin_round(self._send, self._wire.exchange)
         for operation in self._next(count):
             if operation.kind not in _NOT_WRITTEN:
@@ -137,7 +139,7 @@ class ReplicaSetWrites:
                 self._message()
 
     def write_more(self) -> None:
-        """A little, whatever was written so far."""
+        """Write a little, whatever was written so far."""
         self._mine.begin_round(self._send, self._wire.exchange)
         for _ in range(20):
             self._mine.write(self._send)
@@ -160,7 +162,7 @@ class ReplicaSetWrites:
             self._wire.run(database, command)
 
     def _message(self) -> None:
-        """An order and what is to be told of it, in one transaction; some are given up."""
+        """An order and the message about it, in one transaction; some are aborted."""
         rng = self._beside_rng
         with suppress(PyMongoError), self._client.start_session() as session, session.start_transaction():
             database = self._client[self.followed]
@@ -173,7 +175,7 @@ class ReplicaSetWrites:
                 raise PyMongoError("given up")
 
     def expire(self) -> None:
-        """Documents that the server removes by itself, because their time is over; where it looks for them often."""
+        """Documents that the server removes by itself when they expire, if it checks for them often."""
         if self._wire.run("admin", {"getParameter": 1, "ttlMonitorSleepSecs": 1})["ttlMonitorSleepSecs"] > 1:
             return
         for command in self._mine.expiring():
@@ -188,8 +190,8 @@ class ReplicaSetWrites:
         self._wire.run("admin", {"setParameter": 1, **parameters})
 
     def disturb(self, rng: random.Random) -> str | None:
-        """Where there are other members, let one of them become primary, or let the primary lose writes that no other
-        member has. What was done, if anything was."""
+        """If there are other members, let one of them become primary, or let the primary lose writes that no other
+        member has. Returns what was done, if anything."""
         if len(self.deployment.members) == 1 or rng.random() < 0.5:
             return None
         done = "rollback" if rng.random() < 0.5 else "step-down"
@@ -202,7 +204,7 @@ class ReplicaSetWrites:
         return done
 
     def _roll_back(self) -> None:
-        """Writes that the primary alone has are gone when it comes back: the others do not replicate meanwhile."""
+        """Writes that only the primary has are gone when it comes back: the others do not replicate meanwhile."""
         first = self.deployment.primary
         root = f"root:{ROOT_PASSWORD}@" if "root:" in self.deployment.uri else ""
         others = [one for number, one in enumerate(self.deployment.members) if number != first]
@@ -232,7 +234,7 @@ class ReplicaSetWrites:
 
     @contextmanager
     def restored(self, folder: Path, pause: ClusterTime) -> Iterator[None]:
-        """For as long as the block lasts, the deployment is what it was when it was copied, at ``pause``."""
+        """Inside the block the deployment is what it was when it was copied, at ``pause``."""
         data, newer = self.deployment.data_dir, folder.with_name("newer")
         with self._stopped():
             shutil.move(data, newer)
@@ -254,11 +256,11 @@ class ReplicaSetWrites:
         self.deployment.restart(0)
         self._wire = authenticated(self._primary_uri())
         while "operationTime" not in self._wire.run("admin", {"ping": 1}):
-            time.sleep(0.05)  # it says none until it has read the keys that it signs cluster times with
+            time.sleep(0.05)  # it gives none until it has read the keys with which it signs cluster times
         self._set(ttlMonitorEnabled=False)
 
     def write_otherwise(self, count: int) -> None:
-        """Other writes than ``run`` carries out, to the same names."""
+        """Carry out other writes than ``run`` does, to the same names."""
         other = Workload(self.workload.seed, self.version, unique_names=self._unique_names)
         other._rng.seed(f"tailrace workload {self.workload.seed} restored")
         for operation in other.operations(count):
@@ -325,7 +327,7 @@ def _hidden(deployment: ReplicaSet) -> str:
 
 
 def _wait_for(uri: str, until: ClusterTime) -> None:
-    """Until a member knows that what was written up to a time is committed."""
+    """Wait until a member knows that everything written up to a time is committed."""
     deadline = time.monotonic() + 120
     with MongoClient[Any](uri, **PATIENCE) as client:
         while True:
@@ -342,17 +344,17 @@ def _fail_point(uri: str, mode: str) -> None:
 
 
 class ServerFailed(Exception):  # noqa: N818 - as in the products
-    """The server's own stream ends: there is nothing to compare with."""
+    """The server's own stream failed: there is nothing to compare with."""
 
 
 def _as_events(command: Command, version: str) -> Command:
-    """What the products can follow: an atomic applyOps changes documents without an event (before 8.0), and 4.4 removes
-    documents from capped collections without an entry in the oplog."""
+    """Writes that the products can follow: an atomic applyOps changes documents without an event (before 8.0), and 4.4
+    removes documents from capped collections without an entry in the oplog."""
     document = command.document
     if "applyOps" in document:
         document = {**document, "allowAtomic": False}
     if document.get("viewOn") and str(document.get("create", "")).startswith("again"):
-        # A look-up that meets a view where its collection was ends the server's streams too (6.0).
+        # A look-up that finds a view in place of its collection ends the server's streams too (6.0).
         return Command("admin", {"appendOplogNote": 1, "data": {"left out": "a view"}})
     if version.startswith("4.") and "convertToCapped" in document:
         document = {"appendOplogNote": 1, "data": {"left out": "capped"}}

@@ -20,7 +20,7 @@ DATABASE, COLLECTION = "shop", "orders"
 
 
 def at(tick: int) -> ClusterTime:
-    """The cluster time that tests call by a number."""
+    """The cluster time to which tests refer by a number."""
     return ClusterTime.of(1_000, tick)
 
 
@@ -74,7 +74,7 @@ def shard_removed(tick: int, name: str, *, plainly: bool = False) -> bytes:
 
 
 def shard_drains(tick: int, name: str) -> bytes:
-    """The removal is begun: a field of the shard's document is set."""
+    """The removal has begun: a field of the shard's document is set."""
     change = {"$v": 2, "diff": {"i": {"draining": True}}}
     return _entry(tick, "u", "config.shards", change, o2={"_id": name})
 
@@ -92,7 +92,7 @@ class Taken(NamedTuple):
 
 
 def outputs(stream: Stream, shards: list[NeedShard]) -> Iterator[EventBlock]:
-    """What a stream gives of what it was fed, that needs nothing but shards: they are put into the list."""
+    """What a stream gives for what it was fed, if it asks for nothing but shards; these are put into the list."""
 
     def answer(need: Need) -> None:
         assert isinstance(need.request, NeedShard)
@@ -102,7 +102,7 @@ def outputs(stream: Stream, shards: list[NeedShard]) -> Iterator[EventBlock]:
 
 
 def take(stream: Stream) -> Taken:
-    """All that may leave now."""
+    """Everything that may leave now."""
     taken = Taken([], [], [])
     for block in outputs(stream, taken.shards):
         check_noted(block)

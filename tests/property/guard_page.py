@@ -1,4 +1,5 @@
-"""Buffers that end where the memory ends: reading one byte after them kills the process, so no test overlooks it."""
+"""Buffers that end where readable memory ends: reading one byte after them kills the process, so no test overlooks
+it."""
 
 from __future__ import annotations
 

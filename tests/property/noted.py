@@ -1,4 +1,4 @@
-"""Where the kernel noted the parts of an event, beside where ``locate`` finds them: they are the same places."""
+"""Where the kernel noted the parts of an event, compared with where ``locate`` finds them: the places are the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.errors import OplogFormatError
 
 
 def check_noted(block: EventBlock, wanted: Sequence[str] = tuple(PARTS)) -> dict[str, Part]:
-    """The parts of the block's events, which are the same with what is noted of them and without."""
+    """The parts of the block's events. They must be the same with the notes and without."""
     found, noted = (_located(block, wanted, places) for places in (None, block.places))
     if isinstance(found, str) or isinstance(noted, str):
         assert found == noted
@@ -33,5 +33,5 @@ def _located(block: EventBlock, wanted: Sequence[str], places: Offsets | None) -
 
 
 def is_noted(block: EventBlock) -> list[bool]:
-    """Of which events the parts are noted."""
+    """For which events the parts are noted."""
     return [False] * len(block) if block.places is None else (block.places[:, TOKEN] != 0).tolist()

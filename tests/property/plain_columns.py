@@ -1,4 +1,4 @@
-"""Columns made one event at a time from decoded documents: slow, plain, and what the fast ones must equal."""
+"""Columns made one event at a time from decoded documents: slow and plain, for comparison with the fast ones."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def transaction(fields: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def extended(kind: int, value: bytes) -> Any:
-    """A BSON value as relaxed Extended JSON; of all types but the three that its codec loses ``json_util`` says how."""
+    """A BSON value as relaxed Extended JSON, by ``json_util`` except for the three types that its codec loses."""
     if kind in (raw_bson.OBJECT, raw_bson.ARRAY):
         inner = {
             element.name.decode(errors="replace"): extended(element.type, raw_bson.value(value, element))

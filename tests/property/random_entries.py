@@ -252,7 +252,7 @@ def body(rng: random.Random, operation: bytes) -> list[bytes]:
 
 
 def _bent(rng: random.Random, parts: list[bytes]) -> list[bytes]:
-    """The parts, one of a hundred times with one missing, twice, of another type or between others."""
+    """The parts; one time in a hundred with one of them missing, repeated, of another type or in another place."""
     chance = rng.random()
     place = rng.randrange(len(parts))
     if chance < 0.01:

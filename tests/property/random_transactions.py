@@ -15,7 +15,7 @@ NULL_TIME = rb.encode_document(
     rb.encode_element(rb.TIMESTAMP, b"ts", bytes(8)), rb.encode_element(rb.INT64, b"t", b"\xff" * 8)
 )
 _TRUE = b"\x01"
-#: Makes an operation.
+#: A function that makes an operation.
 Make: TypeAlias = Callable[[random.Random], bytes]
 
 
@@ -24,7 +24,7 @@ def boolean(name: bytes, *, truth: bool = True) -> bytes:
 
 
 def odd_operation(rng: random.Random) -> bytes:
-    """One operation of an ``applyOps``; one of thirty is none that a kernel would make events of."""
+    """One operation of an ``applyOps``; one in thirty is of a kind that the kernel makes no events of."""
     return rng.choice((_command, _command, _no_op, _bent))(rng) if rng.random() < 0.03 else operation(rng)
 
 
@@ -126,8 +126,8 @@ def transaction(rng: random.Random, times: Sequence[ClusterTime], make: Make, ma
 
 
 def oplog(rng: random.Random, transactions: int, make: Make, *, major: int = 6) -> list[bytes]:
-    """Entries of several transactions among each other and among plain writes, in the order of their times, as servers
-    up to the version ``major`` write them."""
+    """Entries of several transactions, mixed with each other and with plain writes, in the order of their times, as
+    servers up to the version ``major`` write them."""
     count = 8 * transactions
     times = [ClusterTime.of(2, number + 1) for number in range(count)]
     free = set(times)
@@ -143,7 +143,7 @@ def oplog(rng: random.Random, transactions: int, make: Make, *, major: int = 6) 
 
 
 def write(rng: random.Random, time: ClusterTime) -> bytes:
-    """A plain write whose fields are called as those of transactions are."""
+    """A plain write whose fields are named like those of transactions."""
     names = (b"applyOps", b"lsid", b"prevOpTime", b"partialTxn", b"commitTransaction", b"txnNumber")
     body = random_entries.fields(rng, names=names)
     inserted = rb.encode_document(random_entries.key(rng)[4:-1] + body[4:-1])

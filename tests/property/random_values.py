@@ -1,4 +1,4 @@
-"""Random BSON values of every type as raw bytes, with a weight on the places where numbers change their encoding."""
+"""Random BSON values of every type as raw bytes, with more weight on the places where numbers change their encoding."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def decimal(rng: random.Random) -> Value:
 
 
 def _near_a_double(rng: random.Random) -> tuple[int, int]:
-    """A decimal equal to a double cut to some digits, or a few units beside it."""
+    """A decimal equal to a double truncated to some digits, or a few units away from it."""
     number = abs(struct.unpack("<d", double(rng)[1])[0])
     if not math.isfinite(number) or number == 0:
         number = 0.1

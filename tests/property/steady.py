@@ -1,4 +1,5 @@
-"""How hypothesis runs here: the same examples every time, and no clock, so that a loaded machine fails nothing."""
+"""How Hypothesis runs here: the same examples every time, and without deadlines, so that nothing fails on a loaded
+machine."""
 
 from __future__ import annotations
 

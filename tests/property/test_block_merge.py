@@ -20,7 +20,7 @@ from tailrace.core.pipeline.waiting import events_of as events_of_block
 
 Place = tuple[int, int]
 
-#: Of the year 2057: as a number with a sign it is negative.
+#: A time in the year 2057: as a signed number it is negative.
 SECONDS = 0xA4_00_00_00
 
 #: For each shard the events' places: an increment, and what follows in the token. Few of each, so that many are equal.
@@ -61,10 +61,10 @@ def events_of(places: list[list[Place]]) -> list[list[bytes]]:
 
 @given(shards, st.data())
 def test_the_order_is_that_of_the_tokens_and_then_of_the_shards(places: list[list[Place]], data: st.DataObject) -> None:
-    """In blocks, in compiled code too, and as events one by one."""
+    """The result in blocks, also in compiled code, and as single events."""
     made = events_of(places)
     keyed = [(place, one) for own, mine in zip(places, made, strict=True) for place, one in zip(own, mine, strict=True)]
-    # Cut out of larger ones, as those that wait are.
+    # Cut out of larger ones, like blocks that wait.
     noted = data.draw(st.lists(st.booleans(), min_size=len(made), max_size=len(made)))
     blocks = [
         with_places(EventBlock.of_bson([own[-1], *own, own[0]]), shard, known=known).cut(1, len(own) + 1)

@@ -1,4 +1,4 @@
-"""The cluster's clock: causal order under random messages, and gossip that comes to the same in any order."""
+"""The cluster's clock: causal order under random messages, and gossip with the same result in any order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ documents = st.builds(
     cluster_times,
     signatures,
 )
-#: A write on a shard whose wall clock may stand anywhere, or a message from one shard to another.
+#: A write on a shard with any wall clock, or a message from one shard to another.
 actions = st.one_of(
     st.tuples(st.just("write"), st.integers(0, SHARDS - 1), st.integers(0, 3)),
     st.tuples(st.just("message"), st.integers(0, SHARDS - 1), st.integers(0, SHARDS - 1)),

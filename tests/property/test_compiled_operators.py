@@ -1,7 +1,7 @@
 """Which of the user's operators compiled code answers by itself.
 
-The other tests compare answers, and one that is left to the plain code is right too, at twenty times the cost: an
-operator could fall out of the compiled ones unseen.
+The other tests compare answers, and answers from the plain code are right too, at twenty times the cost: so they would
+not notice if an operator were no longer compiled.
 """
 
 from __future__ import annotations

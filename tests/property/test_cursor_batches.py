@@ -1,4 +1,4 @@
-"""However a stream is cut into batches, on whatever reads, it gives the same events and can be resumed at each cut."""
+"""However a stream is cut into batches and reads, it gives the same events and can be resumed at each cut."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _events(sizes: list[int]) -> EventBlock:
     st.integers(min_value=1, max_value=6),
 )
 def test_a_batch_takes_its_first_document_and_never_outgrows_its_bound(sizes: list[int], field: str, cut: int) -> None:
-    """And takes the same however the events come in blocks."""
+    """It also takes the same events however they are divided into blocks."""
     block = _events(sizes)
     batch, pieces = ReplyEvents(field, None), ReplyEvents(field, None)
     taken = batch.add(block)

@@ -1,8 +1,8 @@
 """Damaged BSON at every entry point of the core: an error of ours, never another one, and never a hang.
 
-Servers write sound documents and dumps are checked, so no test had handed damaged ones to the expression language,
-to key strings or to a stream: ``IndexError``, ``struct.error`` and ``OverflowError`` came out, and a length below zero
-or a name without its end led some walks back to the beginning, for ever.
+Servers write sound documents and dumps are checked, so no test had given damaged ones to the expression language, to
+key strings or to a stream. They raised ``IndexError``, ``struct.error`` and ``OverflowError``, and at a negative length
+or a name without its end some loops went back to the beginning, for ever.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.errors import InternalError, OplogFormatError, TailraceError
 from tests.amounts import amount
 
-#: No step takes a hundredth of this.
+#: Far longer than any step: none takes a hundredth of this.
 _HANGS_S: Final = 60
 
 EVERY_TYPE: Final[dict[str, Any]] = {
@@ -63,7 +63,7 @@ _POINTER: Final = b"\x0cold\x00\x02\x00\x00\x00c\x00" + bytes(12)
 WHOLE: Final = raw_bson.encode_document(bson.encode(EVERY_TYPE)[4:-1], _POINTER)
 EVENT: Final = bson.encode({"_id": {"_data": "82"}, "operationType": "insert"})[4:-1]
 
-#: How much is damaged in each way, where every document has a stream of its own.
+#: How many documents are damaged in each way, if every document has a stream of its own.
 AMOUNT: Final = amount(6, 25)
 PIPELINES: Final = [
     [{"$match": {"fullDocument.object.a.b.c": 2, "fullDocument.array": {"$elemMatch": {"four": {"$gt": 3}}}}}],
@@ -103,7 +103,7 @@ def nested(depth: int, *, array: bool) -> bytes:
 
 
 def damaged(whole: bytes, rng: random.Random, count: int) -> Iterator[bytes]:
-    """``whole`` with something wrong: cut off, a length that lies, a type that is another, bytes that are any."""
+    """``whole`` with something wrong: cut off, with a wrong length, another type, or random bytes."""
     for end in rng.sample(range(len(whole)), min(count, len(whole))):
         yield whole[:end]
         yield struct.pack("<i", end) + whole[4:end]
@@ -120,12 +120,12 @@ def damaged(whole: bytes, rng: random.Random, count: int) -> Iterator[bytes]:
 
 
 def embedded(document: bytes) -> bytes:
-    """An event whose ``fullDocument`` it is; the event's own lengths are right."""
+    """An event with this ``fullDocument``; the event's own lengths are right."""
     return raw_bson.encode_document(EVENT, raw_bson.encode_element(raw_bson.OBJECT, b"fullDocument", document))
 
 
 def refuses(work: Callable[[bytes], object], document: bytes) -> None:
-    """Nothing, or an error of ours that does not call it a bug of ours."""
+    """Nothing is raised, or an error of ours that does not call it a bug of ours."""
     try:
         with within_limit():
             work(document)
@@ -254,7 +254,7 @@ def test_the_place_of_the_damage_is_told() -> None:
     ids=lambda walk: str(walk.__name__),
 )
 def test_no_walk_is_led_back(walk: Callable[[bytes], object]) -> None:
-    """A length below zero, and a name without its end, which a search from the left answers with -1."""
+    """A negative length, and a name without its end, for which a search returns -1."""
     first = b"\x10a\x00" + bytes(4)
     back = b"\x02s\x00" + struct.pack("<i", -7)
     for body in (first + back + bytes(8), first + b"\x08" + b"\x03" * 12):

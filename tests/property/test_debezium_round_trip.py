@@ -44,7 +44,7 @@ PROTOBUF = ProtobufConverter("mock://round-trip-protobuf")
 NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-#: Extended JSON has no way to tell a user's field ``$oid`` from its own.
+#: Extended JSON cannot tell a user's field ``$oid`` from its own.
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0$"), max_size=6)
 values = st.one_of(
     st.floats(allow_nan=False),
@@ -80,7 +80,7 @@ def read_back(text: str) -> bytes:
 def test_texts_are_read_back_to_the_same_bytes(document: dict[str, Any]) -> None:
     stored = bson.encode(document)
     assert read_back(legacy(stored)) == stored
-    # A relaxed text does not tell integers of 32 and 64 bits apart; what it says is the same.
+    # A relaxed text does not distinguish integers of 32 and 64 bits; the values are the same.
     assert read_back(relaxed(stored)) == read_back(json_util.dumps(bson.decode(stored, CODEC), json_options=RELAXED))
 
 

@@ -1,4 +1,4 @@
-"""The kernel's columns beside plain Python: VARIANT byte for byte, parts, text; and memory that is never overrun."""
+"""The kernel's columns compared with plain Python: VARIANT byte for byte, parts, text; and no memory is overrun."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def part_of(documents: list[bytes], type_: int = raw_bson.OBJECT) -> tuple[bytes
 
 
 def encoded(documents: list[bytes]) -> list[variant.Variant | None]:
-    """What the kernel makes of each document, ``None`` for those that it leaves."""
+    """What the kernel makes of each document, ``None`` for those that it leaves to plain code."""
     buffer, part = part_of(documents)
     column = encode_variants(buffer, part)
     return [

@@ -104,7 +104,7 @@ def test_a_delta_with_one_wrong_byte_gives_the_same_or_is_left_to_the_plain_stag
 @pytest.mark.parametrize("depth", [1, 40, 150, 199, 200, 201, 240])
 @pytest.mark.parametrize("name", [b"0", b"x.y", b"n" * 300])
 def test_deep_paths_are_made_or_left_to_the_plain_stages(depth: int, name: bytes) -> None:
-    """The scratch memory for paths and for arrays of them ends somewhere: what does not fit is for the plain stages."""
+    """The scratch memory for paths and for arrays of them is limited: what does not fit is left to the plain stages."""
     diff = rb.encode_document(random_entries.document(b"u", rb.encode_document(*[_int(b"f")] * 30)))
     for _ in range(depth):
         diff = rb.encode_document(random_entries.document(b"s" + name, diff))
@@ -131,8 +131,8 @@ def test_the_scratch_memory_for_paths_is_used_to_its_end_and_no_further() -> Non
 
 
 def test_a_delta_of_more_fields_than_the_server_describes_is_left_to_the_plain_stages() -> None:
-    """They raise 16490 (``test_long_descriptions``). The kernel made the event: its own limit was that of an event,
-    and the tests of long descriptions had long paths, not many fields."""
+    """The plain stages raise 16490 (``test_long_descriptions``). The kernel made the event, since it only had the limit
+    of events; the tests of long descriptions had long paths instead of many fields."""
     for count, kind in ((400_000, EVENT), (1_700_000, PLAIN)):
         fields = b"".join(b"\x0a%07d\0" % number for number in range(count))
         diff = rb.encode_document(random_entries.document(b"u", rb.encode_document(fields)))

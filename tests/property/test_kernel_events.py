@@ -59,19 +59,19 @@ def plan_of(
 
 
 def no_answer(request: Request) -> Answer:
-    """For stages that ask for nothing."""
+    """An oplog for stages that ask for nothing."""
     raise AssertionError(f"nothing is asked for, but {request} was")
 
 
 class PlainStages:
-    """The reference: what the plain stages make of one entry after the other."""
+    """The reference: what the plain stages make of the entries, one after the other."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._pipeline = ChangeStreamPipeline(plan, mid_stream=True)
 
     def events(self, entry: bytes) -> list[bytes] | None:
-        """The events of one entry, or ``None`` where it is refused."""
+        """The events of one entry, or ``None`` if it is refused."""
         try:
             lists = list(drive_by(self._pipeline.process(OplogBatch(entry, ClusterTime(EVERYTHING))), no_answer))
         except TailraceError:
@@ -83,7 +83,7 @@ class PlainStages:
 
 
 def check_each(entries: list[bytes], plan: Plan, settings: KernelSettings) -> Counter[int]:
-    """Compare entry by entry; how often each kind came."""
+    """Compare entry by entry. Returns how often each kind came."""
     plain = PlainStages(plan)
     made = transform_batch(b"".join(entries), settings)
     assert len(made.kind) == len(entries)
@@ -97,7 +97,7 @@ def check_each(entries: list[bytes], plan: Plan, settings: KernelSettings) -> Co
 
 
 def events_of(made: KernelBatch, index: int) -> list[bytes]:
-    """The events of one entry. What the kernel wrote down of them is what their bytes say."""
+    """The events of one entry. What the kernel noted about them must agree with their bytes."""
     places = np.flatnonzero(made.entry_number == index)
     first, last = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 0)
     events = [made.event(place) for place in places]
@@ -119,13 +119,13 @@ def events_of(made: KernelBatch, index: int) -> list[bytes]:
 
 
 def check_what_is_known(block: EventBlock) -> None:
-    """What a block knows of its events is what their bytes say."""
+    """What a block knows about its events must agree with their bytes."""
     read = EventBlock.of_bson(block.events())
     move = int(block.offsets[0])
     assert (block.offsets - move).tolist() == read.offsets.tolist()
     for name in ("cluster_time", "operation"):
         known, expected = getattr(block, name), getattr(read, name)
-        # A later fragment of a large event has the time and the type of the event, and shows neither.
+        # A later fragment of a large event has the event's time and type, but does not contain them.
         assert np.where(expected > 0, known, 0).tolist() == expected.tolist(), name
     for name in ("token_start", "token_end", "ns_start", "ns_end"):
         places, expected = getattr(block, name), getattr(read, name)
@@ -244,7 +244,7 @@ def test_an_empty_batch_gives_nothing_and_moves_the_high_water() -> None:
 
 
 def test_a_buffer_that_proves_too_small_is_replaced_by_a_larger_one() -> None:
-    """Deep paths are repeated in front of every field: such an event is many times as long as its entry."""
+    """Deep paths are repeated before every field, so such an event is many times as long as its entry."""
     plan, settings = plan_of("shop.orders")
     names = raw_bson.encode_document(
         *(raw_bson.encode_element(raw_bson.INT32, b"f%d" % n, raw_bson.encode_int32(n)) for n in range(400))
@@ -292,7 +292,7 @@ def driven(oplog: MemoryOplog, plan: Plan, entries_max: int, *, fast: bool) -> t
 
 
 class PlainOplog(MemoryOplog):
-    """Entries whose values Python's types may not hold, and nothing that could be asked for."""
+    """An oplog of entries with values that Python's types may not hold, and with nothing to look up."""
 
     def __init__(self, entries: list[bytes]) -> None:
         self.entries = entries
@@ -329,7 +329,7 @@ def test_entries_before_the_start_give_nothing() -> None:
 
 
 def test_a_stream_resumed_from_a_token_of_the_other_version_is_the_plain_stages_stream() -> None:
-    """Up to the token's time events have tokens of its version, after it tokens of the stream's."""
+    """Events up to the token's time have tokens of that token's version; later ones have the stream's version."""
     plan, _ = plan_of("shop.orders")
     plain = PlainStages(plan)
     entries = [entry for entry in random_run(SEED + 4, 600) if plain.events(entry) is not None]

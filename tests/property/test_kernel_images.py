@@ -1,4 +1,4 @@
-"""Streams with images: blocks of the kernel and events of the plain stages are the same, whatever is found or fails."""
+"""Streams with images: the kernel's blocks and the plain stages' events are the same, whatever is found or fails."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ MANY = 1 << 30
 
 
 class Images(PlainOplog):
-    """An oplog with images: what is asked decides what is found, so that another question gets another answer.
+    """An oplog with images. What is found depends on what is asked, so that a different question gets a different
+    answer.
 
-    ``missing``, ``failing``  of so many images one is not there, or refused; 0: none
+    ``missing``, ``failing``  one in so many images is missing, or refused; 0: none
     """
 
     def __init__(self, entries: list[bytes], *, missing: int = 3, failing: int = 0, size: int = 0) -> None:
@@ -70,13 +71,13 @@ def images_plan(
 
 @functools.cache
 def entries_of(seed: int, count: int, profile: ServerProfile = SERVER_6_0) -> list[bytes]:
-    """Random entries that the plain stages make something of."""
+    """Random entries of which the plain stages make something."""
     plain = PlainStages(plan_of(None, profile=profile)[0])
     return [entry for entry in random_run(seed, count) if plain.events(entry) is not None]
 
 
 def check_same(entries: list[bytes], plan: Plan, **found: int) -> list[bytes]:
-    """Both ways give the same, however the oplog is cut; gives the events."""
+    """Check that both ways give the same, however the oplog is cut. Returns the events."""
     expected = driven(Images(entries, **found), plan, MANY, fast=False)
     for entries_max in (MANY, 200, 7):
         oplog = Images(entries, **found)
@@ -155,7 +156,7 @@ def test_a_required_image_that_is_missing_is_an_error_at_its_event(options: dict
 )
 @pytest.mark.parametrize("failing", [1, 30, 300, 3_000])
 def test_what_comes_before_a_look_up_that_fails_is_given(options: dict[str, str], failing: int) -> None:
-    """As far as the source's answers allow: ``AddPreImage`` asks for a whole batch or nothing."""
+    """This holds as far as the source's answers allow: ``AddPreImage`` asks for a whole batch or nothing."""
     plan = images_plan(SERVER_6_0, **options)
     parts = amount(4, 1)
     entries, failing = _plain_updates(900 // parts), -(-failing // parts)
@@ -266,7 +267,7 @@ def _plain_updates(count: int) -> list[bytes]:
 
 
 class _Bounded(Images):
-    """Gives no more than ``most`` images at a time to who asks for many together."""
+    """Gives at most ``most`` images to a request for several."""
 
     most, refused = 40, 0
 
@@ -284,7 +285,7 @@ class _Bounded(Images):
 
 @pytest.mark.parametrize("most", [40, 1])
 def test_where_images_are_too_many_bytes_fewer_are_asked_for(most: int) -> None:
-    """The plain stages asked for all of them in its place, and more memory was taken than without a bound."""
+    """The plain stages asked for all of them instead, which took more memory than without a bound."""
     entries = [entry for entry in entries_of(SEED, amount(600, 2_000)) if b"applyOps" not in entry]
     plan = images_plan(SERVER_6_0, **LOOK_UP)
     expected = driven(Images(entries), plan, MANY, fast=False)

@@ -1,4 +1,4 @@
-"""The kernel's Extended JSON beside PyMongo's ``json_util``, and its numbers beside Python's ``repr``."""
+"""The kernel's Extended JSON compared with PyMongo's ``json_util``, and its numbers with Python's ``repr``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def expected(type_: int, value: bytes) -> str:
 
 
 def written(values: Iterable[bytes], type_: int = raw_bson.OBJECT) -> list[str | None]:
-    """What the kernel writes for each value, ``None`` for those that it leaves."""
+    """What the kernel writes for each value, ``None`` for those that it leaves to plain code."""
     buffer, part = part_of(list(values), type_)
     column = encode_json(buffer, part)
     text = column.text.tobytes().decode("ascii")
@@ -45,7 +45,7 @@ def written(values: Iterable[bytes], type_: int = raw_bson.OBJECT) -> list[str |
 
 
 def check(values: list[bytes], type_: int = raw_bson.OBJECT) -> int:
-    """Compare all; gives how many the kernel left."""
+    """Compare all of them. Returns how many the kernel left to plain code."""
     made = written(values, type_)
     for value, text in zip(values, made, strict=True):
         assert text is None or text == expected(type_, value), value.hex()

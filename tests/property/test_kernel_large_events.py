@@ -1,4 +1,4 @@
-"""Events near the largest that there may be: made by the kernel up to the last byte, refused or split beyond it."""
+"""Events near the largest allowed size: made by the kernel up to the last byte, refused or split beyond it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = 1 << 40
 
 
 def _insert(number: int, size: int) -> bytes:
-    """An insert whose event has about ``size`` bytes: exactly, less what the event has beside the text."""
+    """An insert with a text of ``size`` bytes; its event has some more."""
     key = rb.encode_document(rb.encode_element(rb.INT32, b"_id", rb.encode_int32(1_000 + number)))
     text = rb.encode_element(rb.STRING, b"text", rb.encode_string(b"x" * size))
     return _entry(number, b"i", rb.encode_document(key[4:-1], text), key)
@@ -49,12 +49,12 @@ def _entry(number: int, operation: bytes, o: bytes, key: bytes) -> bytes:
 
 
 def _around_the_limit() -> int:
-    """The text's size that makes the event as large as it may be."""
+    """The size of the text with which the event is as large as allowed."""
     return EVENT_BYTES_MAX - len(transform_batch(_insert(0, 0), SETTINGS).event(0))
 
 
 def test_the_kernel_makes_events_up_to_the_limit() -> None:
-    """Events between 16 MiB and the server's limit were left to the plain stages."""
+    """Events between 16 MiB and the server's limit used to be left to the plain stages."""
     size = _around_the_limit()
     for more, kind in ((-1, EVENT), (0, EVENT), (1, PLAIN)):
         assert transform_batch(_insert(0, size + more), SETTINGS).kind.tolist() == [kind]
@@ -62,8 +62,8 @@ def test_the_kernel_makes_events_up_to_the_limit() -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_large_events_among_small_ones(split: bool) -> None:
-    """The stream ends at the first one that is too large (for the split stage: whose one field fills no fragment),
-    after what comes before it."""
+    """The stream ends at the first event that is too large (for the split stage: one with a field that fits no
+    fragment), after giving those before it."""
     size = _around_the_limit()
     entries = [_insert(number, text) for number, text in enumerate((9, size - 20_000, 9, size, 9, size + 1, 9))]
     pipeline = [bson.encode({"$changeStreamSplitLargeEvent": {}})] if split else []

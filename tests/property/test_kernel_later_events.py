@@ -1,4 +1,4 @@
-"""What came with 8.0 and later: the kernel and the plain stages give the same, and the oplog's query leaves nothing
+"""Additions of 8.0 and later: the kernel and the plain stages give the same, and the oplog's query leaves nothing
 out."""
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_the_query_of_the_oplog_passes_what_a_stream_reads(profile: ServerProfil
 
 
 def test_a_replacement_may_hold_any_v_from_8_3_on() -> None:
-    """Up to 8.2 it ends the stream where its ``$v`` is not 2, and is a delta where it is."""
+    """Up to 8.2 it ends the stream if its ``$v`` is not 2, and is a delta if it is."""
     ended: dict[str, int] = {}
     replaced: dict[str, int] = {}
     for profile in LATER:
@@ -155,7 +155,8 @@ def test_an_end_of_a_transaction_is_about_the_namespaces_that_it_lists() -> None
             assert event["operationDescription"].raw == bson.encode({"lsid": {"id": 1}, "txnNumber": bson.Int64(3)})
 
 
-#: What tells the newest profile from that of 7.0.28. It was that of 8.3, and a rule of a later one was no case here.
+#: The differences between the newest profile and that of 7.0.28. This once used the profile of 8.3, so that rules of
+#: later ones were not tested.
 NEWEST = PROFILES[-1]
 NEWER = [
     one.name
@@ -184,7 +185,7 @@ def _given(profile: ServerProfile, entries: list[bytes], *, fast: bool) -> list[
 @pytest.mark.parametrize("fast", [False, True], ids=["plain", "kernel"])
 @pytest.mark.parametrize("rule", NEWER)
 def test_a_profile_with_one_rule_of_7_0_would_be_seen(rule: str, fast: bool) -> None:
-    """A fault planted in each row of the newest: other events, or an error."""
+    """A fault planted in each row of the newest profile shows: there are other events, or an error."""
     entries = [*entries_of(300), _batched()]
     plain = PlainStages(plan_of(None, NEWEST, {**EXPANDED, **SYSTEM}))
     entries = [entry for entry in entries if plain.events(entry) is not None]

@@ -1,4 +1,4 @@
-"""Bulk look-ups: the query that asks for many keys, and the documents put to them, as the plain way has both."""
+"""Bulk look-ups: the query for many keys, and the documents assigned to them, are the same as in plain code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace.core.kernel.look_up import Keys
 from tests.property import random_values
 from tests.property.guard_page import GuardedBuffer
 
-#: Of the types of an ``_id`` that are compared by their bytes.
+#: Values of the types of an ``_id`` that are compared by their bytes.
 _IDS = (
     lambda rng: bson.ObjectId(rng.randbytes(12)),
     lambda rng: rng.randrange(50),
@@ -125,7 +125,7 @@ def damaged(reply: bytes) -> Iterator[bytes]:
 
 
 def test_a_damaged_reply_is_never_read_past_its_end() -> None:
-    """Each is put in front of memory that may not be read. What is found then lies inside it."""
+    """Each one is placed before memory that cannot be read, so that what is found must lie inside it."""
     ids = [bson.encode({"_id": id_}) for id_ in (7, "text", {"a": 1})]
     keys = Keys(runs_of(ids))
     reply = b"".join(rb.encode_document(id_[4:-1], b"\x03preImage\0", bson.encode({"b": 1})) for id_ in ids)

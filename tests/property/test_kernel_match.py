@@ -1,4 +1,5 @@
-"""The kernel's ``$match`` beside the reference: the same answer, or none; and streams with a ``$match`` through it."""
+"""The kernel's ``$match`` compared with the reference: the same answer, or none; and whole streams with a
+``$match``."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ BINDINGS = Bindings.of_document({"REMOVE": None})
 
 
 def answers_to(query: dict[str, Any] | bytes, documents: list[bytes]) -> Counter[int]:
-    """Ask both; gives how often each answer came."""
+    """Ask both. Returns how often each answer came."""
     raw = query if isinstance(query, bytes) else bson.encode(query)
     node = parse_match(raw, BINDINGS)
     program = match_program(node)
@@ -131,8 +132,8 @@ def test_what_never_decides_has_no_program() -> None:
 
 
 def test_a_field_without_a_name_is_not_there_for_a_query_or_left_to_the_stage_that_takes_it_out() -> None:
-    """The stage takes such a field out of what it tests where the query names it, so a test of the parsed query alone
-    answers otherwise."""
+    """If the query names such a field, the stage removes it from what it tests, so a test of the parsed query alone
+    would answer differently."""
     documents = [bson.encode(document) for document in ({"x": 1}, {"": 1, "x": 1})]
     for asked_for in ({"": 1}, {"": None}, {"": {"$exists": True}}, {".x": {"$ne": 1}}):
         stage = compile_stages([bson.encode({"$match": asked_for})]).stages[0]
@@ -143,7 +144,7 @@ def test_a_field_without_a_name_is_not_there_for_a_query_or_left_to_the_stage_th
 
 
 def test_an_expression_that_could_fail_is_only_passed_over_where_the_reference_passes_it_over() -> None:
-    """An ``$and`` with something false after such an expression still fails in the reference, with an error."""
+    """In the reference, an ``$and`` with something false after such an expression still ends in an error."""
     documents = [bson.encode({"x": "text", "y": y}) for y in (1, 2)]
     failing = {"$expr": {"$add": ["$x", 1]}}
     assert answers_to({"y": 2, **failing}, documents[:1]) == Counter({FAILS: 1})
@@ -180,8 +181,8 @@ def logical_expression(grammar: Grammar) -> v.Value:
 
 
 def test_random_queries_of_every_operator_have_the_answer_of_the_reference_or_none() -> None:
-    """Until this test, arrays on a path, decimals and whole documents were asked for only by chance, as events have
-    few of them."""
+    """Before this test, arrays on a path, decimals and whole documents occurred only by chance, as events have few of
+    them."""
     rng = random.Random(SEED)
     counted: Counter[int] = Counter()
     asked = 0
@@ -203,7 +204,7 @@ def test_random_queries_of_every_operator_have_the_answer_of_the_reference_or_no
 
 
 def test_every_order_of_two_random_values_is_that_of_the_reference() -> None:
-    """As whole values in ``$expr``, inside documents, and by every comparison of a query."""
+    """Compared as whole values in ``$expr``, inside documents, and by every comparison of a query."""
     rng = random.Random(SEED)
     undecided = 0
     rounds = amount(15, 60)
@@ -216,7 +217,7 @@ def test_every_order_of_two_random_values_is_that_of_the_reference() -> None:
 
 
 def test_doubles_are_compared_with_decimals_as_the_reference_does() -> None:
-    """The server takes a double beside a decimal for the double rounded to 34 digits."""
+    """When the server compares a double with a decimal, it rounds the double to 34 digits."""
     rng = random.Random(SEED)
     count = amount(12, 30)
     numbers = [random_values.double(rng) for _ in range(count)]
@@ -288,7 +289,7 @@ def test_a_damaged_document_is_answered_as_by_the_reference_or_not_at_all() -> N
 def test_a_stream_with_a_match_gives_the_same_events_and_token_through_the_kernel(case: Any) -> None:
     scope, profile, options = case
     plain = plan_of(scope, profile, options)
-    # One bad entry ends a stream: only those that give events or nothing.
+    # One bad entry ends a stream, so only entries that give events or nothing are used.
     entries = [raw for raw in random_run(SEED, 400) if events_of(plain, raw) is not None]
     given = [event for raw in entries for event in events_of(plain, raw) or ()]
     predicates = EventPredicates(random.Random(SEED), given)

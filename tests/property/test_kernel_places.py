@@ -1,7 +1,7 @@
 """The kernel notes where the parts of its events are; what is noted is what ``locate`` finds in the finished bytes.
 
-The other property tests of the kernel hold each of their blocks to that too (``driven``, ``drive_blocks``). Here it is
-asked which events are noted at all: otherwise all would be found again, and no test would see it.
+The other property tests of the kernel check this for each of their blocks too (``driven``, ``drive_blocks``). These
+tests check which events have notes at all: without notes everything would be searched again, and no test would notice.
 """
 
 from __future__ import annotations
@@ -229,7 +229,8 @@ def test_a_match_has_the_same_answers_with_what_is_noted_and_without() -> None:
 
 
 def test_a_match_looks_where_it_is_noted() -> None:
-    """Otherwise nothing would be quicker, and no test would see it: a place that leads elsewhere is believed."""
+    """Noted places are really used: one that points elsewhere is believed. Otherwise nothing would be faster, and no
+    test would notice."""
     block = transform_batch(b"".join(updates(4)), KernelSettings(Scope.cluster())).block()
     assert block.places is not None
     wrong = block.places.copy()
@@ -258,7 +259,7 @@ def test_a_stage_that_writes_events_anew_leaves_nothing_noted() -> None:
     "session", [b"", b"\x02id\0\x01\0\0\0\0", b"\x05id\0\x03\0\0\0\x04abc", b"\x02id\0\xff\xff\xff\0x"]
 )
 def test_a_session_without_an_identifier_or_with_a_damaged_one_is_as_it_is_found(session: bytes) -> None:
-    """The kernel copies the entry's ``lsid``, and does not look into it."""
+    """The kernel copies the entry's ``lsid`` without looking into it."""
     o = random_transactions.apply_ops([rb.encode_document(*_operation(number)) for number in range(3)])
     entry = random_transactions.command_entry(o, ClusterTime.of(2, 1))
     identifier = rb.encode_element(rb.BINARY, b"id", random_entries.uuid_value())

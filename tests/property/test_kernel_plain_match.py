@@ -1,4 +1,4 @@
-"""A ``$match`` without a program: what plain code makes of the values that compiled code finds."""
+"""A ``$match`` without a program: plain code tests the values that compiled code finds."""
 
 from __future__ import annotations
 

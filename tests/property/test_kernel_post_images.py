@@ -19,7 +19,7 @@ from tests.property.guard_page import GuardedBuffer
 from tests.property.test_kernel_deltas import entry_of
 from tests.property.test_kernel_events import plan_of
 
-#: Raw descriptions: of a delta that is none there is an event all the same.
+#: Raw descriptions, with which an invalid delta still makes an event.
 SETTINGS = plan_of("shop.orders", showRawUpdateDescription=True)[1]
 NAMES = (b"_id", b"a", b"b", b"c", b"a longer name", b"a longer nome", b"d", b"", b"0", "né".encode())
 
@@ -88,7 +88,7 @@ def _expected(document: bytes, diff: bytes) -> bytes | None:
 
 
 def _made(documents: list[bytes], diffs: list[bytes]) -> list[bytes | None]:
-    """What the kernel makes of each; ``None`` where the delta has an error."""
+    """What the kernel makes of each; ``None`` if the delta has an error."""
     made = transform_batch(b"".join(map(entry_of, diffs)), SETTINGS)
     assert len(made) == len(diffs)
     after, wrong = after_deltas(made, Field.holding(len(made), [(np.arange(len(made)), list(documents))]))
@@ -106,7 +106,7 @@ def test_random_documents_and_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _made(documents, diffs) == expected
     assert (
         len(documents) // 80 < len(left) < 0.3 * len(documents)
-    )  # most are made in compiled code, and what is rare is tried too
+    )  # most are made in compiled code, and rare cases occur too
     assert sum(1 for old, new in zip(documents, expected, strict=True) if old != new) > 0.75 * len(documents)
 
 
@@ -143,7 +143,7 @@ def test_nothing_is_read_past_a_pre_image() -> None:
 
 @pytest.mark.parametrize("fields", [10, 1_000, 1_100, 20_000])
 def test_many_fields(fields: int) -> None:
-    """A table of the delta's parts has an end; after it ``apply_diff`` goes on."""
+    """The table of a delta's parts is limited; beyond it ``apply_diff`` takes over."""
     names = [b"f%d" % number for number in range(fields)]
     one, two = (rb.encode_int32(number) for number in (1, 2))
     document = rb.encode_document(*(rb.encode_element(rb.INT32, name, one) for name in names))

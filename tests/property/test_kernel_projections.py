@@ -1,8 +1,9 @@
-"""The user's stages over blocks beside the plain ones: the same bytes, the same events filtered out, or left to them.
+"""The user's stages over blocks compared with the plain ones: the same bytes and the same events filtered out, or left
+to the plain ones.
 
-Random stages out of the shapes that have a program, alone and in rows, on random events: odd names (empty, with dots
-and dollars, twice), values of every type, ``_id`` nested, changed and removed, nesting near the limit, damaged bytes in
-front of an inaccessible page.
+Random stages of the shapes that have a program, alone and in sequences, on random events: odd names (empty, with dots
+and dollars, twice), values of every type, ``_id`` nested, changed and removed, nesting near the limit, damaged bytes
+before an inaccessible page.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def plain(user: CompiledPipeline, event: bytes) -> bytes | int | None:
 
 
 def compare(user: CompiledPipeline, stages: BlockStages, events: list[bytes], *, fails: bool = True) -> Counter[str]:
-    """Both sides over the events, which are one block as far as the first that raises. Gives how often what came."""
+    """Both sides over the events, which form one block up to the first that raises. Returns how often each outcome
+    came."""
     counted: Counter[str] = Counter()
     wanted = [plain(user, event) for event in events]
     first = next((at for at, want in enumerate(wanted) if isinstance(want, int)), len(events)) if fails else len(events)
@@ -191,7 +193,7 @@ class Stages:
 
 
 class Events:
-    """Random events: their own fields in the server's order, and what the user has named and nested as he likes."""
+    """Random events: their own fields in the server's order, and the user's fields with any names and nesting."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -230,7 +232,7 @@ class Events:
         return rb.encode_document(*parts)
 
     def any_document(self) -> bytes:
-        """No event of ours, but its token is right: fields twice, and before the token too."""
+        """Not an event that we would make, though with a valid token: fields occur twice, also before the token."""
         parts = [rb.encode_element(*self._named(self.rng.choice(ODD_NAMES), 3)) for _ in range(self.rng.randrange(6))]
         parts = [part for part in parts if part[1:5] != b"_id\0"]
         parts.insert(self.rng.randrange(len(parts) + 1), rb.encode_element(rb.OBJECT, b"_id", TOKEN))
@@ -250,14 +252,14 @@ def compiled(
 
 
 def check_pipelines(seed: int, count: int, places: KeptPlaces | None = None) -> Counter[str]:
-    """Random pipelines on random events; how often what came, and how many stages had a program."""
+    """Random pipelines on random events. Returns how often each outcome came, and how many stages had a program."""
     rng = random.Random(seed)
     events, stages = Events(rng), Stages(rng)
     counted: Counter[str] = Counter()
     for number in range(count):
         pipeline = stages.pipeline()
         expanded = rng.random() < 0.3
-        # Every third one in the words of 8.2, whose events keep fewer places.
+        # Every third one in the language of 8.2, whose events keep fewer places.
         both = compiled(pipeline, expanded=expanded, places=places or ("all" if number % 3 else "documents"))
         if both is None:
             continue
@@ -266,7 +268,7 @@ def check_pipelines(seed: int, count: int, places: KeptPlaces | None = None) -> 
         counted += compare(user, block_stages, [make() for _ in range(12)])
         counted["stages"] += len(user.stages)
         counted["compiled"] += block_stages.compiled
-        # Each event by itself too: after one that raises nothing is looked at.
+        # Each event by itself too, since nothing is checked after one that raises.
         for event in [make() for _ in range(4)]:
             counted += compare(user, block_stages, [event])
     return counted
@@ -282,8 +284,8 @@ def test_random_stages_on_random_events_give_the_bytes_of_the_plain_stages_or_le
 
 
 def test_nothing_is_written_past_the_room_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two documents that ended in the last byte of their room wrote one byte after it: no test had given a step less
-    room than it needs, with nothing writable after."""
+    """Two documents that ended in the last byte of their room wrote one byte after it. No test had given a step less
+    room than it needs, with no writable memory after it."""
     rooms: list[GuardedBuffer] = []
 
     def guarded(size: int) -> np.ndarray:
@@ -308,8 +310,8 @@ def test_nothing_is_written_past_the_room_that_there_is(monkeypatch: pytest.Monk
 
 
 def test_damaged_events_are_left_or_as_the_plain_stages_have_them() -> None:
-    """One wrong byte at every place, in front of an inaccessible page: nothing is read after it, and where the bytes
-    still hold together the result is that of the plain stages."""
+    """One wrong byte at every place, before an inaccessible page: nothing is read beyond it, and if the bytes are still
+    valid, the result is that of the plain stages."""
     rng = random.Random(SEED)
     event = bson.encode({"_id": bson.decode(TOKEN), "fullDocument": {"a": [{"b": 1}, {"b": "x"}]}, "ns": {"db": "a"}})
     shapes: list[list[dict[str, Any]]] = [
@@ -374,7 +376,7 @@ def test_deep_events_are_those_of_the_plain_stages(depth: int) -> None:
 
 
 def test_a_prefix_that_has_a_program_runs_before_plain_stages_see_an_event() -> None:
-    """Where one event in fifty passes, the plain stage after is asked of it alone."""
+    """If one event in fifty passes, the plain stage after it is only applied to that one."""
     events = [bson.encode({"_id": bson.decode(TOKEN), "fullDocument": {"n": number}}) for number in range(200)]
     stages: list[dict[str, Any]] = [
         {"$match": {"fullDocument.n": {"$gte": 196}}},

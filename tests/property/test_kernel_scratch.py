@@ -1,7 +1,7 @@
-"""The kernel stays inside its scratch memory: between its parts lie bytes that nobody may change.
+"""The kernel stays inside its scratch memory: between its parts are bytes that nothing may change.
 
-Compiled code checks no bounds by itself, and what it writes past a part lands in the next one, where no comparison of
-events needs to see it: a bound that was planted too high passed every test.
+Compiled code does not check bounds by itself, and what it writes past a part lands in the next one, which need not show
+in any comparison of events: with a bound planted too high, every other test passed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.property.test_kernel_events import plan_of
 ZONE = 4096
 MARK = 0xA5
 WALL = datetime(2026, 11, 26)
-#: Of each, where a part would end that is too small: what the kernel writes there is then noticed.
+#: For each job, where a part that is too small would end: whatever the kernel writes there is noticed.
 TOO_SMALL = {"key_document": 8192, "key_string": 8192, "areas": 8192, "writer": 8, "table": 64}
 
 
@@ -37,7 +37,7 @@ class Zones:
         for name, size in batch._SCRATCH_PARTS.items():
             parts[name] = (sizes or {}).get(name, size)
             parts[f"after {name}"] = ZONE
-            if sizes and name in sizes:  # the rest of the part is there, and the process is not harmed
+            if sizes and name in sizes:  # the rest of the part exists, so the process is not harmed
                 parts[f"after {name}"] += size
         self._made: list[tuple[dict[str, int], Any, int]] = []
         right: Callable[..., Any] = batch._scratch
@@ -121,7 +121,7 @@ def test_nothing_is_written_between_the_parts_of_scratch_memory(v2: bool, monkey
 
 @pytest.mark.parametrize("part", TOO_SMALL)
 def test_a_bound_that_is_too_high_would_be_found(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the part is smaller than the compiled code believes."""
+    """Planted: the part is smaller than the compiled code assumes."""
     zones = Zones(monkeypatch, {part: TOO_SMALL[part]})
     _, settings = plan_of(None, showExpandedEvents=True)
     transform_batch(b"".join([*entries_of_all_kinds(), *entries_at_the_limits()]), settings)

@@ -1,4 +1,4 @@
-"""The kernel and the plain stages give the same events of a shard's part of a merged stream."""
+"""The kernel and the plain stages give the same events for a shard's part of a merged stream."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def test_a_shards_part_is_that_of_the_plain_stages(name: str, *, dropped: bool) 
 
 
 def test_an_insert_takes_its_key_from_the_catalog() -> None:
-    """On 4.4: by ``_id`` from the kernel, by another field from the plain stages, in their order."""
+    """On 4.4: collections sharded by ``_id`` come from the kernel, those by another field from the plain stages, in
+    order."""
     recording = sharded_recording.load("migration_4.4.2")
     entries = [insert(number, uuid) for number, uuid in enumerate((UUID, UUID[::-1], UUID, bytes(16)), 1)]
     oplog = MemoryOplog(entries, (), lambda lookups: [None] * len(lookups))

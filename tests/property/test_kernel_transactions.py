@@ -26,7 +26,7 @@ SEED = 20261122
 
 
 class TransactionOplog(PlainOplog):
-    """Entries in memory; of those that a transaction refers to it may have lost some."""
+    """Entries in memory; some of those that a transaction refers to may be lost."""
 
     def answer(self, request: Request) -> Answer:
         assert isinstance(request, NeedEntries)
@@ -49,7 +49,7 @@ def sound_operation(rng: random.Random, profile: ServerProfile = SERVER_6_0) -> 
 
 
 def check(entries: list[bytes], plan: Plan, cuts: tuple[int, ...]) -> object:
-    """Kernel and plain stages give the same for every cut; what both end with."""
+    """Check that kernel and plain stages give the same for every cut. Returns how both end."""
     oplog = TransactionOplog(entries)
     expected = driven(oplog, plan, 1 << 30, fast=False)
     for entries_max in cuts:
@@ -60,7 +60,7 @@ def check(entries: list[bytes], plan: Plan, cuts: tuple[int, ...]) -> object:
 @functools.cache
 def oplog_of(seed: int, profile: ServerProfile) -> list[bytes]:
     make = functools.partial(sound_operation, profile=profile) if seed % 3 else random_transactions.odd_operation
-    # An old update ends a stream from 7.0 on, so that these give fewer events of as many transactions.
+    # From 7.0 on an old update ends a stream, so these give fewer events for as many transactions.
     count = 5 if profile.refuses_old_updates else 4
     return random_transactions.oplog(random.Random(SEED + seed), count, make, major=profile.version[0])
 
@@ -181,7 +181,7 @@ def test_a_long_transaction_is_given_in_pieces() -> None:
     ]
     given, _ = check(entries, plan, (1,))  # type: ignore[misc]
     assert len(given) > 4000
-    # All in one batch: an operation that is not the kernel's makes the whole transaction one of the plain stages.
+    # All in one batch: one operation that the kernel does not handle leaves the whole transaction to the plain stages.
     assert transform_batch(b"".join(entries), settings).kind.tolist() == [MEMBER_ENTRY, MEMBER_ENTRY, PLAIN]
 
 
@@ -196,8 +196,8 @@ def test_a_transaction_whose_earlier_entries_are_lost_is_refused_as_the_plain_st
 
 
 def test_commands_and_no_ops_of_no_interest_need_no_plain_stages() -> None:
-    """What is out of scope, and a no-op in scope that says nothing, is skipped where the batch is read. What may be of
-    an unknown kind is not: the plain stages count it."""
+    """Entries out of scope, and no-ops in scope without a message, are skipped when the batch is read. Entries of a
+    possibly unknown kind are not: the plain stages count them."""
     _, settings = plan_of("shop.orders")
     time = rb.encode_element(rb.TIMESTAMP, b"ts", ClusterTime.of(2, 1).to_bytes_le())
     create = rb.encode_document(random_entries.string(b"create", b"orders"))
@@ -230,7 +230,7 @@ COMMANDS = (
 
 
 def command(rng: random.Random, time: ClusterTime) -> bytes:
-    """A command of a few fields, each with a name that says something in a command."""
+    """A command of a few fields, each with a name that has a meaning in a command."""
     fields = []
     for _ in range(rng.randrange(1, 4)):
         value = rng.choice((b"orders", b"items", b"shop.orders", b"system.views"))

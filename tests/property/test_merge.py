@@ -49,7 +49,7 @@ LAST = 40
 writes = st.lists(
     st.tuples(st.integers(1, LAST), st.integers(0, 2)), max_size=12, unique_by=lambda write: write[0]
 ).map(sorted)
-#: Reading on: which shard, how many ticks further, and whether the event is taken then.
+#: Steps of reading: which shard, how many ticks further, and whether events are taken afterwards.
 steps = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 15), st.booleans()), max_size=40)
 
 
@@ -68,7 +68,7 @@ def plan_of(**start: object) -> Plan:
 
 
 def alone(entries: list[tuple[int, int]], shard: int) -> list[Written]:
-    """What the shard's events are, by a merged stream of this shard alone."""
+    """The shard's events, according to a merged stream of only this shard."""
     merged = MergedStream(plan_of(), ["alone"])
     merged.feed("alone", batch([insert(tick, key, shard=shard) for tick, key in entries], LAST))
     events, tokens, _ = take(merged)
@@ -80,7 +80,7 @@ def alone(entries: list[tuple[int, int]], shard: int) -> list[Written]:
 
 
 class World:
-    """A merged stream beside all that was fed to it, so that each step can be judged."""
+    """A merged stream, with everything that was fed to it, so that each step can be judged."""
 
     def __init__(self, shards: list[list[tuple[int, int]]]) -> None:
         self.entries = shards
@@ -109,7 +109,7 @@ class World:
         self.check_the_resume_token()
 
     def is_behind(self, shard: int, written: Written) -> bool:
-        """Whether this shard may, as far as was read, still give something before ``written``."""
+        """Whether this shard, as far as it was read, may still give something before ``written``."""
         fed = [one for one in self.union if one.shard == shard and one.tick <= self.read[shard]]
         return self.read[shard] < written.tick and not any(one.order >= written.order for one in fed)
 
@@ -128,7 +128,7 @@ class World:
             assert self.merged.awaited_time is None
 
     def check_the_resume_token(self) -> None:
-        """It grows, and what stands after it is what was not given."""
+        """The token grows, and exactly what was not given comes after it."""
         assert self.tokens == sorted(self.tokens)
         token = self.merged.token
         key = token_order(token.to_bson())
@@ -360,7 +360,7 @@ def test_a_shard_that_is_added_takes_part_one_tick_later_and_nothing_later_leave
 
 @pytest.mark.parametrize("plainly", [True, False])
 def test_a_shard_is_read_up_to_its_removal_and_no_further(plainly: bool) -> None:
-    """What no test had seen: the tests fed the deletion that 4.4 logs, and 5.0 and 6.0 log a command."""
+    """No test had seen this: they fed the deletion that 4.4 logs, but 5.0 and 6.0 log a command."""
     merged = stream("a", "b", config_after=at(0))
     feed(merged, "a", [insert(9, "x")], 20)
     feed(merged, "b", [insert(3, "last")], 4)
@@ -505,7 +505,7 @@ def test_a_refused_look_up_of_one_shard_comes_after_what_the_shards_have_before_
     with pytest.raises(ServerError, match="remote shard a") as caught:
         given.extend(key for block in drive(merged, answer) for key in keys(block.events()))
     assert caught.value.code == 201
-    # The shard's part ends after its last event: that far the other one's events are given too.
+    # The shard's part ends after its last event: the other one's events are given up to there too.
     assert given == [f"{shard}{number + (shard == 'a')}" for number in range(refused - 1) for shard in "ba"]
 
 
@@ -520,7 +520,8 @@ def test_a_shard_that_is_not_open_cannot_be_fed() -> None:
 def test_before_6_0_a_merged_stream_goes_on_after_a_token_whose_event_the_pipeline_leaves_out(
     shards: list[list[tuple[int, int]]], chosen: int, kept: set[int], pushed: bool
 ) -> None:
-    """From 6.0 on it ends with 280 where anything passes after it. Every earlier resume kept the token's own event."""
+    """From 6.0 on it ends with 280 if any later event passes. Every earlier test of a resume kept the token's own
+    event."""
     union = sorted(written for shard, entries in enumerate(shards) for written in alone(entries, shard))
     if not union:
         return
@@ -554,7 +555,7 @@ def _resumed(
     merged = MergedStream(build_plan(options, profile_for(version)), names)
     given: list[bytes] = []
     for name, entries in zip(names, shards, strict=True):
-        # Twice: what is asked of entries before and after the token may differ.
+        # Twice, since entries before and after the token may be tested in different ways.
         for first, last in ((0, LAST // 2), (LAST // 2, LAST)):
             part = [insert(tick, key, shard=int(name)) for tick, key in entries if first < tick <= last]
             try:

@@ -1,8 +1,8 @@
 """A cluster in miniature, by seed: causally ordered writes to documents that move between shards, shards that are added
-and removed, and come back on other servers; drops on all shards, damage and lost connections; read in random order
-through the merge. A removal is logged as 4.4 logs it, or as 5.0 and 6.0 do.
+and removed, and come back on other servers; drops on all shards, damage and lost connections. It is read in random
+order through the merge. A removal is logged as 4.4 logs it, or as 5.0 and 6.0 do.
 
-A failure names its seed; ``python -m tests.property.test_merge_simulation 17`` runs that one with a protocol.
+A failure names its seed; ``python -m tests.property.test_merge_simulation 17`` runs that one and prints a log.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ NAMES = ("s0", "s2", "s3", "s4")
 class Cluster:
     """Members with a clock each, and what they wrote: ``oplogs[member]`` holds (tick, entry).
 
-    A member is a replica set. ``shards`` says which of them is the shard of a name; one that was removed is none of
-    them any more, and another may come under its name. ``added`` and ``removed`` hold the ticks, by member.
+    A member is a replica set. ``shards`` maps each shard's name to a member. A removed one is no longer in it, and
+    another may get its name. ``added`` and ``removed`` hold the ticks, by member.
     """
 
     def __init__(self, random: Random) -> None:
@@ -98,7 +98,7 @@ class Cluster:
         self.order.append((document, self.versions[document]))
 
     def move(self, document: int, recipients: list[str]) -> None:
-        """The new owner knows the time of everything that the old one wrote."""
+        """Move a document. The new owner knows the time of everything that the old one wrote."""
         donor, recipient = self.owner[document], self._random.choice(recipients)
         self.tell(donor, recipient)
         self.owner[document] = recipient
@@ -114,8 +114,8 @@ class Cluster:
         self.added[member] = tick
 
     def remove_shard(self, name: str) -> None:
-        """It is drained first, and the config server knows of all that it wrote. Its servers live on, and somebody
-        cleans up there."""
+        """Remove a shard. It is drained first, and the config server knows of everything that it wrote. Its servers go
+        on running, and somebody cleans up there."""
         member = self.shards.pop(name)
         drains = self.tick(CONFIG_SHARDS)
         self.oplogs[CONFIG_SHARDS].append((drains, shard_drains(drains, name)))
@@ -134,7 +134,7 @@ class Cluster:
                 self.oplogs[member].append((stray, make(stray)))
 
     def drop_everywhere(self) -> None:
-        """A sharded collection's drop, on every shard, at once: those that know as much write at the same time."""
+        """Drop a sharded collection on every shard at once: shards whose clocks agree write at the same time."""
         if self._random.random() < 0.5:
             ahead = max(self.members, key=lambda member: self.clocks[member].now)
             for member in self.members:
@@ -285,7 +285,8 @@ def simulate(seed: int) -> tuple[Cluster, Reading]:
 
 
 def check_order(reading: Reading) -> None:
-    """Tokens ascending, and each document's versions in the order in which they were written, none twice or missing."""
+    """Tokens ascend, and each document's versions come in the order in which they were written, none twice and none
+    missing."""
     orders = [token_order(token) for token in reading.tokens]
     assert orders == sorted(orders)
     marks = [mark for mark, _ in reading.marks]
@@ -305,8 +306,8 @@ def check_everything_was_given(cluster: Cluster, reading: Reading) -> None:
 
 
 def check_the_drop(cluster: Cluster, reading: Reading) -> None:
-    """The stream ends with the first drop. Shards that dropped at the same time are all seen, and so is what others
-    wrote at that time: it stands before the invalidate."""
+    """The stream ends with the first drop. All shards that dropped at the same time are seen, and so is what others
+    wrote at that time: it comes before the invalidate."""
     drops = {name: tick for name in cluster.members for tick, entry in cluster.oplogs[name] if b"drop" in entry}
     first = [name for name, tick in drops.items() if tick == min(drops.values())]
     assert reading.merged.invalidated
@@ -321,7 +322,7 @@ def check_the_drop(cluster: Cluster, reading: Reading) -> None:
 
 
 def check_the_error(cluster: Cluster, reading: Reading, ending: str) -> None:
-    """The shard is named, and what any shard has before the error was given."""
+    """The shard is named, and everything that any shard has before the error was given."""
     member = cluster.damaged if ending == "damage" else "s1"
     name = next(name for name, shard in cluster.shards.items() if shard == member)
     assert isinstance(reading.error, OplogFormatError if ending == "damage" else SourceError)
@@ -360,7 +361,7 @@ def check_resumes(cluster: Cluster, reading: Reading, random: Random) -> None:
 
 @functools.cache
 def run_of(kernel: str, seed: int) -> tuple[Cluster, Reading]:
-    """``simulate``, run once for two tests; ``kernel`` is what the fixture has set."""
+    """``simulate``, run once for two tests; ``kernel`` is what the fixture chose."""
     return simulate(seed)
 
 

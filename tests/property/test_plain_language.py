@@ -1,6 +1,6 @@
-"""Short ways of the plain language beside the long ones that they stand for: what they leave out must not show.
+"""Shortcuts of the plain language compared with the long ways that they stand for: what they leave out must not show.
 
-The fuzz of expressions compares both with mongod; these find the rare bytes sooner, and without one.
+The fuzz of expressions compares both with mongod; these tests find rare differences sooner, and need no server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 DOCUMENTS = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5)
-#: Decisions by fields of each level, by something else too, and such as fail or are none where a field is missing.
+#: Conditions on fields of each level, also on other things, and conditions that fail or are missing if a field is.
 DECISIONS: list[Any] = [
     {"$cond": [{"$eq": ["$level", 1]}, "$$PRUNE", "$$DESCEND"]},
     {"$cond": [{"$gt": ["$level", 1]}, "$$KEEP", "$$DESCEND"]},
@@ -62,7 +62,7 @@ def test_redact_decides_as_if_it_looked_at_every_level(decision: Any, document: 
 
 
 def test_redact_numbers_the_elements_of_an_array_anew() -> None:
-    """As the server does, which makes every array again on the way down."""
+    """The long way of the server, which makes every array again on the way down."""
     item = bson.encode({"c": 3})
     elements = b"\x035\x00" + item + b"\x035\x00" + item
     array = (len(elements) + 5).to_bytes(4, "little") + elements + b"\x00"
@@ -76,7 +76,8 @@ def test_redact_numbers_the_elements_of_an_array_anew() -> None:
 @given(document=DOCUMENTS, other=DOCUMENTS)
 @settings(max_examples=amount(40, 200), deadline=None)
 def test_merged_objects_are_those_of_two_documents(document: dict[str, Any], other: dict[str, Any]) -> None:
-    """An object that stands in the pipeline is merged without being made: as ``$literal`` of the same document is."""
+    """An object in the pipeline is merged without being made first, with the same result as a ``$literal`` of the
+    document."""
     whole = bson.encode({"d": document, "x": other.get("a", 1)})
     literal = {"a": "$x", "missing": "$nothing", "b": other.get("b", 2)}
     made = {

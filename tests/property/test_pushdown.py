@@ -48,7 +48,7 @@ CASES: tuple[Case, ...] = (
 
 
 def plan_of(scope: str | None, profile: ServerProfile, options: dict[str, Any], *stages: bytes) -> Plan:
-    # What the server makes of retryable writes is no pushdown: it shows.
+    # What the server does about retryable writes is no mere pushdown: it is visible.
     profile = dataclasses.replace(profile, match_sees_session_of_entry=False)
     start = {"startAtOperationTime": ClusterTime.of(1, 0).to_timestamp()}
     return build_plan(StreamOptions.parse(Scope.parse(scope), {**start, **options}, stages), profile)
@@ -78,7 +78,7 @@ def transaction(rng: random.Random, time: int) -> bytes:
 
 
 def events_of(plan: Plan, raw: bytes, *, pushes_down: bool = True) -> list[bytes] | None:
-    """The events of one entry, or ``None`` where it is refused. Every image is found, and is the same one."""
+    """The events of one entry, or ``None`` if it is refused. Every image is found, and all are the same."""
     pipeline = ChangeStreamPipeline(plan, mid_stream=True, pushes_down=pushes_down)
     running = pipeline.process(OplogBatch(raw, ClusterTime.of(9, 0)))
     found: list[bytes] = []
@@ -122,7 +122,8 @@ def match_of(predicates: EventPredicates) -> bytes:
 
 
 def check_entries(case: Case, seed: int, *, entries: int, queries: int) -> Counter[str]:
-    """Every entry with an event that passes must pass the filter and the test. How many did, of how many."""
+    """Check that every entry with an event that passes also passes the filter and the test. Returns how many did, of
+    how many."""
     scope, profile, options = case
     plain = plan_of(scope, profile, options)
     made = {raw: events for raw in random_run(seed, entries) if (events := events_of(plain, raw)) is not None}
@@ -147,7 +148,7 @@ def check_entries(case: Case, seed: int, *, entries: int, queries: int) -> Count
 
 
 def check_streams(case: Case, seed: int, *, entries: int, queries: int) -> int:
-    """The stages give the same with and without, errors included; how many events."""
+    """Check that the stages give the same with and without pushdown, errors included. Returns the number of events."""
     scope, profile, options = case
     plain = plan_of(scope, profile, options)
     made = {raw: events for raw in random_run(seed, entries) if (events := events_of(plain, raw)) is not None}
@@ -195,7 +196,7 @@ SESSIONS: tuple[dict[str, Any], ...] = (
 def test_a_match_on_the_session_asks_the_entry_too_where_the_server_does(
     query: dict[str, Any], profile: ServerProfile
 ) -> None:
-    """The plans above leave this rule out, since it shows: what passes is what both the event and the entry pass."""
+    """The plans above leave this rule out, since it is visible: an event passes if both it and its entry pass."""
     start = {"startAtOperationTime": ClusterTime.of(1, 0).to_timestamp()}
     options = StreamOptions.parse(Scope.cluster(), start)
     everything = build_plan(options, profile)

@@ -31,7 +31,7 @@ _STARTS = ("resum", "start")
 
 
 def _plain_streams(source: Recording) -> list[RecordedStream]:
-    """The recorded streams that have no stages of a user and saw some events."""
+    """The recorded streams without a user's stages that gave some events."""
     return [s for s in source.streams if len(s.command["pipeline"]) == 1 and s.error is None and len(s.events) > 2]
 
 

@@ -163,7 +163,8 @@ def test_a_wall_time_beyond_spark_is_null_and_a_null_document_is_told_from_an_ab
 
 
 def test_the_sessions_of_transactions_are_the_texts_of_their_uuids() -> None:
-    """They are written for a whole batch at once; the recorded transactions have few sessions, and small numbers."""
+    """These columns are written for a whole batch at once; the recorded transactions have few sessions, and small
+    numbers."""
     rng = random.Random(11)
     uuids = [None if rng.random() < 0.3 else UUID(bytes=rng.randbytes(16)) for _ in range(300)]
     events = [

@@ -31,7 +31,7 @@ def text(data: bytes) -> str:
 
 
 def expected(type_: int, raw: bytes) -> Any:
-    """The table in ``tailrace.lake.spark.reading.variant``, said again in Python values."""
+    """The table in ``tailrace.lake.spark.reading.variant``, repeated with Python values."""
     if type_ == rb.OBJECT:
         return {text(e.name): expected(e.type, rb.value(raw, e)) for e in rb.elements(raw)}
     if type_ == rb.ARRAY:
@@ -80,7 +80,7 @@ def expected_binary(subtype: int, data: bytes) -> Any:
 def expected_date(milliseconds: int) -> Any:
     try:
         return EPOCH + timedelta(milliseconds=milliseconds)
-    except OverflowError:  # a year that Python has no date for, nor has what reads VARIANT in Python
+    except OverflowError:  # a year for which neither Python nor its reader of VARIANT has dates
         return {"$date": {"$numberLong": str(milliseconds)}}
 
 

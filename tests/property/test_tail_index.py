@@ -1,5 +1,5 @@
-"""What many streams are given their entries by leaves none out that a stream's own ``OplogMatch`` would take, and of a
-transaction none that holds an operation of the stream's; in compiled code and in plain Python alike."""
+"""The index by which many streams get their entries leaves out no entry that a stream's own ``OplogMatch`` would take,
+and no transaction with an operation for the stream. This holds in compiled code and in plain Python."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def runs(rng: random.Random) -> Iterator[list[bytes]]:
 
 
 def operations_of(entries: Sequence[bytes], plan: Plan) -> list[bool | None]:
-    """Of each entry whether it gives the stream an operation; ``None`` where it is refused."""
+    """For each entry, whether it gives the stream an operation; ``None`` if it is refused."""
     by_time = {entry.cluster_time: raw for raw in entries if (entry := parsed(raw)) is not None}
     match = OplogMatch(plan.options, plan.profile)
     found: list[bool | None] = []
@@ -185,7 +185,7 @@ def test_the_compiled_index_and_the_plain_one_are_the_same(damage: float) -> Non
 
 
 def test_a_transaction_is_about_everyone_where_its_beginning_was_not_seen() -> None:
-    """Its operations may be anybody's, and so may its errors."""
+    """Its operations may concern any stream, and so may its errors."""
     times = [ClusterTime.of(2, number) for number in (1, 2, 3)]
     operation = bson.encode({"op": "i", "ns": "shop.orders", "o": {"_id": 1}})
     first = random_transactions.command_entry(

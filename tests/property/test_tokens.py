@@ -141,7 +141,7 @@ def test_random_text_is_a_token_or_an_invalid_resume_token(text: str) -> None:
 
 
 def resume_search(token: ResumeToken, wanted: ResumeToken) -> ResumeStatus:
-    """What the search for ``wanted`` says of an event with ``token``."""
+    """What the search for ``wanted`` says about an event with ``token``."""
     return compare_with_token(ChangeEvent("insert", token.cluster_time, token.to_bson()), wanted)
 
 

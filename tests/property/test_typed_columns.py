@@ -1,4 +1,4 @@
-"""The typed columns of tables that compiled code makes, beside the reference that decodes each document."""
+"""The typed columns of tables made by compiled code, compared with the reference, which decodes each document."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def compiled(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
 
 
 def outcome(make: object, schema: TableSchema, documents: Sequence[bytes]) -> str:
-    """All that a caller can see of it. As text, since NaN equals nothing."""
+    """Everything that a caller can see. As text, since NaN equals nothing."""
     assert callable(make)
     try:
         made = make(schema, documents)
@@ -147,7 +147,7 @@ def test_numbers_at_the_bounds_of_their_columns(policy: Policy) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_path_leads_through_objects_only(policy: Policy) -> None:
-    """An array lies in BSON as an object whose fields are numbers: no declared path could be mistaken for one."""
+    """In BSON an array looks like an object whose fields are numbers, and a declared path must not match inside one."""
     schema = TableSchema.declared({"o.0": "long", "o.1.0": "long"}, policy)
     documents = [bson.encode({"o": value}) for value in ([1, [2]], {"0": 7, "1": [3]}, {"1": {"0": 4}}, [{"0": 5}], 6)]
     made = compiled(schema, documents)
@@ -156,7 +156,7 @@ def test_a_path_leads_through_objects_only(policy: Policy) -> None:
 
 
 def test_no_usual_document_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first one that has a field is, to see which column it needs."""
+    """Only the first document with a field is decoded, to find out which column it needs."""
     rng = random.Random(SEED)
     documents = [bson.encode(usual_document(rng) | {"_id": number}) for number in range(300)]
     schema = convert(TableSchema(), documents).schema
@@ -201,7 +201,7 @@ def test_long_arrays_have_the_columns_of_the_reference(count: int) -> None:
 
 @pytest.mark.parametrize("key", [b"", b"x", b"1234567", b"12345678"])
 def test_the_key_of_an_element_says_nothing(key: bytes) -> None:
-    """The server takes arrays with any keys, and keeps them."""
+    """The server accepts arrays with any keys, and keeps them."""
     element = raw_bson.encode_element(raw_bson.INT32, key, (5).to_bytes(4, "little"))
     odd = raw_bson.encode_document(
         raw_bson.encode_element(raw_bson.ARRAY, b"l", raw_bson.encode_document(element, element))

@@ -16,7 +16,7 @@ from tailrace.core.raw_bson import (
     encode_int64,
 )
 
-#: How a deployment without keys signs: a hash of zeros under the key 0.
+#: The signature of a deployment without keys: a hash of zeros under the key 0.
 _UNSIGNED: Final = encode_document(
     encode_element(BINARY, b"hash", encode_int32(20) + b"\x00" + bytes(20)),
     encode_element(INT64, b"keyId", encode_int64(0)),

@@ -1,4 +1,4 @@
-"""One oplog's stages, or the kernel, at work by themselves: what the tests look at that compare the two."""
+"""Runs one oplog's stages, or the kernel, by themselves, for the tests that compare the two."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def drive_by(running: Running, answer_to: Callable[[Request], Answer]) -> Iterat
 
 
 def drive_blocks(working: Working, answer_to: Callable[[Request], Answer]) -> Iterator[EventBlock]:
-    """The blocks of the kernel. What is noted of their parts is what would be found."""
+    """The kernel's blocks. Checks that the noted parts are those that would be found."""
     for given in _answered(working, answer_to):
         block = given if isinstance(given, EventBlock) else EventBlock.of(given.events)
         check_noted(block)

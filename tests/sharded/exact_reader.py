@@ -1,4 +1,5 @@
-"""A program that reads a stream with exact images and may be killed at any moment: it goes on after its last event.
+"""A program that reads a stream with exact images and may be killed at any moment: when started again, it goes on after
+its last event.
 
     python -m tests.sharded.exact_reader URI DIRECTORY FILE DATABASE [SECONDS,INCREMENT]
 
@@ -22,7 +23,7 @@ EXACT: dict[str, Any] = {"full_document": "exact", "full_document_before_change"
 
 
 def records(file: Path) -> list[bytes]:
-    """The whole documents in a file; half of one may come last."""
+    """The complete documents in a file, whose last one may be cut off."""
     data, found = file.read_bytes() if file.exists() else b"", []
     while len(data) >= 4 and len(data) >= (size := int.from_bytes(data[:4], "little")):
         found.append(data[:size])
@@ -52,7 +53,7 @@ def main(uri: str, directory: str, file: Path, database: str, start: str | None 
             out.flush()
         for event in stream:
             out.write(event.raw)
-            out.flush()  # the system has it then: a kill of this process does not lose it
+            out.flush()  # now the operating system has it, so killing this process does not lose it
             if event["operationType"] == "insert" and event["documentKey"]["_id"] == "end":
                 return
 

@@ -1,16 +1,16 @@
-"""Random writes on a real sharded cluster while its chunks move: our merged streams against its shards' and the record.
+"""Random writes on a real sharded cluster while its chunks move: our merged streams against the shards' streams and the
+record.
 
     python -m tests.sharded.fuzz --seed 7              one seed, on a cluster of its own
     python -m tests.sharded.fuzz --seeds 1-20          many, each on a cluster of its own
     python -m tests.sharded.fuzz --seeds 1-3 --steps 400 --version 5.0.4
     python -m tests.sharded.fuzz --seed 7 --kernel off             as where numba cannot be imported
 
-For each seed the events of three scopes are read by us, one of them live while the workload ran, a shard was added and
-one removed, and compared as bytes with the union of the shards' own native streams in the order of their tokens; what
-they say of each document is compared with what was written; and streams are resumed at random tokens. Another stream
-looks current documents up meanwhile: without them its events are the shards', and each is a state that the document was
-in at the event or later. Exit code 1 when anything differs. The last line gives writes, streams, events and resumes
-compared.
+For each seed we read the events of three scopes, one of them live while the workload runs, a shard is added and one is
+removed. They are compared byte for byte with the union of the shards' own streams in the order of their tokens; what
+they say about each document is compared with what was written; and streams are resumed at random tokens. Another stream
+looks up current documents meanwhile: without these its events must be the shards', and each document must be a state at
+the event or later. Exit code 1 when anything differs. The last line gives writes, streams, events and resumes compared.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from tests.sharded.watched_servers import ServerDiedError, WatchedServers
 
 #: Two operations an oplog entry, so that transactions become chains.
 PARAMETERS = {"maxNumberOfTransactionOperationsInSingleOplogEntry": 2}
-#: No stream waits longer for the next event that has to come.
+#: The longest wait for an event that must come.
 PATIENCE_S = 300.0
 _MARK_EVERY = 40
-#: How often a seed is tried on servers that die under Wine.
+#: How often a seed is tried if servers die under Wine.
 _TRIES_UNDER_WINE = 6
 
 
@@ -67,12 +67,12 @@ class Case:
 
     @property
     def has_images(self) -> bool:
-        """Whether the events hold more than the oplog says. A mongos adds that itself, after its merge."""
+        """Whether the events have more than what is in the oplog. A mongos adds that itself, after its merge."""
         return "fullDocument" in self.stage
 
     @property
     def options(self) -> dict[str, Any]:
-        """The stage's options for a server."""
+        """The stage's options on the server's side."""
         whole = {"allChangesForCluster": True} if self.database == "admin" else {}
         return {**whole, **self.stage}
 
@@ -101,7 +101,7 @@ class Totals:
     died: int = 0
 
     def add(self, other: Totals) -> None:
-        """Count what another one has counted."""
+        """Add another one's counts."""
         for one in fields(self):
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
@@ -128,7 +128,7 @@ class OurReader(threading.Thread):
         self._quiet_since = time.monotonic()
 
     def end_at(self, until: Timestamp) -> None:
-        """Read so far, then end."""
+        """Read up to this time, then end."""
         self._until = ClusterTime.from_timestamp(until)
 
     def run(self) -> None:
@@ -158,8 +158,8 @@ class OurReader(threading.Thread):
             try:
                 event = stream.try_next()
             except SourceError:
-                # On a busy machine a former shard is turned off before the stream has read it. The stream is told so,
-                # stays open, and reads on when the shard runs again.
+                # On a busy machine a former shard may be turned off before the stream has read it. Then the stream gets
+                # an error, stays open, and reads on when the shard runs again.
                 if self._until is None:
                     self._quiet_since = time.monotonic()
                 if not stream.alive or time.monotonic() - self._quiet_since > PATIENCE_S:
@@ -282,7 +282,7 @@ class Comparison:
             self._report(f"{what}, against the record", difference)
 
     def _resume(self, case: Case, expected: list[bytes], ours: OurStream, until: Timestamp, count: int) -> None:
-        """At events' tokens, and where a stream stood between two events."""
+        """Resume at events' tokens, and where a stream was between two events."""
         rng = self._rng
         places = [
             (bson.decode(bson.decode(expected[at], _RAW)["_id"].raw), at + 1) for at in self._some(expected, count)
@@ -291,7 +291,7 @@ class Comparison:
         for token, place in places:
             resumed_at = place
             while resumed_at < len(expected) and native.token(expected[resumed_at]) == _parsed(token):
-                resumed_at += 1  # two shards gave it: a resume goes after both
+                resumed_at += 1  # two shards gave it: a resume skips both
             rest = read_ours(self._cluster.uri, case, until, resume_after=token)
             self._totals.resumes += 1
             difference = stream_difference(tied(expected[resumed_at:]), replace(rest, events=tied(rest.events)))
@@ -313,13 +313,14 @@ def _parsed(token: Mapping[str, Any]) -> Any:
 
 
 def tied(events: list[bytes]) -> list[bytes]:
-    """The events, those of equal tokens in one order: which shard's comes first is not settled, on a mongos neither."""
+    """The events, with a fixed order for those of equal tokens: which shard's comes first is not defined, not even on a
+    mongos."""
     groups = groupby(events, key=lambda event: bson.decode(event, _RAW)["_id"].raw)
     return [event for _, group in groups for event in sorted(group)]
 
 
 def stream_difference(expected: list[bytes], ours: OurStream) -> str | None:
-    """The first thing in which our stream differs, in words."""
+    """The first difference of our stream, in words."""
     for place, (event, got) in enumerate(zip(expected, ours.events, strict=False)):
         if event != got:
             path, theirs, mine = first_difference(event, got)
@@ -342,8 +343,8 @@ def _without_lookup(event: bytes) -> bytes:
 
 
 def lookup_difference(events: list[bytes], written: History, database: str) -> str | None:
-    """The first current document that its document was not in at the event or later, in words. A writer's numbers
-    ascend, and only what was deleted later may be missing."""
+    """The first looked-up document that is not a state at the event or later, in words. A writer's numbers ascend, and
+    a document may be missing only if it was deleted later."""
     for raw in events:
         event = bson.decode(raw)
         if event["operationType"] != "update" or event["ns"]["db"] != database:

@@ -1,9 +1,9 @@
-"""A mongos for PyMongo to talk to, of which there is no wheel: the wire protocol in front of a router.
+"""A stand-in for a mongos, for which there is no wheel: the wire protocol in front of a router.
 
-Behind it stands, on 6.0, ``NativeRouter``: mongod 6.0 with the commands of a mongos, whose own rules decide where a
-command goes. 4.4 and 5.0 have no such thing; there the embedded cluster's router sends what a mongos would, by the
-rules written down here (``_Routed``): a write of one document needs the whole shard key or an exact ``_id``, an upsert
-the whole shard key, everything else goes to every shard that owns a part.
+On 6.0 the router is ``NativeRouter``: mongod 6.0 with the commands of a mongos, whose own rules decide where a command
+goes. 4.4 and 5.0 have nothing like that; there the embedded cluster's router sends what a mongos would, by the rules
+below (``_Routed``): a write of one document needs the whole shard key or an exact ``_id``, an upsert the whole shard
+key, everything else goes to every shard that owns a part.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Mongos:
 
     @contextmanager
     def paced(self, pace_ms: int) -> Iterator[Callable[[], bool]]:
-        """Change streams may be read through it, on 6.0, in the one way that the router mostly survives. After the
-        block, what is given says whether it has, and starts it again if not."""
+        """Inside the block, change streams may be read through it, on 6.0, in the one way that the router mostly
+        survives. Afterwards the returned object says whether it has, and starts it again if not."""
         native = self._native
         assert native is not None, "change streams of 6.0 alone"
 
@@ -186,7 +186,7 @@ class _Native:
 
 
 class _Routed:
-    """The embedded cluster's router, by a mongos' rules."""
+    """The embedded cluster's router, following the rules of a mongos."""
 
     def __init__(self, cluster: ShardedCluster) -> None:
         self._router = cluster.router
@@ -273,7 +273,7 @@ def _renumbered(reply: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def _equalities(query: Mapping[str, Any]) -> dict[str, Any]:
-    """What a query says that fields are equal to."""
+    """The values to which a query compares fields for equality."""
     found: dict[str, Any] = {}
     for path, value in query.items():
         if path == "$and":

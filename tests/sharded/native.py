@@ -29,7 +29,8 @@ def without_sort_key(event: bytes) -> bytes:
     return raw_bson.encode_document(*kept)
 
 
-#: The events that say of a chunk that its shard had none before: for the merge alone, by 6.0's name and by 7.0's.
+#: The events that report a shard's first chunk of a collection, which are only for the merge: by 6.0's name and by
+#: 7.0's.
 _OF_NEW_SHARDS = (b"kNewShardDetected", b"migrateChunkToNewShard")
 
 
@@ -45,8 +46,8 @@ def shard_stream(
 ) -> list[bytes]:
     """One shard's part of a merged stream, from ``start`` until the server has passed ``end``: the events' bytes.
 
-    ``for_merge``: as a mongos opens it, which adds the images itself, after its merge. Else as a client that talks to
-    the shard alone: the images are there.
+    ``for_merge``: as opened by a mongos, which adds the images itself, after its merge. Otherwise as opened by a client
+    of the shard alone, with images.
     """
     merging = {"fromMongos": True, "needsMerge": True} if for_merge else {}
     stage: Mapping[str, Any] = {"$changeStream": {"startAtOperationTime": start, **options}}

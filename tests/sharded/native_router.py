@@ -1,8 +1,8 @@
 """The server's own merged stream: mongod 6.0 or 7.0 with the code of a mongos in it, made to run it.
 
 From 6.0 on mongod has the commands of a mongos under other names (``clusterAggregate``, ``clusterGetMore``) for shards
-that have to act as one. A ``--shardsvr`` replica set that knows its cluster, but that the cluster does not know, routes
-and merges by them as a mongos does. Nobody is meant to do that, and it has one weakness: an empty batch of a shard that
+that have to act as one. A ``--shardsvr`` replica set that knows its cluster, while the cluster does not know it, routes
+and merges with them as a mongos does. This use is not intended, and has one weakness: an empty batch of a shard that
 arrives while a ``clusterGetMore`` still waits ends the process. So the shards' replies are held back by a fail point
 until the router's own reply is out, and the router's reads are paced. On a machine too busy for that, the router is
 started again and the stream is read once more, at half the pace.
@@ -64,12 +64,12 @@ class NativeRouter:
                 with Wire.to(self._replica_set.uri) as wire, self._held_back(_PACE_MS << attempt) as pace_s:
                     return _read(wire, database, command, ClusterTime.from_timestamp(until), pace_s)
             except ConnectionError:
-                self._replica_set.kill(0)  # its guard may not have seen yet that it is gone
+                self._replica_set.kill(0)  # its guard may not have noticed yet that it has died
                 self._replica_set.restart(0)
         raise AssertionError(f"the router ended {_ATTEMPTS_MAX} times")
 
     def _introduce(self) -> None:
-        """Tell it which cluster it belongs to: that is all that makes it route."""
+        """Tell it which cluster it belongs to: that is enough to make it route."""
         with pymongo.MongoClient(self._cluster.config.uri) as config:
             deadline = time.monotonic() + _PATIENCE_S
             while not (version := config.config.version.find_one() or {}).get("clusterId"):

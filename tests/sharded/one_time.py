@@ -1,4 +1,4 @@
-"""Events of several shards with one token: the shards' clocks are set to one time, and each drops a database.
+"""Events of several shards with the same token: the shards' clocks are set to the same time, and each drops a database.
 
 The token of a ``dropDatabase`` holds the cluster time and no name. So these are different events, and none may be taken
 for another one's repetition."""
@@ -25,7 +25,7 @@ def drop_at_one_time(
     cluster: ShardedCluster, prefix: str, before: Callable[[list[str]], object] = lambda _: None
 ) -> list[str]:
     """Make databases ``<prefix><n>_<shard>`` on each shard, call ``before`` with their names, and drop them, until all
-    shards have logged their drop at one time; gives the names of those. Earlier tries have events too."""
+    shards have logged their drop at the same time. Returns the names of those. Earlier attempts have events too."""
     for number in range(_TRIES):
         names = [f"{prefix}{number}_{shard}" for shard in cluster.shards]
         start = cluster.router.fence()
@@ -49,7 +49,8 @@ def drop_at_one_time(
 
 
 def _set_clocks(clients: Sequence[MongoClient[Any]]) -> None:
-    """Bring the clocks of all shards to one time, a second after the latest: what they write next has the same one."""
+    """Set the clocks of all shards to the same time, a second after the latest: what they write next has the same
+    time."""
     times = [client.admin.command("ping")["$clusterTime"]["clusterTime"] for client in clients]
     ahead = Timestamp(max(time.time for time in times) + 1, 1)
     for client in clients:

@@ -1,8 +1,8 @@
 """Random writes and transactions on a live cluster while its chunks move and shards come and go, with a record of them.
 
-By seed: what each writer does, and where the chunks go. How the threads interleave is the machine's, so a seed does not
-repeat a run, and what is compared is the run's own record. A document belongs to one writer; what that writer was told
-is done is, for each document, what a change stream has to say about it, in that order.
+The seed decides what each writer does, and where the chunks go. How the threads interleave depends on the machine, so a
+seed does not repeat a run, and each run is compared with its own record. A document belongs to one writer; a change
+stream must give exactly those of its writes that were acknowledged, in that order.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _RANGED, _HASHED, _PLAIN = "orders", "items", "plain"
 
 
 class Wrote(NamedTuple):
-    """One acknowledged write of a document: the operation, the number that it wrote (none for a deletion), the region
-    that decided on the shard, and what is equal for the writes of one transaction."""
+    """One acknowledged write of a document: the operation, the number written (none for a deletion), the region that
+    decided on the shard, and a value that is the same for all writes of a transaction."""
 
     operation: str
     number: int | None
@@ -60,7 +60,7 @@ History = dict[tuple[str, int], list[Wrote]]
 
 @dataclass
 class Ran:
-    """What happened: between two cluster times that every member's oplog is past."""
+    """What happened between two cluster times, both of which every member's oplog has passed."""
 
     seed: int
     database: str
@@ -91,7 +91,7 @@ class _Document:
 
 
 class _Statement(NamedTuple):
-    """One write to be done, and what to remember when it is."""
+    """A write that is to be done, and what to remember once it is done."""
 
     collection: str
     id: int
@@ -151,8 +151,8 @@ class _Writer:
         self.counts["transactions over shards" if len(committed.shards) > 1 else "transactions on one shard"] += 1
 
     def _patiently(self, action: Callable[[], _Answer]) -> _Answer:
-        """Again where the shard still holds a copy of the document from before its region changed: the chunk that it
-        was in has moved away, and the copy is about to be deleted. (An index on ``_id`` knows nothing of owners.)"""
+        """Retries while the shard still holds a copy of the document from before its region changed: the chunk with it
+        has moved away, and the copy is about to be deleted. (An index on ``_id`` knows nothing about owners.)"""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -175,7 +175,7 @@ class _Writer:
             transaction.prepare()
             time.sleep(self._rng.random() * 0.03)
         except PyMongoError:
-            commits = False  # a chunk moved, or two wanted one lock
+            commits = False  # a chunk moved, or two transactions wanted the same lock
         if commits:
             transaction.commit()
             self._remember(statements, transaction)
@@ -277,7 +277,7 @@ class RandomWorkload:
         router.create_database(self.database, rng.choice(shards))
         router.shard_collection(f"{self.database}.{_RANGED}", {"region": 1, "_id": 1})
         router.shard_collection(f"{self.database}.{_HASHED}", {"sku": "hashed"}, initial_chunks=2 * len(shards))
-        # A transaction over shards must not create a collection: the server refuses it at the commit (263).
+        # A transaction over several shards must not create a collection: the server refuses the commit (263).
         router.insert_one(f"{self.database}.{_PLAIN}", {"_id": "first"})
         if self.has_images:
             router.coll_mod(f"{self.database}.{_RANGED}", changeStreamPreAndPostImages={"enabled": True})
@@ -334,7 +334,7 @@ class RandomWorkload:
             self._done += 1
 
     def _move(self, ended: threading.Event) -> None:
-        """Chunks to and fro, a shard more half-way, collections that come and go; at least a few of them."""
+        """Move chunks to and fro, add a shard half-way, create and drop collections; at least a few of each."""
         rng = random.Random(f"tailrace sharded mover {self.seed}")
         adds, removes = self.adds_shard, self.removes_shard
         rounds = 0
@@ -353,8 +353,8 @@ class RandomWorkload:
             self._move_one(rng)
 
     def _remove_one(self, rng: random.Random) -> bool:
-        """Take a shard away, turn it off or not, and bring another under its name or not; false where it is not let go
-        yet."""
+        """Remove a shard, perhaps turn it off, and perhaps add another under its name. Returns false if it cannot be
+        removed yet."""
         router = self.cluster.router
         primary = router.catalog.database(self.database)["primary"]
         if self._leaving is None:
@@ -367,10 +367,10 @@ class RandomWorkload:
             return False
         self._counts["shards removed"] += 1
         self._former[former.uri], self._removed_at[former.uri] = former, native.removal(self.cluster, name)
-        # 4.4 takes the keys of inserts from what it knows of the collection, and a former shard that was started again
-        # knows nothing of it: it cannot say any more what it would have said.
+        # 4.4 takes the keys of inserts from what it knows about the collection. A former shard that was restarted knows
+        # nothing about it, and so no longer gives what it would have given.
         if rng.random() < 0.5 and not self.cluster.version.startswith("4.4"):
-            time.sleep(rng.random())  # the streams have passed the removal by then, or have not
+            time.sleep(rng.random())  # by then the streams may or may not have passed the removal
             former.kill()
             self._counts["former shards turned off"] += 1
         if rng.random() < 0.6:
@@ -400,7 +400,8 @@ class RandomWorkload:
             self._counts["moves"] += 1
 
     def _come_and_go(self, rng: random.Random) -> None:
-        """A collection is created, spread over two shards, written to, renamed or not, and dropped on both at once."""
+        """Create a collection, spread it over two shards, write to it, perhaps rename it, and drop it on both at
+        once."""
         router, (first, second, *_) = self.cluster.router, rng.sample(list(self.cluster.shards), 2)
         namespace = f"{self.database}.side{rng.randrange(1000)}"
         router.shard_collection(namespace, {"_id": 1})
@@ -416,7 +417,7 @@ class RandomWorkload:
 
 
 def history_of(events: list[bytes], database: str) -> History:
-    """What a stream's events say was written to the writers' documents, in the stream's order."""
+    """What, according to a stream's events, was written to the writers' documents, in the stream's order."""
     history: History = defaultdict(list)
     for raw in events:
         event = bson.decode(raw)
@@ -440,7 +441,7 @@ def history_of(events: list[bytes], database: str) -> History:
 
 
 def history_difference(written: History, seen: History) -> str | None:
-    """The first document of which the stream says something else than was written, in words."""
+    """The first document for which the stream differs from what was written, in words."""
     for key in sorted(set(written) | set(seen)):
         wrote, saw = _settled(written.get(key, [])), _settled(seen.get(key, []))
         if wrote != saw:
@@ -450,8 +451,8 @@ def history_difference(written: History, seen: History) -> str | None:
 
 
 def _settled(writes: list[Wrote]) -> list[tuple[str, int | None, str | None]]:
-    """In the order that has to hold. A transaction that deletes a document on one shard and inserts it on another is
-    committed by each at a time of its own, so the two may come either way round: such runs are put in order here."""
+    """In comparable order. A transaction that deletes a document on one shard and inserts it on another is committed by
+    each at its own time, so the two may come in either order; here they are put in a fixed one."""
     settled: list[Wrote] = []
     for _, run in groupby(enumerate(writes), key=lambda one: one[1].transaction or one[0]):
         settled += sorted((wrote for _, wrote in run), key=lambda wrote: wrote.region or "")

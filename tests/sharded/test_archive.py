@@ -43,7 +43,7 @@ DATABASE = "archived_hybrid"
 
 
 def drain(stream: Any, count: int) -> list[bytes]:
-    """So many events, or what comes until nothing has for long."""
+    """So many events, or fewer if none comes for a long time."""
     events: list[bytes] = []
     quiet = 0
     while len(events) < count and quiet < 60:
@@ -76,7 +76,7 @@ def test_a_stream_begins_in_the_archive_and_goes_on_in_the_oplogs(
         write(sharded_cluster, namespace, 60, 60)
         wanted = drain(live, 240)
     assert len(wanted) == 240
-    # From now on every shard's oplog says to begin shortly before the archive's end.
+    # From now on every shard's oplog claims to begin shortly before the archive's end.
     ends = {name: ArchiveSource(folder, name).newest() for name in sharded_cluster.shards}
     begins = ClusterTime(min(ends.values()) - 1)
     assert begins > start
@@ -101,8 +101,8 @@ def test_a_stream_begins_in_the_archive_and_goes_on_in_the_oplogs(
 def test_a_clusters_entries_are_replayed_as_the_events_of_their_time(
     sharded_cluster: ShardedCluster, object_store: ObjectServer, tmp_path: Path
 ) -> None:
-    """The versions change between two cluster times, on all shards together. No test had replayed a cluster's archive
-    over an upgrade; here an archive is told of one at times that it knows nothing of."""
+    """The version changes between two cluster times, on all shards together. No test had replayed a cluster's archive
+    over an upgrade; here one is recorded at times for which the archive has no entry."""
     folder = tmp_path / "archive"
     namespace = spread(sharded_cluster, "archived_upgrade", "c")
     write(sharded_cluster, namespace, 0, 24)
@@ -159,7 +159,7 @@ def test_what_an_archive_cannot_tell_is_refused(
         write_record(folder / DESCRIPTION, known)
         with pytest.raises(SourceError, match=f"the shard {name} was added or removed"):
             both[DATABASE].watch(start_at_operation_time=start.to_timestamp())
-        # Another cluster with shards of the same names: no test had asked for more than a cluster.
+        # Another cluster with shards of the same names. Earlier tests had only one cluster.
         known["sharded"][name]["after"] = f"{0:016x}"
         write_record(folder / DESCRIPTION, known)
         reach: Any = read_record(folder / name / HEAD)
@@ -183,7 +183,7 @@ def test_what_an_archive_cannot_tell_is_refused(
 def test_one_run_ends_where_a_shard_has_joined_since_the_last_one(
     start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path
 ) -> None:
-    """The oplog of such a shard was archived without an end. No test had let a shard join between two runs."""
+    """Archiving such a shard's oplog never came to an end. No test had let a shard join between two runs."""
     cluster = start_sharded_cluster(1)
     folder = tmp_path / "archive"
     archive_now(cluster.uri, folder)
@@ -198,8 +198,8 @@ def test_one_run_ends_where_a_shard_has_joined_since_the_last_one(
 def test_a_start_before_a_shards_removal_is_refused_with_the_way_to_the_archive(
     start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the removed shard's own oplog no longer reached back, that was all that was said, without the way out that
-    the page on the archive promises. Every test had asked for shards that are still there."""
+    """If the removed shard's own oplog no longer reached back, the message said only that, without the way out that the
+    page on the archive promises. Every earlier test was about shards that still exist."""
     cluster = start_sharded_cluster(1)
     folder = tmp_path / "archive"
     gone = cluster.add_shard()
@@ -228,8 +228,9 @@ def test_a_start_before_a_shards_removal_is_refused_with_the_way_to_the_archive(
 def test_what_a_shard_held_that_was_removed_while_nobody_archived_is_in_the_archive(
     start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path
 ) -> None:
-    """It was missing, and the archive's replay ended before it with exit status 0, whatever came later: a shard that
-    had gone by the time that the archiver came back was not read. Every test had removed shards from under a stream."""
+    """The shard was missing, and replay of the archive ended before it with exit status 0, whatever came later: a shard
+    that was removed while the archiver was away was not read. Every earlier test removed shards while a stream was
+    open."""
     cluster = start_sharded_cluster(1)
     folder = tmp_path / "archive"
     first = cluster.add_shard()
@@ -273,7 +274,7 @@ def test_what_a_shard_held_that_was_removed_while_nobody_archived_is_in_the_arch
 def test_of_5_0_a_removed_shards_entries_are_archived_too_and_replay_is_refused(
     start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path
 ) -> None:
-    """5.0 removes a shard in the same way. The test above could not hold there: inserts of 5.0 name no shard key."""
+    """5.0 removes a shard in the same way. The test above does not work there: inserts of 5.0 have no shard key."""
     cluster = start_sharded_cluster(1, version="5.0.4")
     first = cluster.add_shard()
     cluster.router.create_database("gone", first)
@@ -297,7 +298,7 @@ def test_of_5_0_a_removed_shards_entries_are_archived_too_and_replay_is_refused(
 
 
 def _inserted(folder: Path, oplog: str) -> list[Any]:
-    """The ``_id`` of each document that an archived oplog says was inserted in the databases of the test."""
+    """The ``_id`` of each document that, according to an archived oplog, was inserted in the test's databases."""
     source = ArchiveSource(folder, oplog)
     entries = [bson.decode(raw) for raw in entries_of(source, source.start, source.newest())]
     return [one["o"]["_id"] for one in entries if one["op"] == "i" and one["ns"] in ("gone.c", "also.c")]
@@ -323,7 +324,7 @@ def replayed(folder: Path) -> Iterator[bytes]:
 
 
 def test_documents_of_moving_chunks_are_erased(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
-    """A migration inserts the document on one shard and deletes it on the other: neither says that it is gone."""
+    """A migration inserts the document on one shard and deletes it on the other: neither means that it is gone."""
     namespace = spread(sharded_cluster, "archived_erased", "c")
     key = {"region": "a", "_id": 1}
     router, folder = sharded_cluster.router, tmp_path / "archive"

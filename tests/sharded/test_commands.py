@@ -39,7 +39,7 @@ def test_doctor_looks_at_every_shard(sharded_cluster: ShardedCluster, capfd: pyt
 def test_a_uri_of_one_shard_is_told_by_every_command_that_reads_it(
     sharded_cluster: ShardedCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It looked healthy everywhere, and only its part was seen: no test had given a shard's URI."""
+    """Everything looked healthy, but only that shard's part was read. No test had used a shard's URI."""
     one = sharded_cluster.shards["shard1"].uri
     said = "this is shard shard1 of a cluster: only its part is seen"
     main(["doctor", one, "--format", "json"])
@@ -60,7 +60,7 @@ def test_a_uri_of_one_shard_is_told_by_every_command_that_reads_it(
     # Its first change, the lease itself, is not a number.
     assert main(["listen", "builtins:int", "--uri", one, "--resource", "part", "--store", "of_a_shard.leases"]) == 1
     assert said in capfd.readouterr().err
-    warn_of_one_shard_at(one)  # as run and gateway do, whose clients are elsewhere
+    warn_of_one_shard_at(one)  # like run and gateway, whose clients are elsewhere
     assert said in capfd.readouterr().err
     warn_of_one_shard_at(sharded_cluster.uri)
     assert main(["watch", sharded_cluster.uri, "--until", "now"]) == 0

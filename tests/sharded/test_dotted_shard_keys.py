@@ -1,6 +1,6 @@
 """Shard keys with dots: the document keys of inserts, which 4.4 does not log and takes from its catalog.
 
-What no test had seen: the recordings of 4.4 have no dotted key, and a published text stood in for a measurement.
+No test had seen this: the recordings of 4.4 have no dotted key, and a published text was used instead of a measurement.
 """
 
 from __future__ import annotations

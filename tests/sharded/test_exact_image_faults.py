@@ -1,6 +1,6 @@
-"""Exact images of a cluster where something comes in between: a transaction that is prepared while documents are
-copied, another primary shard, a reader and servers that die. Compared with the shards' own images (6.0); on older
-servers the events without them, and the images with one another and with what is stored at the end."""
+"""Exact images of a cluster under disturbances: a transaction that is prepared while documents are copied, another
+primary shard, a reader and servers that die. Compared with the shards' own images (6.0); on older servers the events
+without them, and the images with one another and with what is stored at the end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def spread(cluster: ShardedCluster, database: str) -> str:
 
 
 def can_copy(cluster: ShardedCluster) -> bool:
-    """Whether a stream may begin now, with a copy; else it begins where the collection does."""
+    """Whether a stream may begin now, with a copy; otherwise it begins with the collection."""
     return int(cluster.version.partition(".")[0]) >= 5
 
 
@@ -62,7 +62,7 @@ def after(time: Timestamp) -> Timestamp:
 
 
 def begin_of(token: Any) -> Timestamp:
-    """Where the stream begins whose first token this is: an event may have this very time."""
+    """The start of the stream with this first token: an event may have exactly this time."""
     return native.token(bson.encode({"_id": token})).cluster_time.to_timestamp()
 
 
@@ -97,7 +97,7 @@ def wrong(  # noqa: PLR0917
 def test_a_directory_without_the_folder_of_a_shard_is_refused(
     sharded_cluster: ShardedCluster, tmp_path: Path, mode: str
 ) -> None:
-    """That shard's state began anew with nothing, like that of a shard that has joined: its images were null."""
+    """That shard's state started empty, like that of a shard that has just joined, and its images were null."""
     router, database = sharded_cluster.router, f"exact_folder_{mode}".lower()
     namespace, directory = spread(sharded_cluster, database), tmp_path / "images"
     router.insert_many(namespace, [{"_id": number, "n": 0} for number in (1, 11)])
@@ -200,8 +200,8 @@ def test_a_database_of_older_servers_gets_another_primary_shard_and_the_first_on
 
 
 def another_primary(cluster: ShardedCluster, directory: Path) -> None:
-    """Its unsharded collections are copied, and dropped where they were: a collection's stream ends with that, the
-    database's goes on. (Moves of chunks alone had been tried.)"""
+    """Its unsharded collections are copied to the new shard and dropped on the old one: this ends a collection's
+    stream, and the database's goes on. (Only moves of chunks had been tried.)"""
     router, database = cluster.router, "exact_primary"
     namespace, (first, second, *_) = f"{database}.orders", cluster.shards
     router.create_database(database, first)

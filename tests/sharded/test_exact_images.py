@@ -49,7 +49,7 @@ def own_events(cluster: ShardedCluster, database: str, start: Timestamp, end: Ti
 
 
 def differences(found: list[bytes], expected: list[bytes]) -> list[str]:
-    """In words, what differs: which events are missing, came in vain, or have other fields."""
+    """The differences in words: which events are missing or superfluous, or have other fields."""
     ours, theirs = ({native.token(event).sort_key: event for event in events} for events in (found, expected))
     said = [f"missing: {in_words(event)}" for key, event in theirs.items() if key not in ours]
     said += [f"not expected: {in_words(event)}" for key, event in ours.items() if key not in theirs]
@@ -72,7 +72,7 @@ def in_words(event: bytes) -> str:
 
 
 def test_images_are_the_shards_own_while_chunks_move(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
-    """From the collection's beginning, twice, and then after a token."""
+    """Read from the collection's beginning, twice, and then after a token."""
     first = RandomWorkload(
         sharded_cluster, 31, amount(60, 120), adds_shard=False, removes_shard=False, database="exact_moving"
     )
@@ -105,7 +105,7 @@ def test_a_closed_stream_leaves_its_directory_to_the_next(
 
 
 def test_a_stream_from_now_on_knows_what_is_there(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
-    """Documents lie on every shard, some of them copies that a moved chunk has left behind; they move on meanwhile."""
+    """Documents are on every shard, some of them copies left behind by a moved chunk; chunks go on moving meanwhile."""
     router, database = sharded_cluster.router, "exact_now"
     shards = list(sharded_cluster.shards)
     namespace = f"{database}.orders"
@@ -149,8 +149,8 @@ def test_a_stream_from_now_on_knows_what_is_there(sharded_cluster: ShardedCluste
 
 
 def test_the_last_events_may_have_one_time(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
-    """Several events of a cluster's last moment, of two shards that wrote at once and of one transaction. (A busy
-    machine brought the former in the test above, of which ``read_until`` then left out the last.)"""
+    """Several events at a cluster's last time, from two shards that wrote at the same time and from one transaction.
+    (On a busy machine the former happened in the test above, and ``read_until`` then left out the last one.)"""
     router, database = sharded_cluster.router, "exact_last"
     namespace, (first, second, _) = f"{database}.orders", sharded_cluster.shards
     router.create_database(database, first)

@@ -29,7 +29,7 @@ _LOOK_MS = 200
 def test_a_killed_shard_is_waited_for_and_named_and_nothing_is_lost(
     start_sharded_cluster: Start, caplog: pytest.LogCaptureFixture, streams_of_one_client: int
 ) -> None:
-    """Several streams of one client read each shard together; faults had been tried on a stream alone."""
+    """Several streams of one client share the read of each shard; faults had only been tried with a single stream."""
     cluster = start_sharded_cluster(2)
     namespace = spread(cluster, "faults")
     router = cluster.router
@@ -122,7 +122,7 @@ def test_a_shard_that_steps_down_again_and_again_costs_nothing(
 def test_what_somebody_kills_while_it_waits_ends_the_stream_and_names_the_shard(
     sharded_cluster: ShardedCluster, streams_of_one_client: int, code: int
 ) -> None:
-    """A mongos passes on what a shard's cursor ends with. Ours opened the read again, and nobody heard of it."""
+    """A mongos passes on the error that ends a shard's cursor. Ours opened the read again, and nobody was told."""
     shard = sharded_cluster.shards["shard1"]
     with tailrace.connect(sharded_cluster.uri) as client, MongoClient[Any](shard.uri) as admin, ExitStack() as stack:
         streams = [stack.enter_context(client["killed"].watch()) for _ in range(streams_of_one_client)]
@@ -139,7 +139,7 @@ def test_what_somebody_kills_while_it_waits_ends_the_stream_and_names_the_shard(
             waited = [pool.submit(stream.next) for stream in streams]
 
             def all_have_ended() -> bool:
-                """A kill between two waits, or before a stream is in its call, ends nothing; then there is another."""
+                """A kill between two waits, or before a stream is in its call, ends nothing; then it is repeated."""
                 for one in waiting():
                     if code == 237:
                         admin.local.command("killCursors", "oplog.rs", cursors=[one["cursor"]["cursorId"]])

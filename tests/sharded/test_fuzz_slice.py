@@ -30,7 +30,7 @@ def test_a_random_workload_on_moving_chunks_is_given_whole_in_order_and_resumed_
 
 
 def _events(count: int) -> tuple[list[bytes], History]:
-    """Updates of three documents by turns, and the record of them."""
+    """Updates of three documents in turn, and the record of them."""
     events, history = [], {}
     for number in range(count):
         key = {"region": "a", "_id": number % 3}
@@ -70,7 +70,7 @@ def test_only_a_transaction_over_shards_may_give_a_document_s_writes_the_other_w
     assert not differs("one transaction")
 
 
-@pytest.mark.slow  # of the fuzz itself: a run that it spoils says so
+@pytest.mark.slow  # an error of the fuzz itself: a run that it spoils says so
 @pytest.mark.mongod
 def test_a_server_that_dies_by_itself_ends_the_run_with_its_reason_and_runs_again(
     start_sharded_cluster: Callable[..., ShardedCluster],

@@ -1,4 +1,4 @@
-"""A cluster that is read from hidden members alone, by direct connections: of the config server, or of each shard."""
+"""A cluster that is read only from hidden members, over direct connections: of the config server, or of each shard."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.mongod, pytest.mark.slow]
 def test_a_cluster_is_read_from_hidden_members(
     start_sharded_cluster: Callable[..., ShardedCluster], version: str
 ) -> None:
-    """The cluster's clock went by explicit sessions, which PyMongo refuses there, and a promise by a write, which such
-    a member does not take. Only replica sets had been read from hidden members."""
+    """The cluster's clock used explicit sessions, which PyMongo refuses there, and promises used a write, which such a
+    member does not accept. Only replica sets had been read from hidden members."""
     cluster = start_sharded_cluster(2, members=2, config_members=2, version=version)
     namespace = spread(cluster, "hidden")
     config = hide_a_member(cluster.config)

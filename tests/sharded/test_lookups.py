@@ -1,4 +1,4 @@
-"""Images on a cluster: current documents from the shards that own them, pre-images from those that had the events."""
+"""Images on a cluster: current documents from the shards that own them, pre-images from the shards of the events."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def test_events_older_than_the_shard_key_find_their_documents(sharded_cluster: S
 def test_documents_are_looked_up_on_shards_that_were_added_meanwhile(
     version: str, start_sharded_cluster: Callable[..., ShardedCluster]
 ) -> None:
-    """A chunk lies on a new shard before the stream has come to its adding. No test had looked up while one was added:
-    the list of shards that was read when the stream was opened did not know it, and the stream ended."""
+    """A chunk is on a new shard before the stream has read that the shard was added. No test had looked up documents
+    while one was added: the list of shards from when the stream was opened did not have it, and the stream ended."""
     cluster = start_sharded_cluster(2, version=version)
     namespace = spread(cluster, "growing")
     move = cluster.router.move_chunk
@@ -117,7 +117,7 @@ def test_documents_are_looked_up_on_shards_that_were_added_meanwhile(
             for region in ("a", "n")[: amount(1, 2)]:
                 added = cluster.add_shard()
                 move(namespace, {"region": region}, to=added)
-                # Under its name there may be others by now.
+                # By now its name may stand for another replica set.
                 cluster.remove_shard(added)
                 assert cluster.add_shard(added) == added
                 move(namespace, {"region": region}, to=added)
@@ -135,7 +135,7 @@ def test_documents_are_looked_up_on_shards_that_were_added_meanwhile(
 
 
 def test_what_cannot_be_looked_up_for_now_is_an_error_that_a_resume_heals(sharded_cluster: ShardedCluster) -> None:
-    """As when a chunk lies on a shard that is being removed at this moment, for longer than anybody waits."""
+    """As if a chunk were on a shard that is just being removed, for longer than anybody waits."""
     namespace = spread(sharded_cluster, "nowhere")
     router, key = sharded_cluster.router, {"region": "a", "_id": 1}
     router.insert_one(namespace, {**key, "v": 0})
@@ -196,7 +196,7 @@ def test_a_view_is_refused_as_its_primary_shard_says(sharded_cluster: ShardedClu
 
 @pytest.mark.parametrize("key", ["region", "_id"])
 def test_documents_that_have_grown(sharded_cluster: ShardedCluster, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    """As ``test_older_servers_live`` has it for one oplog, by a shard key beside ``_id`` and by ``_id`` alone."""
+    """Like ``test_older_servers_live`` for one oplog, with a shard key beside ``_id`` and with ``_id`` alone."""
     refused = bounded_lookups(monkeypatch, 10_000)
     database, count, router = f"grown{key}", 90, sharded_cluster.router
     router.create_database(database, "shard1")

@@ -1,4 +1,4 @@
-"""A stream over a live cluster, beside the streams of its shards and what was written."""
+"""A stream over a live cluster, compared with the streams of its shards and with what was written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def until(stream: tailrace.ChangeStream, end: Callable[[list[bytes]], bool]) -> 
 
 @dataclass
 class Run:
-    """What happened on a cluster, and what a stream that was open all the while gave. ``mark`` ends it."""
+    """What happened on a cluster, and what a stream gave that was open throughout. ``mark`` ends it."""
 
     cluster: ShardedCluster
     namespace: str

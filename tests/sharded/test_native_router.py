@@ -1,6 +1,6 @@
-"""Our merged stream against the server's own merge, live: what the recordings hold, on today's cluster.
+"""Our merged stream against the server's own merge, as in the recordings, but live.
 
-Slow, and apart from ``make test-landing``: the server's merge is run where nobody meant it to run, at a crawl.
+Slow, and not in ``make test-landing``: the server's merge runs very slowly in a place where it was not meant to run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.mongod, pytest.mark.slow]
 def test_the_merged_stream_is_the_server_s_own_until_a_collection_is_dropped_on_all_shards(
     sharded_cluster: ShardedCluster,
 ) -> None:
-    # A router does not read a shard that has gone, and ours does: all stay (docs/reference/differences.md).
+    # A router does not read a shard that was removed, and ours does; so none is removed
+    # (docs/reference/differences.md).
     workload = RandomWorkload(
         sharded_cluster, 5, steps=40, adds_shard=False, removes_shard=False, database="routed_natively"
     )
@@ -49,7 +50,7 @@ def test_the_merged_stream_is_the_server_s_own_until_a_collection_is_dropped_on_
 
 
 def test_a_resume_after_a_token_of_several_events_skips_them_all(sharded_cluster: ShardedCluster) -> None:
-    """What the shards log at one time may have one token: the stream gives each event, here those of different
+    """Events that shards log at the same time may have the same token. The stream gives each of them, here of different
     databases, and no resume leads between them."""
     start = sharded_cluster.router.fence()
     names = drop_at_one_time(sharded_cluster, "routed_at_one_time_")

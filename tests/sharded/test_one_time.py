@@ -1,8 +1,8 @@
-"""Listeners, archives and tables of a cluster whose shards log at one time what has one token: each event is handled or
-given, by a name of its own, and each shard's collections go.
+"""Listeners, archives and tables of a cluster whose shards log events with the same token at the same time: each event
+is handled or given, with a name of its own, and each shard's collections are dropped.
 
-With lanes the first alone was handled, and each had the same ``message_id``, so that whoever tells repeats by it took
-the others for repeats. No test of a listener had two events with one token."""
+With lanes only the first was handled, and all had the same ``message_id``, so that consumers that recognise repeats by
+it dropped the others. No test of a listener had two events with the same token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.sharded.test_archive import drain
 pytestmark = pytest.mark.mongod
 
 
-# A listener without lanes reads the same tokens, and numbers of events are of the stream.
+# A listener without lanes reads the same tokens, and events are numbered by the stream.
 @pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_listener_handles_each_event_of_a_token_that_several_have(
     sharded_cluster: ShardedCluster, replica_set: ReplicaSet, partitions: int
@@ -86,7 +86,7 @@ def test_a_stream_that_begins_in_an_archive_gives_each_event_of_a_token_once(
     wanted = [event for event in union if bson.decode(event)["ns"]["db"].startswith(prefix)]
     tokens = [native.token(event).data for event in wanted]
     again = [number for number, token in enumerate(tokens[1:], 1) if token == tokens[number - 1]]
-    # Others that were logged at one time by chance have one token too.
+    # Others that were logged at the same time by chance also have one token.
     assert len(again) >= 4
 
     def forgetful(self: MongodSource) -> tuple[ClusterTime, bool]:
@@ -116,7 +116,7 @@ def test_tables_lose_the_rows_of_each_shard(sharded_cluster: ShardedCluster, tmp
 
         def copy(names: list[str]) -> None:
             for name, shard in zip(names, sharded_cluster.shards, strict=True):
-                router.create_database(name, shard)  # it is there, and the cluster hears of it
+                router.create_database(name, shard)  # it exists, and the cluster learns of it
             made.extend(names)
             writer.run_to_present()
             assert rows(names) == [[name] for name in names]

@@ -67,7 +67,7 @@ def test_both_ways_make_an_idle_shard_write_after_the_time_asked_for(
         pymongo.MongoClient(sharded_cluster.shards["shard2"].uri) as idle,
         busy.start_session() as session,
     ):
-        with idle.start_session() as other:  # so that the write comes after all that the idle shard has written
+        with idle.start_session() as other:  # so that the write is later than anything the idle shard has written
             idle.admin.command("ping", session=other)
             assert other.cluster_time is not None
             session.advance_cluster_time(other.cluster_time)

@@ -1,7 +1,7 @@
 """Shards that are removed: the streams that are open, and those that begin before the removal.
 
-No test had removed a shard from a live cluster, and what the merge's own tests fed was the deletion that 4.4 logs; 5.0
-and 6.0 log a command, which a change stream on ``config.shards`` passes over.
+No test had removed a shard from a live cluster, and the merge's own tests fed the deletion that 4.4 logs; 5.0 and 6.0
+log a command, which a change stream on ``config.shards`` does not show.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.sharded.workload import spread
 pytestmark = pytest.mark.mongod
 Start = Callable[..., ShardedCluster]
 
-#: The shapes that a removal has in the oplogs of all are tests/property/test_merge.py's matter too.
+#: How each version logs a removal is also tested in tests/property/test_merge.py.
 VERSIONS = [SERVER_VERSION, *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))]
 
 
@@ -72,7 +72,7 @@ def test_a_shard_that_is_removed_and_replaced_under_its_name_loses_nothing(
             assert ids(take(live, 3)) == [1, 2, 3]
             before = live.resume_token
             write("a")
-            # Its servers run on: what is done there is the cluster's no longer.
+            # Its servers go on running, but what happens there no longer belongs to the cluster.
             former = cluster.remove_shard("shard2")
             with pymongo.MongoClient(former.uri) as alone, alone.start_session() as session:
                 session.advance_cluster_time(router.connections.clock.document)  # later than the removal
@@ -148,7 +148,7 @@ def test_one_that_is_shut_down_before_it_was_read_is_waited_for_and_the_log_says
         assert ids(take(stream, 1)) == [1]
         reader = stream._source.reader("shard2")
         assert reader is not None
-        # Nobody looks at the stream until the shard is gone, so it is asked for no promise.
+        # Nobody reads the stream until the shard is gone, so the shard is not asked for a promise.
         former = cluster.remove_shard("shard2")
         number = former.kill()
         write("a")

@@ -1,7 +1,8 @@
-"""A whole sharded cluster that was restored from an older backup, and what stands on it: refused, or equal.
+"""A whole sharded cluster that was restored from an older backup, and the products that are built on it: refused, or
+equal.
 
-Replica sets had been restored under each product, a cluster under none: which of its oplogs each product compares, and
-what a cluster's copy needs to run again, nobody had seen.
+Replica sets had been restored under each product, but never a cluster: nobody had seen which of its oplogs each product
+compares, and what a cluster's copy needs to run again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ IMAGES_SINCE = (5, 0)
 
 
 class Products:
-    """Everything that is made of ``shop.orders`` of one cluster. ``seen`` are the ``_id``s that were inserted."""
+    """Everything that is made from ``shop.orders`` of one cluster. ``seen`` are the ``_id``s of the inserts."""
 
     def __init__(self, root: Path, leases: Any, version: str, uri: str) -> None:
         self.root = root
@@ -103,7 +104,7 @@ class Products:
         self.shop.run_to_a_high_water_mark(self.seen)
 
     def change(self, cluster: ShardedCluster) -> None:
-        """The token of a change: that one is looked for by itself."""
+        """The token of a change, which is looked for by itself."""
         start = {} if self.token is None else {"resume_after": self.token}
         with tailrace.connect(cluster.uri) as client, client["shop"]["orders"].watch(**start) as stream:
             number = self.seen[-1]
@@ -133,7 +134,7 @@ class Products:
 
 
 def outcome_of(run: Callable[[], None]) -> str:
-    """What was said, or that it went on."""
+    """The message of the refusal, or that it went on."""
     try:
         run()
     except OtherHistoryError as error:
@@ -185,7 +186,7 @@ def test_nothing_goes_on_over_the_history_of_a_cluster_that_was_restored_from_an
     products.go_on(cluster)
     cluster.close()
     shutil.copytree(data, backup)
-    # Honest: the same history goes on, after a restart.
+    # No refusal: the same history goes on, after a restart.
     cluster = start()
     products.insert(cluster, 10)
     products.go_on(cluster)

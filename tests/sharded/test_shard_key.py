@@ -1,4 +1,4 @@
-"""The value of a shard key, and its hash beside the server's own."""
+"""The value of a shard key, and its hash compared with the server's own."""
 
 from __future__ import annotations
 

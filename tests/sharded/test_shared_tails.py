@@ -1,4 +1,4 @@
-"""Several streams of one client over a cluster read each shard's oplog together, and give what each gives alone."""
+"""Several streams of one client over a cluster share the read of each shard's oplog, and give what each gives alone."""
 
 from __future__ import annotations
 

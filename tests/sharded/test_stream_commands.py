@@ -1,6 +1,7 @@
 """What a cluster's stream tells command listeners, and what becomes of its failures.
 
-Streams of clusters told listeners nothing, and waited for a shard in silence for as long as it took; nothing had asked.
+Streams of clusters told command listeners nothing, and waited silently for a shard however long it took; no test had
+checked.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def test_a_shard_that_stays_away_fails_the_resume_and_the_stream_goes_on_when_it
         assert "shard1" in str(error)
         assert error.has_error_label(RESUMABLE_LABEL)
         assert stream.alive
-        assert commands.failed_names == ["getMore", "getMore"]  # looks do not wait for the attempt
+        assert commands.failed_names == ["getMore", "getMore"]  # reads do not wait for the attempt
         assert list(commands.stages[-1]) == ["resumeAfter"]
         cluster.restart("shard1")
         cluster.router.insert_one(namespace, {"_id": 2, "region": "a"})

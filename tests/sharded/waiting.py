@@ -13,8 +13,8 @@ PATIENCE_S = 300.0
 
 
 def take(stream: tailrace.ChangeStream, count: int) -> list[Any]:
-    """So many events, past errors that leave the stream open. Each event gives the next one new time: how many events
-    there are may depend on how fast the machine was while they were written."""
+    """So many events, in spite of errors that leave the stream open. The deadline starts again with each event, since
+    the number of events may depend on how fast the machine was while they were written."""
     events: list[Any] = []
     deadline = time.monotonic() + PATIENCE_S
     while len(events) < count:

@@ -1,8 +1,8 @@
 """A cluster whose servers are watched while a workload runs: one that dies by itself ends the run, with its reason.
 
-Under Wine, mongod 7.0 sometimes dies (of an exception that is not handled in ``TransactionCoordinator``, most of all
-when transactions over shards commit while chunks move). What was under way then has no known outcome, so nothing can be
-compared any more; and whoever waits for the server would wait for minutes.
+Under Wine, mongod 7.0 sometimes dies (of an unhandled exception in ``TransactionCoordinator``, mostly when transactions
+over several shards commit while chunks move). The outcome of running operations is then unknown, so nothing can be
+compared any more, and anything that waits for the server would wait for minutes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class ServerDiedError(Exception):
 
 
 class WatchedServers:
-    """Watches the servers of ``cluster`` in a ``with`` block. ``told`` is called with the first one that is found dead,
-    and the block ends with that error, whatever else it meets. The server is started again, so that whoever waits for
-    it gets an answer."""
+    """Watches the servers of ``cluster`` in a ``with`` block. ``told`` is called with the error of the first one that
+    is found dead, and the block ends with that error, whatever else happens. The server is restarted, so that anything
+    that waits for it gets an answer."""
 
     def __init__(self, cluster: ShardedCluster, told: Callable[[ServerDiedError], None]) -> None:
         self._cluster = cluster

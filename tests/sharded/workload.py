@@ -12,7 +12,8 @@ from tailrace.embedded.sharding import Router, Transaction
 
 KEY = {"region": 1, "_id": 1}
 REGIONS = ("a", "g", "n", "t")
-#: A writer rests for so long for each operation that it has behind it: about 300 come in 6 s, and 1,000 in a minute.
+#: How long a writer rests, multiplied by the number of its operations so far: about 300 come in 6 s, and 1,000 in a
+#: minute.
 _REST_S = 0.0005
 
 
@@ -30,11 +31,11 @@ def spread(cluster: ShardedCluster, database: str, collection: str = "orders") -
 
 
 class Writer(threading.Thread):
-    """One region's documents: each is inserted with ``v`` 1, updated with ``v`` one more each time, some deleted; every
-    few a transaction writes to two regions at once. ``written`` has the operations that were acknowledged, in order.
+    """One region's documents: each is inserted with ``v`` 1 and updated with ``v`` one higher each time, and some are
+    deleted. Now and then a transaction writes to two regions. ``written`` has the acknowledged operations, in order.
 
-    The more it has written, the longer it rests after each document. So it writes in every move of a chunk, however
-    long the run, and a slow machine, whose moves take longer, does not get thousands of events to compare."""
+    The more it has written, the longer it rests after each document. So it writes during every move of a chunk, however
+    long the run, and a slow machine, whose moves take longer, does not have thousands of events to compare."""
 
     def __init__(self, router: Router, namespace: str, region: str, other: str, first_id: int) -> None:
         super().__init__(daemon=True)
@@ -112,7 +113,7 @@ def by_document(operations: list[tuple[int, str, int]]) -> dict[int, list[tuple[
 
 
 def operation_of(event: dict[str, Any]) -> tuple[int, str, int]:
-    """What an event says was done, as a ``Writer`` records it."""
+    """The operation of an event, as a ``Writer`` records it."""
     operation = event["operationType"]
     v = 0
     if operation == "insert":

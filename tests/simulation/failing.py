@@ -1,6 +1,6 @@
 """Further ways in which handlers, streams and policies fail, each in some runs.
 
-What is drawn here is drawn apart: a seed plays the run that it played before up to the first of them."""
+These have random numbers of their own: up to the first of them, a seed plays the same run as before."""
 
 from __future__ import annotations
 

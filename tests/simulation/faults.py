@@ -8,7 +8,7 @@ from random import Random
 
 @dataclass(frozen=True)
 class Faults:
-    """Probabilities a step, and spans in seconds."""
+    """Probabilities per step, and spans in seconds."""
 
     lost_request: float = 0.0
     lost_reply: float = 0.0
@@ -22,7 +22,7 @@ class Faults:
 
     @classmethod
     def drawn(cls, random: Random) -> Faults:
-        """Some of them, in some strength: a run with everything at once gets nowhere and shows little."""
+        """Some of the faults, with random strength: a run with all of them at once gets nowhere and shows little."""
 
         def maybe(likely: float, strongest: float) -> float:
             return random.uniform(0, strongest) if random.random() < likely else 0.0

@@ -33,9 +33,9 @@ class OperatedWorld:
     def begin_operating(self, seed: int, operated: bool) -> None:
         self.operator = self._new_operator(random.Random(f"operator {seed}")) if operated else None
         self.operator_rng = random.Random(f"when {seed}")
-        #: The generation that began where an operator has put the position last; what older ones still do comes again.
+        #: The generation that began where an operator last put the position; what older ones still do comes again.
         self.sought_generation = 0
-        #: Of each key, up to where changes were passed over by an operator.
+        #: For each key, up to where an operator had changes passed over.
         self.passed: dict[int, int] = defaultdict(int)
         self.skips = self.seeks = 0
 
@@ -81,7 +81,8 @@ class OperatedWorld:
         return True
 
     def _sought(self, plan: LanePlan) -> None:
-        """An operator's plan: what is before its start counts as handled, what is after is to be handled again."""
+        """An operator's plan: what is before its start counts as handled, and what is after it must be handled
+        again."""
         self.seeks += 1
         self.sought_generation = plan.generation
         start = order_of(plan.start)
@@ -137,7 +138,7 @@ class OperatedWorld:
         )
 
     def _operate(self) -> None:
-        """Once there is a plan: a resource that nobody has divided yet is what the other simulation has."""
+        """Only once there is a plan: the other simulation covers a resource that nobody has divided yet."""
         record = self.store.read(RESOURCE)
         if self.operator is None or record is None or not LanePlan.is_plan(record.position):
             return

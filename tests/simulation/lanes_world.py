@@ -1,9 +1,9 @@
 """Processes that share lanes, under one seeded scheduler: the logic is the real one (``rules.lane_group``,
 ``rules.listener``, ``rules.lane_turn``); store, stream, targets and clock are simulated.
 
-Every need is performed and answered in steps of their own, so that a process can be paused or killed before a step, or
-between a step and its answer; answers of the store are lost now and then, done or not done. Processes come with
-different wishes for the number of lanes. In some runs lanes lose their history, and everything is copied again.
+Performing a need and answering it are separate steps, so that a process can be paused or killed before a step, or
+between a step and its answer. Now and then an answer of the store is lost, whether or not the request was carried out.
+Processes want different numbers of lanes. In some runs lanes lose their history, and everything is copied again.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Rules:
     is_done: Callable[[LanePlan, PlacedEvent, Callable[[str], PlacedEvent]], bool] = LanePlan.is_done
     fences_generations: bool = True
     group: type[LaneGroupLogic] = LaneGroupLogic
-    #: Whether each lane hears what became of its own commit where several went in one request.
+    #: Whether each lane gets the result of its own commit if several were sent in one request.
     answers_each: bool = True
     #: In which lane an event is.
     placed: Callable[[SimulatedEvent, str], PlacedEvent] = SimulatedEvent.placed
@@ -91,8 +91,8 @@ class Rules:
 
 
 class Actor:
-    """One generator of needs: performs the need in hand, and answers it one step later. ``lane``: that of a
-    lane's listener; its commits may go in one request with those of the process's other lanes."""
+    """One generator of needs: performs the current need, and answers it one step later. ``lane``: set for a lane's
+    listener, whose commits may be sent in one request with those of the process's other lanes."""
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class Actor:
         return isinstance(self._need, CommitPosition) and self._outcome is None
 
     def _request(self, now: float) -> None:
-        """Perform the need in hand; where it is a commit, sometimes with those of other lanes, all of which then are
-        lost or late together."""
+        """Perform the current need. A commit is sometimes sent with those of other lanes, all of which are then lost or
+        late together."""
         world, together = self._world, [self]
         if self._lane is not None and self._has_commit and world.share_rng.random() < 0.7:
             together += [other for other in self._lane.process.actors if other is not self and other._has_commit]
@@ -178,7 +178,7 @@ class Actor:
 
 
 class Lane:
-    """One lane at work in a process: the real listener's logic over the simulated stream."""
+    """One lane that a process works on: the real listener's logic over the simulated stream."""
 
     def __init__(self, world: World, process: Process, plan: LanePlan, lane: int) -> None:
         self.world, self.process, self.plan, self.lane = world, process, plan, lane
@@ -238,7 +238,7 @@ class Lane:
         raise InvariantBrokenError(f"unexpected: {need}")
 
     def check_heard(self, need: CommitPosition, outcome: Outcome | None) -> None:
-        """What the lane hears of its commit must be so."""
+        """What the lane is told about its commit must be true."""
         if outcome is None or outcome.error is not None:
             return
         name = lane_resource(RESOURCE, self.plan, self.lane)
@@ -330,7 +330,8 @@ class Process:
         raise InvariantBrokenError(f"unexpected: {need}")
 
     def find_beginning(self) -> None:
-        """The copy is one step here, but for its first commit: who comes so far may leave it to another process."""
+        """The copy is one step here, apart from its first commit: a process that gets this far may leave it to
+        another."""
         store = BeginningStore(self.world.store, lambda: None)
         lease = store.acquire(RESOURCE, self.name, LEASE_S)
         if lease is None:
@@ -378,11 +379,12 @@ class World(OperatedWorld):
         operated: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
-        #: Requests that nobody waits for any more, and when they arrive; drawn apart, so that a seed plays the run that
-        #: it always played up to the first of them.
+        #: Requests that nobody waits for any more, and when they arrive. They have random numbers of their own, so that
+        #: up to the first of them a seed plays the same run as before.
         self.late_rng = random.Random(f"late {seed}")
         self.late: list[tuple[float, Callable[[], Any]]] = []
-        #: Drawn apart too: whether a commit goes in one request with those of other lanes, and how often that was so.
+        #: Also with random numbers of its own: whether a commit is sent with those of other lanes; and how often that
+        #: happened.
         self.share_rng = random.Random(f"shared {seed}")
         self.shared = 0
         self.key_rng = random.Random(f"keys {seed}")
@@ -399,7 +401,7 @@ class World(OperatedWorld):
         self.now = 0.0
         self.has_faults = True
         self.loses_history = self.rng.random() < 0.3
-        #: The generations whose lanes found their history lost: all lanes find it, one after another.
+        #: The generations whose history was lost: all of their lanes find that out, one after another.
         self.lost: set[int] = set()
         self.copies = 0
         self.store = MemoryLeaseStore(lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now))
@@ -416,7 +418,7 @@ class World(OperatedWorld):
     # What lanes do to the world
 
     def judge(self, lane: Lane, need: JudgeError) -> Decision:
-        """What is left out counts as handled."""
+        """A change that is left out counts as handled."""
         decision = self.fail_rng.choice(DECISIONS) if self.has_faults else "retry"
         self.judged[decision] += 1
         if decision == "skip":
@@ -477,13 +479,14 @@ class World(OperatedWorld):
         self.handled.add(event.number)
 
     def check_copy_is_due(self, document: Mapping[str, Any]) -> None:
-        """Everything is copied once after a generation that lost its history. ``document``: a plan to be written."""
+        """Everything is copied once after a generation that lost its history. ``document``: the plan that is to be
+        written."""
         plan = LanePlan.from_document(document, RESOURCE)
         if plan.copies and plan.generation not in self.lost:
             raise InvariantBrokenError(f"generation {plan.generation} asks for a copy, and has lost nothing")
 
     def copied(self, version: int) -> StreamPosition:
-        """Everything that is there, written under the fencing token ``version``; where the stream goes on."""
+        """Copy everything that is there, under the fencing token ``version``. Returns where the stream goes on."""
         self.copies += 1
         there = self.events[: self.written]
         self.handled.update(event.number for event in there)
@@ -508,7 +511,7 @@ class World(OperatedWorld):
     # The scheduler
 
     def run(self, steps: int = 6000) -> None:
-        """Faults for a while, then none: everything is handled in the end."""
+        """Run with faults for a while, then without: everything must be handled in the end."""
         for _ in range(2):
             self._start()
         for step in range(steps):
@@ -550,7 +553,8 @@ class World(OperatedWorld):
             self.written += 1
 
     def _step(self) -> None:
-        # A process that takes itself for two ends, or whose handler has failed, and a supervisor starts another one.
+        # A process ends if it notices that another has its owner id, or if its handler failed, and a supervisor starts
+        # another.
         self.processes = [
             one for one in self.processes if not isinstance(one.group.error, OwnerNotUnique | HandlerFailed)
         ]

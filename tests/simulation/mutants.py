@@ -29,7 +29,7 @@ class _ClientClock(Servers):
 
 
 def judged_by_the_client_s_clock(schedule: Schedule) -> Servers:
-    """A lease's expiry is written and judged by the clock of whoever asks."""
+    """A lease's expiry is written and judged by the clock of the process that asks."""
     return _ClientClock(schedule)
 
 
@@ -53,7 +53,7 @@ class _OwnersUnchecked(Servers):
 
 
 def commit_without_looking_at_the_owner(schedule: Schedule) -> Servers:
-    """A commit changes the record of whoever holds the lease by now."""
+    """A commit changes the record even if somebody else holds the lease by now."""
     return _OwnersUnchecked(schedule)
 
 
@@ -66,12 +66,12 @@ class _PositionsUncompared(Servers):
 
 
 def commit_without_looking_at_the_position(schedule: Schedule) -> Servers:
-    """A commit that arrives after its time-out is done like any other."""
+    """A commit that arrives after its time-out is carried out like any other."""
     return _PositionsUncompared(schedule)
 
 
 class ForgetsToReadThePositionBack(ListenerLogic):
-    """After a lease was lost it goes on where it was itself."""
+    """After losing a lease it goes on from its own position."""
 
     def _forget(self, owned: Ownership) -> Steps:
         kept = self._position
@@ -86,7 +86,7 @@ class ForgetsToReadThePositionBack(ListenerLogic):
 
 
 class DoesNotWriteItsStartDown(ListenerLogic):
-    """Figure 4b: a listener that crashes before its first commit begins anew, at another present."""
+    """Figure 4b: a listener that crashes before its first commit begins anew, from a later present."""
 
     def _begin(self, owned: Ownership, *_: Any) -> Steps:
         time = yield from self._ask(FindStart(self.settings.start))
@@ -122,7 +122,7 @@ class TakesCancelledForDone(ListenerLogic):
 
 
 class PassesOverInSilence(ListenerLogic):
-    """What the stream cannot give is passed over, and nobody is asked."""
+    """What the stream cannot give is passed over without asking the error policy."""
 
     def _pass_over(self, owned: Ownership, pulled: Pulled, error: TailraceError) -> Steps:
         (change,) = self._changes(owned, [pulled])
@@ -154,14 +154,14 @@ class GoesOnWhereItIsToStop(ListenerLogic):
 
 
 class KeepsNoGaps(ListenerLogic):
-    """After history was lost it goes on, and nothing is on record."""
+    """After history was lost it goes on, without a record of the gap."""
 
     def _moved(self, position: StreamPosition) -> None:
         super()._moved(replace(position, gaps=()))
 
 
 class KeepsTheLastGap(ListenerLogic):
-    """A gap pushes out those before it."""
+    """A gap overwrites earlier ones."""
 
     def _moved(self, position: StreamPosition) -> None:
         super()._moved(replace(position, gaps=position.gaps[-1:]))
@@ -175,7 +175,7 @@ class EndsAtAnEarlierDrop(ListenerLogic):
 
 
 class CommitsPastAPartialBatch(ListenerLogic):
-    """A handler that has done a part of its batch has done all of it, as far as the position goes."""
+    """If a handler has done a part of its batch, the position moves as if it had done all of it."""
 
     def _run_handler(self, changes: Sequence[HandleChange]) -> Steps:
         done = yield from super()._run_handler(changes)
@@ -187,7 +187,7 @@ class CommitsPastAPartialBatch(ListenerLogic):
         super()._done(owned, end or position, done)
 
 
-#: What each mutant is, and the options of a Simulation that plant it.
+#: The mutants, with the options of a Simulation that plant them.
 MUTANTS: dict[str, dict[str, Any]] = {
     "the fence left out": {"new_servers": without_fence},
     "the lease judged by the client's clock": {"new_servers": judged_by_the_client_s_clock},

@@ -1,5 +1,5 @@
-"""An operator in a simulation: the real ``LeaseOperations``. Everything else goes on between its requests, and now and
-then it dies in the middle."""
+"""An operator in a simulation, with the real ``LeaseOperations``. Everything else goes on between its requests, and now
+and then it is killed in the middle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACTIONS = ("pause", "resume", "seek", "seek", "skip", "skip", "release", "hand o
 
 
 class OperatorDiedError(Exception):
-    """The operator's process is gone: it does nothing more, nor does it tidy up."""
+    """The operator's process is gone: it does nothing more, and does not clean up."""
 
 
 class SteppedStore:
@@ -52,8 +52,8 @@ class SteppedStore:
         return bool(self._store.amend(before, after))
 
     def remove(self, record: Lease) -> bool:
-        """What would be removed must be held by nobody. It stays: a resource that begins anew has a history of its
-        own."""
+        """Check that nobody holds what would be removed. It is not removed, since a resource that begins anew has a
+        history of its own."""
         self._step()
         self._store.check_removable(record)
         self._dead = True
@@ -74,7 +74,7 @@ class SteppedStore:
 
 
 class Operator:
-    """``act()`` does something at random. ``parts``: what a change may be left out of."""
+    """``act()`` does something at random. ``parts``: where a change may be left out."""
 
     def __init__(
         self,

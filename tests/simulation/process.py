@@ -53,7 +53,7 @@ TIMEOUT_S = 10.0
 
 
 class HandlerError(Exception):
-    """What a simulated handler raises where its write got no answer."""
+    """Raised by a simulated handler whose write got no answer."""
 
 
 class Process:
@@ -81,7 +81,7 @@ class Process:
         self.stream: SimulatedStream | None = None
         self._steps: list[Steps] = []
         self._committed_before = False
-        #: What it goes on after under a newer token.
+        #: The change after which it goes on under a newer token.
         self.left_out: Any = None
 
     @property
@@ -105,7 +105,7 @@ class Process:
         self._begin(self.logic.steps())
 
     def kill(self) -> None:
-        """SIGKILL: nothing more is done, and nobody is told."""
+        """SIGKILL: it does nothing more, and tells nobody."""
         self.alive = False
         for steps in self._steps:
             steps.close()
@@ -117,7 +117,7 @@ class Process:
             self.logic.stopping = True
 
     def ended(self, error: BaseException | None) -> None:
-        """The listener has come to its end by itself."""
+        """The listener has ended by itself."""
         if isinstance(error, StreamInvalidated):
             self._check_invalidated()
         elif (
@@ -171,7 +171,7 @@ class Process:
         self.perform(need, answer)
 
     def later(self, action: Callable[[], None], seconds: float = 0.0) -> None:
-        """Do ``action`` in this incarnation, when it is not paused; now and then it is killed or paused before."""
+        """Do ``action`` in this incarnation when it is not paused; now and then it is killed or paused first."""
         incarnation = self.incarnation
 
         def act() -> None:
@@ -218,7 +218,7 @@ class Process:
         schedule.after(self._delay(), arrive)
 
     def _arrive_late(self, apply: Callable[[], Any]) -> None:
-        """The server was frozen, and goes on with what nobody waits for any more."""
+        """The server was frozen, and goes on with requests that nobody waits for any more."""
         with suppress(LeaseLost, LeaseStoreUnavailable, LeaseDocumentError):
             apply()
 
@@ -300,12 +300,12 @@ class Process:
         return True
 
     def _handle_one_of(self, changes: Sequence[HandleChange], place: int, answer: Answer) -> None:
-        """One after the other; now and then it leaves off before the last."""
+        """Handle changes one after the other; now and then stop before the last."""
         incarnation = self.incarnation
 
         def handled(committed: Any, error: BaseException | None) -> None:
             if self.incarnation != incarnation:
-                return  # killed and started again meanwhile: nobody is there who would go on with them
+                return  # killed and started again meanwhile: nobody is left to go on with them
             if error is not None:
                 answer(*((None, error) if place == 0 else (Handled(place, before), None)))
             elif place + 1 == len(changes) or self.run.schedule.random.random() < 0.1:
@@ -352,7 +352,7 @@ class Process:
     # Handlers
 
     def check(self) -> LeaseLost | None:
-        """What ``change.fence`` and ``change.transaction`` ask first."""
+        """What ``change.fence`` and ``change.transaction`` check first."""
         assert self.ownership is not None
         try:
             self.ownership.check(self.monotonic())
@@ -362,14 +362,14 @@ class Process:
 
 
 def fenced_handler(process: Process, need: HandleChange, answer: Answer) -> None:
-    """Look at the lease, do something that takes its time, write."""
+    """Check the lease, do something that takes a while, write."""
     run = process.run
     if run.schedule.random.random() < run.faults.handler_error or run.is_poison():
         answer(None, HandlerError("raises"))
         return
 
     def write() -> None:
-        # The longest pause may come here, between the look and the write: figure 3.
+        # The longest pause may come here, between the check and the write: figure 3.
         process.call(lambda: run.servers.write(need.event, need.lease.version), answer, HandlerError)
 
     def look() -> None:
@@ -407,7 +407,7 @@ def transactional_handler(process: Process, need: HandleChange, answer: Answer) 
     result: list[bool] = []
 
     def apply() -> None:
-        # A commit that is asked for again is done once: the server knows the transaction by its number.
+        # A repeated commit is carried out once: the server knows the transaction by its number.
         if not result:
             run.servers.commit_transaction(transaction, lease, position, seconds, need.event)
             result.append(True)

@@ -11,9 +11,9 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Schedule:
-    """What is to be done, by virtual time in seconds; ``random`` is the only source of chance of a run, but
-    for requests that arrive late, which have ``late_random``, and for changes that are left out, which have
-    ``skip_random``: a seed plays the run that it played before there were any up to the first of them."""
+    """What is to be done, by virtual time in seconds. ``random`` is the only source of chance in a run, apart from
+    ``late_random`` for requests that arrive late and ``skip_random`` for changes that are left out. So up to the first
+    of these a seed plays the run that it played before they were introduced."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -28,7 +28,7 @@ class Schedule:
         heapq.heappush(self._waiting, (self.now + seconds, self._count, action))
 
     def run(self, is_over: Callable[[], bool], limit: float) -> bool:
-        """Do one thing after the other until it is over; whether that was before ``limit``."""
+        """Do one thing after the other until nothing is left. Returns whether that was before ``limit``."""
         while self._waiting and not is_over():
             self.step()
             if self.now > limit:

@@ -19,7 +19,7 @@ Clock = Callable[[], datetime]
 
 
 class BrokenPromiseError(AssertionError):
-    """A promise does not hold."""
+    """A promise was broken."""
 
 
 @dataclass
@@ -47,19 +47,19 @@ class Servers:
         self.targets: dict[str, Target] = {}
         self.handled: dict[int, int] = {}
         self.commits = 0
-        #: The change that each version must handle next: it begins after the position that it read back.
+        #: The change that each version must handle next: it begins after the position that it read.
         self.next_change: dict[int, int] = {}
         self.first_after: Callable[[Mapping[str, Any]], int] = lambda position: 0
         self.fenced_writes = 0
         #: Dead letters that were written, and those that came too late.
         self.replayed = self.fenced_letters = 0
-        #: How often more a change may take effect, and under a version above which it must, since an operator has set
-        #: the position back; and the newest version under which it was handled, left out or passed over.
+        #: For changes to which an operator set the position back: how many more times they may take effect, and the
+        #: version above which they must. Also the newest version under which each was handled, left out or passed over.
         self.repeats: dict[int, int] = {}
         self.again: dict[int, int] = {}
         self.settled: dict[int, int] = {}
         self.seeks = 0
-        #: The changes that were left out since an operator has last asked for one.
+        #: The changes that were left out since an operator last asked for one.
         self.left_out: set[int] = set()
         #: Requests to the store that arrived after their time-out.
         self.late = 0
@@ -67,7 +67,7 @@ class Servers:
     # The store
 
     def acquire(self, resource: str, owner: str, seconds: float, client_time: Clock) -> Lease | None:
-        """``client_time`` is the asking process's clock: a store must not look at it."""
+        """``client_time`` is the asking process's clock, which a store must not use."""
         self.refuse_locked(resource)
         record = self.records.get(resource)
         taken = rules.after_acquire(record, resource, owner, seconds, self.time_of(client_time))
@@ -90,7 +90,7 @@ class Servers:
         return self.put(taken, seconds)
 
     def renew(self, lease: Lease, seconds: float, client_time: Clock, change: RecordedEvent) -> Lease | None:
-        """Acquired once more by an owner that goes on after ``change``."""
+        """Acquired again by an owner that goes on after ``change``."""
         renewed = self.acquire(lease.resource, str(lease.owner), seconds, client_time)
         if renewed is not None and renewed.version == lease.version + 1:
             self.next_change[renewed.version] = change.number + 1
@@ -160,7 +160,8 @@ class Servers:
         return True
 
     def sought(self, before: Mapping[str, Any] | None, after: Mapping[str, Any], version: int) -> None:
-        """An operator has moved the position: what lies between is to be handled again by newer owners, or no more."""
+        """An operator has moved the position: the changes in between must be handled again by newer owners, or not at
+        all."""
         first, last = (0 if before is None else self.first_after(before)), self.first_after(after)
         for number in range(last, first):
             self.repeats[number] = self.repeats.get(number, 0) + 1
@@ -241,7 +242,7 @@ class Servers:
                 raise Fenced(f"version {version} after {target.fence}")
             raise BrokenPromiseError(f"an effect of version {version} came after one of {target.fence}")
         following = self.next_change.get(version, event.number)
-        if event.number not in (following - 1, following):  # a handler that had no answer writes again
+        if event.number not in (following - 1, following):  # a handler that got no answer writes again
             raise BrokenPromiseError(f"version {version} handles change {event.number} where {following} is next")
         self.next_change[version] = event.number + 1
         target.fence = version
@@ -255,8 +256,8 @@ class Servers:
         if version < target.fence:
             self.fenced_letters += 1
             return
-        # What an older owner has written is handled again after this change, by the owner that has left it out: that
-        # one began before both.
+        # What an older owner has written after this change is handled again by the owner that left this one out, since
+        # that owner began before both.
         if event.number < target.newest and target.fence == version:
             raise BrokenPromiseError(f"the dead letter {event.number} has undone the change {target.newest}")
         self.replayed += 1
@@ -274,6 +275,6 @@ def check_forward(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
 
 
 def jumps_over(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether what lies between is on record as a gap."""
+    """Whether what is in between is on record as a gap."""
     begin = StreamPosition(before["token"]).cluster_time.to_timestamp()
     return any(gap["from"] <= begin and after["at"] <= gap["to"] for gap in after.get("gaps", ()))

@@ -1,8 +1,8 @@
 """Listeners, clocks, store, targets and stream under one seeded scheduler.
 
-A run has faults for a while; then they heal, and everything that is left must be handled. What must never happen is
-checked at every step (``servers``), what must have happened at the end. ``python -m tests.simulation --seed n`` plays
-one run again.
+A run has faults for a while; then they stop, and everything that is left must be handled. Every step checks what must
+never happen (``servers``), and the end what must have happened. ``python -m tests.simulation --seed n`` plays one run
+again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.simulation.stream import History
 FAULTY_S = 300.0
 LIMIT_S = 6000.0
 RESOURCE = "orders"
-#: When a handler that raised is called again. The longest waits outlast a lease.
+#: When a handler that raised is called again. The longest waits are longer than a lease.
 RETRIES = (RetrySchedule(), RetrySchedule(), RetrySchedule(0, 1.0, 3.0, 40.0), RetrySchedule(0, 0.0, 1.0, 0.0))
 
 
@@ -74,7 +74,7 @@ class Simulation:
             on_invalidate="fail" if self.failing.ends_at_invalidates else "resume",
             commits=CommitPolicy(every, random.choice((None, 2.0)), random.choice((3.0, 30.0))),
             batch=random.choice((0, every)),
-            retry=Random(f"retry {seed}").choice(RETRIES),  # apart: seeds play the runs that they played before
+            retry=Random(f"retry {seed}").choice(RETRIES),  # its own random numbers: seeds play the same runs as before
         )
         self.must_handle: int | None = None
         #: Changes that an error policy has left out, with their fencing tokens; they are handled later.
@@ -82,7 +82,7 @@ class Simulation:
         self.left_out: list[RecordedEvent] = []
         #: How often the error policy was asked.
         self.retries = 0
-        #: The latest time that a listener took for its beginning.
+        #: The latest time from which a listener began.
         self.began = ClusterTime(0)
         self.skips_done = 0
         self.operator = self._new_operator(Random(f"operator {seed}")) if operated else None
@@ -96,7 +96,7 @@ class Simulation:
         except BrokenPromiseError as error:
             raise BrokenPromiseError(f"seed {self.seed}: {error}") from error
         except LeaseDocumentError as error:
-            # The store has refused to set the position back. Nobody edits it here: a listener has tried.
+            # The store refused to set the position back. Nobody edits it here, so a listener has tried to.
             raise BrokenPromiseError(f"seed {self.seed}: {error.message}") from error
         except Exception as error:
             error.add_note(f"seed {self.seed}")
@@ -160,7 +160,7 @@ class Simulation:
         )
 
     def _operate(self, random: Random) -> None:
-        """Once something was committed: before, a listener may still settle where it begins."""
+        """Only once something was committed: before that, a listener may still decide where it begins."""
         if self.operator is not None and self.faults is not NONE and self.must_handle is not None:
             self.operator.act()
         if self.faults is not NONE:
@@ -178,7 +178,7 @@ class Simulation:
         """A listener has left out what an operator wanted left out."""
         event: RecordedEvent = change.event
         self.left_out.append(event)
-        # One that is lost before its place was written down is not read again.
+        # A change that is lost before its place was written down is not read again.
         first = self.history.events[0].number + self.history.lost
         self.servers.left_out = {number for number in self.servers.left_out if number >= first} | {event.number}
         if len(self.servers.left_out) > 1:
@@ -207,7 +207,7 @@ class Simulation:
         return self.began.to_timestamp()
 
     def is_poison(self) -> bool:
-        """Whether a handler raises at the change in hand, in runs in which changes are left out."""
+        """Whether a handler raises at the current change, in runs in which changes are left out."""
         return self.skips and self.faults is not NONE and self.schedule.skip_random.random() < 0.2
 
     def judge(self, need: JudgeError) -> Decision:
@@ -241,7 +241,7 @@ class Simulation:
 
     def _is_over(self) -> bool:
         if self.servers.commits and self.must_handle is None:
-            # The first commit settles what is to be handled: everything from the position on that it writes.
+            # The first commit determines what must be handled: everything from the position that it writes.
             position = self._position()
             assert position is not None
             self.must_handle = self.history.first_after(position)

@@ -1,4 +1,5 @@
-"""The change stream of a run: recorded events that appear one after the other, and positions that it is opened at."""
+"""The change stream of a run: recorded events that appear one after the other, and positions at which it can be
+opened."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class History:
         self.appears = sorted(schedule.random.uniform(0, seconds) for _ in events)
         self.orders = [event.order for event in events]
         self.times = [event.time for event in events]
-        #: So many of the first events are lost.
+        #: How many of the first events are lost.
         self.lost = 0
 
     @property
@@ -37,7 +38,7 @@ class History:
         return bisect_right(self.appears, self.schedule.now)
 
     def time(self) -> ClusterTime:
-        """The cluster time of the present: that of the last event that is there, or just before the first one."""
+        """The present cluster time: that of the last event so far, or just before the first one."""
         return ClusterTime(self.times[self.there - 1]) if self.there else ClusterTime(self.times[0] - 1)
 
     def oldest(self) -> Timestamp:

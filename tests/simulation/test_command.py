@@ -18,7 +18,8 @@ from tests.simulation.simulation import Simulation, simulate
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[str]]]:
-    """Its status and what it prints, by its arguments. In threads: processes would not have the fault of a test."""
+    """Its status and output for some arguments. It uses threads, since processes would not have a test's planted
+    fault."""
     monkeypatch.setattr(command, "ProcessPoolExecutor", ThreadPoolExecutor)
 
     def ran(*arguments: str) -> tuple[int, list[str]]:
@@ -36,7 +37,7 @@ def test_a_run_without_failures_says_so_and_a_seed_can_be_played_alone(run: Any)
 
 
 def test_a_failing_seed_is_printed_and_plays_again(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted faults were looked for without the command, so nothing showed that it tells what it has found."""
+    """Other tests look for planted faults without the command, so nothing showed that it reports what it has found."""
 
     def broken(seed: int) -> Simulation:
         options: dict[str, Any] = MUTANTS["the commit before the work"]

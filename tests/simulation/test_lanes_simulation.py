@@ -51,7 +51,7 @@ def test_lanes_hold_their_promises_by_a_key_of_their_own() -> None:
 
 
 def test_lanes_by_the_id_where_another_key_is_wished_for_are_found() -> None:
-    """As lanes of an outbox were: messages of one key came out of order."""
+    """Lanes of an outbox were once like this: messages of one key came out of order."""
     rules = Rules(placed=lambda event, _key: event.placed(""))
     found = failing_seed(range(1000), rules, lane_key="path:half")
     assert found is not None
@@ -143,13 +143,13 @@ class OthersDoNotWait(LaneTurn):
 )
 def test_a_planted_fault_is_found(rules: Rules, first: int) -> None:
     """A simulation that finds nothing shows nothing. ``first``: the search begins shortly before a seed that found the
-    fault, since hundreds that do not find it take 20 s of processor; another one is found where that seed's run has
-    changed."""
+    fault, since hundreds that do not find it take 20 s of processor. If that seed's run has changed, the search finds
+    another one."""
     assert failing_seed(range(first, first + 1000), rules) is not None
 
 
 def test_lanes_share_requests_in_most_runs() -> None:
-    """No run had lanes share a request, so none lost one that several lanes waited for."""
+    """No earlier run had lanes share a request, so none lost one that several lanes waited for."""
     shared = []
     for seed in range(20):
         world = World(seed, in_transaction=False)
@@ -159,7 +159,7 @@ def test_lanes_share_requests_in_most_runs() -> None:
 
 
 def test_everything_is_copied_again_in_some_runs() -> None:
-    """A simulation without lost history would say nothing of it."""
+    """A simulation without lost history would show nothing about it."""
     copies = []
     for seed in range(40):
         world = World(seed, in_transaction=False)
@@ -169,7 +169,7 @@ def test_everything_is_copied_again_in_some_runs() -> None:
 
 
 class AsksForACopyAgain(LaneGroupLogic):
-    """The need of a copy outlives the generation that lost its history."""
+    """The need for a copy outlives the generation that lost its history."""
 
     def _ask_for_copy(self, lost: int) -> GroupSteps:
         assert self.plan is not None
@@ -177,15 +177,15 @@ class AsksForACopyAgain(LaneGroupLogic):
 
 
 def test_a_second_copy_of_everything_is_found() -> None:
-    """Each lane lost its history by itself here, so nobody was late to ask for a copy that another process had made: on
-    a real server, where all lanes lose it at a time, a busy machine copied everything twice."""
+    """In the simulation each lane lost its history separately, so no process asked late for a copy that another had
+    made. On a real server all lanes lose it at once, and a busy machine copied everything twice."""
     found = failing_seed(range(1000), Rules(group=AsksForACopyAgain))
     assert found is not None
     assert "has lost nothing" in found[1]
 
 
 def test_lanes_that_are_no_newer_than_the_copy_before_them_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fence can find it too: it tells a lane that holds its lease of a newer owner, which ends the listener."""
+    """The fence can find it too: it tells a lane that holds its lease about a newer owner, which ends the listener."""
     after_copy = LanePlan.after_copy
 
     def same_generation(plan: LanePlan, position: Any, resource: str) -> LanePlan:
@@ -197,7 +197,7 @@ def test_lanes_that_are_no_newer_than_the_copy_before_them_are_found(monkeypatch
 
 
 def test_lanes_whose_late_commits_set_the_position_back_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test had a commit arrive after its time-out: a request was lost, or done at once."""
+    """In earlier tests no commit arrived after its time-out: a request was lost, or carried out at once."""
     monkeypatch.setattr(lease, "is_behind", lambda position, record: False)
     found = failing_seed(range(1000))
     assert found is not None

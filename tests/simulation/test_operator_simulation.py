@@ -53,8 +53,8 @@ def test_lanes_hold_their_promises_under_an_operator_over_many_seeds() -> None:
 
 
 def finding(first: int = 0, **options: Any) -> str | None:
-    """What a run with the operator finds within 500 seeds. ``first``: the search begins shortly before a seed that
-    found the fault; another one is found where that seed's run has changed."""
+    """What runs with the operator find within 500 seeds. ``first``: the search begins shortly before a seed that found
+    the fault. If that seed's run has changed, the search finds another one."""
     for seed in range(first, first + 500):
         try:
             Simulation(seed, operated=True, **options).run()
@@ -74,7 +74,7 @@ def test_a_lease_that_is_given_in_spite_of_an_operator_is_found(monkeypatch: pyt
 
 
 def test_a_position_that_is_moved_under_its_owner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner goes on where it was, and what is between is handled by nobody."""
+    """The owner goes on where it was, and nobody handles what is in between."""
     monkeypatch.setattr(lease_operations.instructions, "seize", lambda record, *_: dataclasses.replace(record))
     monkeypatch.setattr(LeaseOperations, "_seize", lambda self, name: self._store.read(name))
     assert finding() is not None
@@ -93,7 +93,7 @@ def test_a_second_change_that_is_left_out_is_found() -> None:
 
 
 def test_a_lease_that_is_deleted_while_it_is_held_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record that was looked at was not the one that was removed: somebody could take it between."""
+    """The record that was removed need not be the one that was checked: somebody could take it in between."""
 
     def removes_what_is_there_by_now(self: LeaseOperations, name: str, force: bool) -> None:
         self._refuse_held([name])
@@ -106,7 +106,8 @@ def test_a_lease_that_is_deleted_while_it_is_held_is_found(monkeypatch: pytest.M
 
 
 def test_lanes_that_stay_sealed_when_the_operator_is_killed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was so: a seek that was killed after it had sealed a lane left nobody to work on it, for ever."""
+    """This was a real fault: after a seek that was killed when it had sealed a lane, nobody ever worked on that
+    lane."""
 
     def without_notice(what: Any, **changed: Any) -> Any:
         return what if "next_lanes" in changed else dataclasses.replace(what, **changed)
@@ -119,7 +120,7 @@ def test_lanes_that_stay_sealed_when_the_operator_is_killed_are_found(monkeypatc
 
 @pytest.mark.parametrize("seed", [14, 27, 51])
 def test_what_fails_beside_an_operator_does_no_harm(seed: int) -> None:
-    """14: an owner's late refresh held a lease again that pause had taken for given back. 27: an invalidate that the
-    stream could not give was left out, and the position was one that no stream resumes at. 51: the change that was left
-    out is lost before its place is written down, and the next one is left out in its place."""
+    """14: an owner's late refresh held a lease again that pause had counted as given back. 27: an invalidate that the
+    stream could not give was left out, and no stream could resume at the resulting position. 51: the change to be left
+    out is lost before its place is written down, and the next one is left out instead."""
     Simulation(seed, operated=True).run()

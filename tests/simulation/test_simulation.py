@@ -1,5 +1,5 @@
-"""Listeners under pauses, crashes, lost answers, wrong clocks and stolen leases keep their promises, and the simulation
-that says so notices listeners that do not. ``make simulate-consumers`` runs 10,000 seeds."""
+"""Listeners keep their promises under pauses, crashes, lost answers, wrong clocks and stolen leases, and the simulation
+notices listeners that do not. ``make simulate-consumers`` runs 10,000 seeds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.simulation.servers import BrokenPromiseError
 from tests.simulation.simulation import Simulation, simulate
 
 SLICE = amount(100, 250)
-#: The search for a planted fault begins shortly before a seed that found it, where hundreds come before that one;
-#: another one is found where that seed's run has changed.
+#: The search for a planted fault begins shortly before a seed that found it, if hundreds come before that one. If that
+#: seed's run has changed, the search finds another one.
 FIRST = {
     "a commit past a partial batch": 69,
     "a commit that does not look at the owner": 66,
@@ -66,7 +66,7 @@ def test_a_planted_fault_is_found_within_a_thousand_seeds(name: str) -> None:
 
 @pytest.mark.parametrize("seed", [1016, 1131, 2177])
 def test_a_process_that_is_killed_between_two_changes_of_a_batch_handles_no_more_of_it(seed: int) -> None:
-    """The simulated process went on with them after its restart. The slice above does not reach these seeds."""
+    """The simulated process went on with them after its restart. The slice above does not include these seeds."""
     simulate(seed, fails=False)
 
 
@@ -79,7 +79,7 @@ def test_a_seed_plays_the_same_run_again() -> None:
 
 
 def test_an_owner_that_sleeps_past_its_lease_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figure 3, step by step: it wakes between its look at the lease and its write, after the next owner's write."""
+    """Figure 3, step by step: it wakes between its check of the lease and its write, after the next owner's write."""
     found: list[int] = []
     check = Process.check
 
@@ -91,4 +91,4 @@ def test_an_owner_that_sleeps_past_its_lease_is_fenced(monkeypatch: pytest.Monke
     monkeypatch.setattr(Process, "check", counted)
     fenced = sum(Simulation(seed).played().servers.fenced_writes for seed in range(40))
     assert fenced > 0
-    assert any(found)  # those that look after they wake need not come so far
+    assert any(found)  # those that check after waking need not get this far

@@ -81,8 +81,8 @@ class Target:
             self.collections[f"{to['db']}.{to['coll']}"] = self.collections.pop(name, {})
 
     def _remove(self, documents: dict[bytes, bytes], event: Any) -> None:
-        """The document that the event is of. One with another shard key value was moved by a transaction whose insert
-        came before its delete."""
+        """The document that the event is about. One with another shard key value was moved by a transaction whose
+        insert came before its delete."""
         document_key = bytes(event["documentKey"].raw)
         held = documents.get(id_of(document_key))
         if held is not None and has_document_key(held, document_key):

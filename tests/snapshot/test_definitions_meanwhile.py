@@ -1,7 +1,8 @@
 """Copies of a database in which collections are renamed, dropped, replaced and made while they are copied.
 
-Single definitions had been tried at chosen moments. Documents are inserted, replaced and deleted alone: an update's
-event has the document that the look-up finds under the collection's name, which is none where it has another by then.
+Single definitions had been tried at chosen moments. There are no updates, only inserts, replacements and deletes: an
+update's event has the document that the look-up finds under the collection's name, and finds none if the collection has
+been renamed by then.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def test_chunks_follow_one_another_without_a_gap_after_every_crash(client: Any, 
 
 
 def test_an_event_of_a_snapshot_names_its_document(client: Any, db: Any) -> None:
-    """Fields of users that are called as ours are theirs."""
+    """Users' fields that are named like ours stay theirs."""
     document = {"_id": {"a": 1}, "ts": 5, "token": "x", "_id._data": "82", "count": 3, "key": 4, "documentKey": 5}
     db.named.insert_one(document)
     db.named.insert_one({"_id": 2})
@@ -267,7 +267,7 @@ def test_a_snapshot_and_the_stream_after_it_lose_nothing(client: Any, db: Any, p
         return state
 
     state = in_the_middle(db, names, copy)
-    db.later.insert_many([{"_id": 1}, {"_id": 2}])  # the stream takes in what is new
+    db.later.insert_many([{"_id": 1}, {"_id": 2}])  # what is new comes with the stream
     follow(client, scope_of(None), state, target)
     for name in (*names, "later"):
         assert target.collections[f"{DATABASE}.{name}"] == truth(db[name])

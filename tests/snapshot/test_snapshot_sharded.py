@@ -81,7 +81,7 @@ def write(cluster: ShardedCluster, namespace: str, seed: int, stop: threading.Ev
                 try:
                     router.update_one(namespace, key, {"$set": {"v": chosen.random()}}, upsert=True)
                 except WriteError as error:
-                    if error.code != DUPLICATE_KEY:  # which one of two upserts of one document at once may meet
+                    if error.code != DUPLICATE_KEY:  # one of two concurrent upserts of a document may get this
                         raise
             case 1:
                 router.delete_one(namespace, key)
@@ -186,7 +186,7 @@ def test_a_snapshot_and_the_stream_after_it_lose_nothing_while_chunks_move(
                     for event in chunk.events():
                         target.apply(event)
                     if count and chosen.random() < 0.3 and crashes < 10:
-                        break  # not said to be done
+                        break  # not reported as done
                     state = persisted(reader.done(chunk))
                     stop.wait(0.03)  # chunks move meanwhile
                 crashes += 1
@@ -205,8 +205,8 @@ def test_a_snapshot_and_the_stream_after_it_lose_nothing_while_chunks_move(
 def test_a_chunk_that_moves_between_two_shards_that_are_read_is_not_missed(
     sharded_cluster: ShardedCluster, namespace: str, monkeypatch: pytest.MonkeyPatch, planned: bool
 ) -> None:
-    """It goes to the shard that was read already, from the one that is read next. Moves at random times hardly ever
-    came between the two: the test above passed without the second look at the chunks."""
+    """The chunk moves to the shard that was read already, from the one that is read next. Moves at random times hardly
+    ever fell between the two: the test above passed without the second look at the chunks."""
     for number in range(60):
         sharded_cluster.router.insert_one(namespace, {"_id": number, "region": REGIONS[number % 6]})
     read = ChunkReader._documents
@@ -259,8 +259,8 @@ def test_the_same_on_older_servers(start_sharded_cluster: Callable[..., ShardedC
 def test_a_snapshot_goes_on_after_a_shards_name_was_given_to_another_replica_set(
     start_sharded_cluster: Callable[..., ShardedCluster],
 ) -> None:
-    """It was refused as one of another history: the entries up to which it had read were looked for in the oplog of the
-    replica set that bears the name now. Shards that left had been tried, but not their names."""
+    """It was refused as a copy of another history: the entries up to which it had read were looked for in the oplog of
+    the replica set that has the name now. Removed shards had been tried, but not with their names used again."""
     cluster = start_sharded_cluster(2)
     namespace = spread_over(cluster, "snapshots", {"region": 1, "_id": 1})
     for number in range(60):
@@ -283,7 +283,7 @@ def test_a_snapshot_goes_on_after_a_shards_name_was_given_to_another_replica_set
         check_origin(readers_of(client).cluster, state)
         copy_all(SnapshotReader(readers_of(client).cluster, scope, state=state), target)
         assert held(target, namespace) == truth(cluster, namespace)
-        # What the name of a shard that is still the one says is compared.
+        # The entry of a shard that is still the same one is compared.
         assert state.witness is not None
         wrong = {"shard0": state.witness.entries["shard0"]._replace(digest="0" * 32)}
         with pytest.raises(OtherHistoryError, match="another entry"):

@@ -1,4 +1,5 @@
-"""``watch(start="snapshot")``: what is there, then every change since; any moment's resume token goes on from there."""
+"""``watch(start="snapshot")``: the existing documents, then every change since; a stream can go on from the resume
+token of any moment."""
 
 from __future__ import annotations
 
@@ -303,8 +304,8 @@ def test_the_pipeline_is_for_the_copy_too(db: Any) -> None:
 
 
 def test_the_stages_of_a_copy_are_in_the_language_of_its_stream(replica_set: ReplicaSet, db: Any) -> None:
-    """They were in that of 6.0 whatever the version: `$bitAnd` was refused beside a stream of 7.0 that knows it, and
-    what 4.4 reads otherwise was read as on 6.0. Each test of a copy's stages had one version."""
+    """They were in the language of 6.0, whatever the version: `$bitAnd` was refused beside a stream of 7.0 that knows
+    it, and what 4.4 reads differently was read as on 6.0. Each test of a copy's stages had used one version."""
     db.c.insert_many([{"_id": number} for number in range(8)])
     second_bit = {"$eq": [{"$bitAnd": ["$fullDocument._id", 2]}, 2]}
     pipeline = [{"$match": {"$expr": second_bit}}]
@@ -449,8 +450,8 @@ def test_a_damaged_token_is_refused(db: Any, damage: dict[str, Any]) -> None:
 
 
 def test_a_copy_of_which_nothing_is_shown_gives_the_turn_back(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call copied the whole collection then, without a look at the oplog's old end; the pipelines of the other
-    tests let something of each chunk through."""
+    """In that case one call copied the whole collection, without checking the oplog's old end; the pipelines of the
+    other tests let something of each chunk through."""
     db.a.insert_many([{"_id": number} for number in range(6)])
     monkeypatch.setattr(snapshot_stream, "CHUNK_DOCUMENTS", 2)
     pipeline = [{"$match": {"operationType": "insert"}}]
@@ -480,7 +481,7 @@ def test_the_id_of_a_copied_document_is_no_place_to_go_on_from(db: Any) -> None:
 def test_an_oplog_that_has_lost_the_copys_time_is_noticed_while_it_runs(
     db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is noticed before all was copied in vain, not after the copy alone."""
+    """This is noticed before everything has been copied in vain, and not only after the copy."""
     db.a.insert_many([{"_id": number} for number in range(5)])
     monkeypatch.setattr(snapshot_stream, "_LOOK_S", -1.0)
     monkeypatch.setattr(snapshot_stream, "CHUNK_DOCUMENTS", 2)

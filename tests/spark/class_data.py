@@ -1,9 +1,9 @@
-"""Writes the archive of Java's classes before the tests where there is none, as after each new installation.
+"""Writes the archive of Java's classes before the tests if there is none, as after each new installation.
 
     python -m tests.spark.class_data
 
 The first session on a machine writes it when it ends. In a run of the tests all sessions begin before one of them ends,
-and those that are killed write none: each of some thirty JVMs took 11 s of processor to its first query in place of 5.
+and killed ones write none: each of some thirty JVMs took 11 s of processor until its first query, instead of 5.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     options = shlex.split(class_data_options(use_java()))
     if not options or not options[0].startswith(_WRITES):
         return
-    Path(options[0].removeprefix(_WRITES)).unlink()  # or it would be ours no longer to write, but another's
+    Path(options[0].removeprefix(_WRITES)).unlink()  # otherwise it would be another session's to write
     spark = local_session("class-data", cores=2, fast_start=True)
     spark.sparkContext.setLogLevel("OFF")
     stream(spark)
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def stream(spark: SparkSession) -> None:
-    """What most tests load: a stream with a checkpoint, a sink in Python, Parquet, and a query."""
+    """Use what most tests load: a stream with a checkpoint, a sink in Python, Parquet, and a query."""
     with tempfile.TemporaryDirectory() as directory:
         output = f"{directory}/output"
 

@@ -25,9 +25,10 @@ def spark() -> Iterator[SparkSession]:
 def tailrace_run(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """``tailrace_run("pipeline.yaml", "--verify", uri=...)``: the command in this process, with the tests' session,
-    which goes on when the command ends: its exit status, what it prints, and its errors. A process and a session of its
-    own cost 12 s of processor: test_run_command.py has those too. ``TEST_URI`` is for the pipeline file."""
+    """``tailrace_run("pipeline.yaml", "--verify", uri=...)`` runs the command in this process, with the tests' session,
+    which goes on when the command ends. It returns the exit status, what the command prints, and its errors. A process
+    and a session of its own would cost 12 s of processor; test_run_command.py has those. ``TEST_URI`` is for the
+    pipeline file."""
     monkeypatch.setattr("tailrace.lake.spark.runtime.session.local_session", lambda *_, **__: GoesOn(spark))
     monkeypatch.setattr("tailrace.lake.spark.store.failure.hush_loss_of_java", lambda: None)
 

@@ -1,9 +1,10 @@
-"""A Spark driver of its own, to be killed: runs a stream into a directory, one Parquet directory a micro-batch.
+"""A separate Spark driver, to be killed: it runs a stream into a directory, with a Parquet directory for each
+micro-batch.
 
     python -m tests.spark.driver OPTIONS_JSON CHECKPOINT OUTPUT MASTER
 
-A micro-batch is written beside its place and moved there; one that is written again replaces itself. So the sink is
-exactly-once as long as the source gives the same micro-batch again, which is what is tested.
+A micro-batch is written elsewhere and moved to its place; one that is written again replaces the first. So the sink is
+exactly-once as long as the source repeats the same micro-batch, which is what is tested.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ from tailrace.lake.spark.store.sink import LakeSink, LakeStreamWriter
 
 
 def dying_sink(step: str, times: int, group: int | None = None, *, batch: int | None = None) -> type[LakeSink]:
-    """At the ``times``-th ``step`` of a commit, of micro-batch ``batch`` if one is named, it kills the ``group`` of the
-    driver and its JVM, and the process that commits. Without a group the JVM lives on, and nobody tidies up after the
-    commit. The class goes to Spark's Python processes by value, so nothing of this is in the sink itself."""
+    """At the ``times``-th ``step`` of a commit, of micro-batch ``batch`` if one is given, it kills the process group
+    ``group`` of the driver and its JVM, and the process that commits. Without a group the JVM lives on, and nobody
+    cleans up after the commit. The class is sent to Spark's Python processes by value, so the sink itself contains
+    nothing of this."""
     format_ = f"dying-{uuid.uuid4().hex}"  # the session is other tests' too
 
     class DyingWriter(LakeStreamWriter):
@@ -36,7 +37,7 @@ def dying_sink(step: str, times: int, group: int | None = None, *, batch: int | 
             super().commit(messages, batchId)
 
         def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-            """Nothing, as of a driver that is gone."""
+            """Do nothing, as if the driver were gone."""
 
     class DyingSink(LakeSink):
         @classmethod

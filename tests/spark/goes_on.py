@@ -1,4 +1,4 @@
-"""A Spark session for a command of ours that would end it, while others go on using it."""
+"""A Spark session for one of our commands, which would end it, while others go on using it."""
 
 from __future__ import annotations
 

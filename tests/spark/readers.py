@@ -1,4 +1,4 @@
-"""A streaming reader driven as Spark drives it, without Spark: through offsets as JSON, and through crashes."""
+"""A streaming reader driven as Spark drives it, but without Spark: with offsets as JSON, and with crashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WorkerDiedError(Exception):
 
 @dataclass
 class Checkpoint:
-    """Offsets as Spark keeps them: that at which each micro-batch ends, written before it runs; how many have run."""
+    """Offsets as Spark keeps them: the end of each micro-batch, written before it runs; and how many have run."""
 
     planned: list[dict[str, Any]] = field(default_factory=list)
     done: int = 0
@@ -53,7 +53,7 @@ class CrashingQuery:
         self._reader.stop()
 
     def step(self) -> bool:
-        """One micro-batch; False where there was none, or a crash."""
+        """Run one micro-batch. Returns False if there was none, or a crash."""
         kept = self.checkpoint
         if self._crashes():
             return False
@@ -110,7 +110,7 @@ class CrashingQuery:
 
 
 def kept_by_spark(offset: dict[str, Any]) -> dict[str, Any]:
-    """An offset after it was written and read. Spark compares texts, so keys must come in one order."""
+    """An offset after being written and read. Spark compares texts, so keys must have a fixed order."""
     text = json.dumps(offset)
     assert text == json.dumps(offset, sort_keys=True)
     found: dict[str, Any] = json.loads(text)

@@ -34,7 +34,7 @@ class RunningLake:
         return found is not None and found >= time_
 
     def wait_for(self, time_: ClusterTime) -> None:
-        """Until the lake has an event of this cluster time or of a later one."""
+        """Wait until the lake has an event of this cluster time or a later one."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._reaches(time_):
             assert time.monotonic() < deadline, "the lake stays behind"

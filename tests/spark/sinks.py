@@ -1,4 +1,4 @@
-"""Sinks of this machine: a PostgreSQL server, and a stand-in for Elasticsearch that is strict about the bulk format."""
+"""Sinks on this machine: a PostgreSQL server, and a stand-in for Elasticsearch that is strict about the bulk format."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PostgreSQL:
         self._run = partial(
             subprocess.Popen, cwd=directory, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        self.port = free_port()  # of those that the system gives to nobody while the server is away
+        self.port = free_port()  # a port that the system gives to nobody else while the server is away
         self._directory, data = directory, str(directory / "data")
         where = ["-k", str(directory), "-h", "127.0.0.1", "-p", str(self.port)]
         self._command = [server, "-D", data, *where, "-c", "shared_buffers=16MB"]
@@ -65,7 +65,7 @@ class PostgreSQL:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Whoever is connected is cut off."""
+        """Stop the server, cutting off all clients."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGINT)  # PostgreSQL's "fast" shutdown; SIGTERM would wait for connections
@@ -79,7 +79,7 @@ class PostgreSQL:
 
 @contextmanager
 def postgresql_server() -> Iterator[PostgreSQL]:
-    """A server that runs, in a temporary directory."""
+    """A running server, in a temporary directory."""
     path = os.pathsep.join([*map(str, _PLACES), os.environ.get("PATH", "")])
     initdb, server = shutil.which("initdb", path=path), shutil.which("postgres", path=path)
     if initdb is None or server is None:
@@ -98,7 +98,7 @@ def postgresql_server() -> Iterator[PostgreSQL]:
 
 @contextmanager
 def postgresql() -> Iterator[str]:
-    """The DSN of a server that runs."""
+    """The DSN of a running server."""
     with postgresql_server() as running:
         yield running.dsn
 
@@ -184,7 +184,7 @@ class _Bulk(BaseHTTPRequestHandler):
         return items
 
     def log_message(self, *_: object) -> None:
-        """Nothing on standard error."""
+        """Print nothing on standard error."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""A lake written as Spark writes it, without Spark: the same plan, slices, files and commits, in this process.
+"""A lake written as Spark writes it, but without Spark: the same plan, slices, files and commits, in this process.
 
-A session costs more than all else here, and nothing of what a lake holds comes from it.
+A session would cost more than everything else here, and nothing in a lake comes from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams of a test: run to their end, beside what the server's own stream says over the same span."""
+"""Streams of a test, run to their end, and what the server's own stream gives over the same span."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Batches:
 def available_now(
     spark: SparkSession, options: Mapping[str, str], checkpoint: Path, *, batches: Batches | None = None
 ) -> Batches:
-    """Run a stream over what is there, and stop."""
+    """Run a stream over the existing events, and stop."""
     batches = Batches() if batches is None else batches
     query = (
         spark.readStream.format("tailrace")
@@ -94,7 +94,7 @@ def server_events(
 
 
 def _time_of(event: bytes) -> ClusterTime:
-    # By the token: a user's stage may have put anything under "clusterTime".
+    # By the token, since a user's stage may have put anything under "clusterTime".
     token = raw_bson.find(event, b"_id")
     assert token is not None
     return token_time(raw_bson.value(event, token))

@@ -50,7 +50,7 @@ def work(client: MongoClient[dict[str, Any]], database: str, rounds: int) -> Non
 @dataclass
 class Overtaken:
     """A replica set whose oplog no longer holds ``start``, and the archive that does. ``events``: those of the server
-    after ``start``, up to ``until``; some of them are in the oplog alone. ``short`` is an archive that ends before the
+    after ``start``, up to ``until``; some of them are only in the oplog. ``short`` is an archive that ends before the
     oplog begins."""
 
     uri: str

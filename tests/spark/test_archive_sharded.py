@@ -94,7 +94,7 @@ def overtake(cluster: ShardedCluster, folder: Path, beyond: ClusterTime) -> None
 def test_a_stream_begins_in_the_archive_and_goes_on_in_the_oplogs(
     spark: SparkSession, overtaken: Overtaken, tmp_path: Path
 ) -> None:
-    """The option was refused for clusters; ``watch()`` had taken it."""
+    """The option was refused for clusters, although ``watch()`` accepted it."""
     without = overtaken.options()
     del without["archive"]
     with pytest.raises(Exception, match="286"):

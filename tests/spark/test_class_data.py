@@ -47,7 +47,7 @@ def test_what_one_session_writes_the_next_one_maps(java: Java) -> None:
 
 
 def test_options_of_the_user_stand_beside_ours_and_java_starts_with_both(java: Java) -> None:
-    """They replaced ours, archive and all: no test gave a session any."""
+    """They replaced ours, including the one for the archive: no test had given a session any options."""
     plain = java_options(java, "", fast_start=True, class_data=True)
     run(java, plain)
     plain = java_options(java, "", fast_start=True, class_data=True)
@@ -70,7 +70,7 @@ def test_options_of_the_user_stand_beside_ours_and_java_starts_with_both(java: J
 def test_java_keeps_its_temporary_files_where_python_does(
     java: Java, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Java takes /tmp whatever TMPDIR says: with a root file system that is read-only, Spark ended in a traceback."""
+    """Java uses /tmp whatever TMPDIR says: with a read-only root file system, Spark ended in a traceback."""
     (tmp_path / "a place").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a place"))
     done = run(java, java_options(java, "", fast_start=True, class_data=False), "-XshowSettings:properties")
@@ -104,7 +104,7 @@ def test_half_an_archive_is_not_taken_and_goes_with_its_program(java: Java) -> N
 
 
 def test_archives_that_nobody_uses_any_more_are_removed_when_another_one_is_begun(java: Java) -> None:
-    """Each upgrade left one of 180 MB for good: no test had looked at the others' files."""
+    """Each upgrade left an archive of 180 MB behind for good: no test had looked at files of other versions."""
     run(java, class_data_options(java))
     used = class_data_options(java)
     (archive,) = (cache_directory() / "class-data").glob("*.jsa")

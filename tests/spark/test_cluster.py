@@ -1,4 +1,4 @@
-"""An executor in a process of its own, and a package that came with spark-submit in place of an installation."""
+"""An executor in a process of its own, and a package that is shipped by spark-submit instead of being installed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_executor_in_another_process_reads_the_same_stream(
 
 
 def _python_without_tailrace(directory: Path) -> Path:
-    """A Python that finds every package of this one but ours."""
+    """A Python that finds every package of this one except ours."""
     packages = directory / "packages"
     packages.mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():

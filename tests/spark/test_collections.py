@@ -43,12 +43,12 @@ LISTS = [
     ["*.*"],
     ["listed_none.nothing"],
 ]
-#: A name with a dollar is taken by no version (73), and may be asked for.
+#: A name with a dollar is accepted by no version (73), but may be asked for.
 ODD = ("a.b.c", "größe-日本", "x+y(z)[1]|^", "b c", "bXc", "c\n", "c", "orders\n", "Orders", "order")
 
 
 def has_form(pattern: str, text: str) -> bool:
-    """The meaning of a pattern, once more and in the plainest way."""
+    """The meaning of a pattern, implemented once more in the plainest way."""
     if not pattern:
         return not text
     if pattern[0] == "*":
@@ -70,7 +70,7 @@ def chosen(patterns: Sequence[str], event: bytes) -> bool:
 
 
 def server_match(patterns: Sequence[str]) -> dict[str, Any]:
-    """The same for the server, in regular expressions alone."""
+    """The same for the server, with nothing but regular expressions."""
 
     def expression(pattern: str) -> dict[str, str]:
         signs = {"*": ".*", "?": "."}
@@ -305,7 +305,7 @@ def test_a_checkpoint_of_another_list_is_refused(replica_set: ReplicaSet) -> Non
             deployment.close()
 
     _, one = offset("a.b, c.*")
-    same, _ = offset("c.*, a.b")  # the order says nothing
+    same, _ = offset("c.*, a.b")  # in any order
     same.offset(one.to_json())
     other, _ = offset("a.b")
     with pytest.raises(UsageError, match="collections"):

@@ -1,4 +1,4 @@
-"""The driver is killed in the middle, again and again; what arrives is the server's own stream, once."""
+"""The driver is killed again and again while it works; what arrives is the server's own stream, once."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def check_through_kills(
     more: dict[str, str],
     stage: dict[str, str],
 ) -> None:
-    """A query with the options ``more`` is killed so many times while ``database`` is written to, and goes on in
+    """Kill a query with the options ``more`` so many times while ``database`` is written to, and finish it in
     ``spark``. In the end its sink holds what the server's stream with the options ``stage`` gives."""
     rng = random.Random()
     start = newest(replica_set.uri)

@@ -45,8 +45,8 @@ def test_the_demo_crashes_goes_on_and_finds_no_difference(tmp_path: Path) -> Non
 @pytest.mark.spark
 @pytest.mark.mongod
 def test_the_demo_that_keeps_running_ends_well_when_it_is_interrupted(tmp_path: Path) -> None:
-    """It was never run so; the shop got a second signal when its interpreter had given up its handlers, and the demo
-    called that a failure."""
+    """No test ran it in this way. The shop got a second signal after its interpreter had removed its handlers, and the
+    demo called that a failure."""
     directory = tmp_path / "demo"
     process = tailrace(
         "demo", "--keep-running", "--no-crash", "--no-upgrade", "--rate", "150", "--directory", str(directory)

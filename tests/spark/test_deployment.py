@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 
 
 class SteppingDown(Batches):
-    """Steps the primary down while micro-batches are read: the sink's first look at one starts its reading."""
+    """Makes the primary step down while micro-batches are read, which begins when the sink first touches one."""
 
     def __init__(self, replica_set: ReplicaSet) -> None:
         super().__init__()

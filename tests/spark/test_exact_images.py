@@ -55,7 +55,7 @@ write = functools.partial(image_writes.write, without=b"$v\x00")
 
 
 class Query(CrashingQuery):
-    """Also checks that a micro-batch that is run again gives what it gave, as far as it came before it crashed."""
+    """Also checks that a repeated micro-batch gives what it gave before, as far as it got before the crash."""
 
     def __init__(self, options: dict[str, str], **crashes: Any) -> None:
         super().__init__(options, **crashes)
@@ -97,8 +97,8 @@ def orders(replica_set: ReplicaSet) -> Iterator[Any]:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each micro-batch is folded in several batches, on disk at once, of which a state keeps only what it must. It has
-    enough for several slices."""
+    """Each micro-batch is folded in several batches that go to the disk at once, and the state keeps only what it must.
+    It is large enough for several slices."""
     monkeypatch.setattr(planner, "SLICE_BYTES_MIN", 500)
     monkeypatch.setattr(slice_reader, "_BATCH_BYTES", 3_000)
     monkeypatch.setattr(images_source, "_MEMORY_BYTES", 0)
@@ -111,7 +111,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_images_are_the_server_s_own_through_crashes(
     replica_set: ReplicaSet, orders: Any, tmp_path: Path, seed: int
 ) -> None:
-    """From the collection's beginning. Only what the last micro-batch needs is kept, and every crash repeats it."""
+    """Read from the collection's beginning. Only what the last micro-batch needs is kept, and every crash repeats
+    it."""
     start, rng = newest(replica_set.uri), docs.UniqueNames(seed)
     query = Query(options_of(replica_set.uri, tmp_path / "images", **at(start)), seed=seed, chance=0.25, crashes_max=40)
     write_lookalikes(orders, "6.0")
@@ -162,7 +163,7 @@ def test_only_the_last_micro_batch_can_be_read_again_for_sure(
 
 @pytest.mark.parametrize("starting", ["now", "snapshot"])
 def test_what_was_there_is_known(replica_set: ReplicaSet, orders: Any, tmp_path: Path, starting: str) -> None:
-    """The driver copies it before the stream begins, also where it is given as rows."""
+    """The driver copies the collection before the stream begins, also if the copy is given as rows."""
     rng = docs.UniqueNames(5)
     write(orders, rng, 4)
     query = Query(
@@ -348,7 +349,7 @@ def test_a_state_in_use_is_waited_for_and_then_refused(
 def test_two_tasks_of_one_slice_give_the_same_one_after_the_other(
     replica_set: ReplicaSet, two_micro_batches: Query
 ) -> None:
-    """Speculation, or a task that was given up and still runs. One that is left in its middle releases the state."""
+    """Speculation, or an abandoned task that still runs. A task that is left in the middle releases the state."""
     reader = TailraceStreamReader(two_micro_batches._options)
     start = two_micro_batches.offset
     until = newest(replica_set.uri)
@@ -401,7 +402,7 @@ def test_a_directory_that_is_not_the_checkpoint_s_is_refused(
 def test_a_task_that_sees_another_directory_is_refused(
     replica_set: ReplicaSet, two_micro_batches: Query, tmp_path: Path
 ) -> None:
-    """An executor on another machine finds nothing under the path, or what somebody else has put there."""
+    """An executor on another machine finds nothing under the path, or somebody else's files."""
     reader = TailraceStreamReader(two_micro_batches._options)
     start = two_micro_batches.offset
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
@@ -431,7 +432,7 @@ def test_a_lost_directory_is_made_again_of_the_archive(
     archive()
     start = newest(replica_set.uri)
     options = options_of(replica_set.uri, tmp_path / "images", archive=str(tmp_path / "archive"), **at(start))
-    # Without a crash one reader sees its directory lost again and again.
+    # Without a crash, one reader loses its directory again and again.
     query = Query(options, seed=6, chance=chance, crashes_max=15)
     rng = docs.UniqueNames(6)
     for turn in range(4):

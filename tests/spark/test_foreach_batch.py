@@ -1,4 +1,4 @@
-"""``foreach_batch``: sinks of a user's own hold every event once, whatever dies between their commit and Spark's."""
+"""``foreach_batch``: users' own sinks hold every event once, whatever dies between their commit and Spark's."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run(
 def failing(
     where: str, number: int
 ) -> Iterator[Callable[[Callable[[MicroBatch], object]], Callable[[MicroBatch], object]]]:
-    """A handler of which batch ``number`` fails once: with the sink's note written and not committed, or at its end."""
+    """A handler that fails once at batch ``number``: with the sink's note written but not committed, or at its end."""
     with pytest.MonkeyPatch.context() as patch:
         record, left = AppliedBatches._record, [1]
 
@@ -246,7 +246,7 @@ def test_a_sink_takes_each_batch_once_and_each_event_once(
         assert applied(connection, MicroBatch("one", 2, rows(2, 3))) == [2, 3]
         assert applied(connection, MicroBatch("one", 0, rows(0)), sink="other") == [0]
         assert AppliedBatches(connection, "mine").start() == {"startAtOperationTime": "1700000003,1"}
-        # A fresh checkpoint that begins earlier writes what is new, and shuts the older one out.
+        # A fresh checkpoint that begins earlier writes what is new, and locks the older one out.
         assert applied(connection, MicroBatch("two", 0, rows(1, 2))) == []
         assert applied(connection, MicroBatch("two", 1, rows(3, 4))) == [4]
         with pytest.raises(SinkError, match="taken over by query two"):
@@ -341,7 +341,8 @@ def assert_in_postgresql(dsn: str, changed: dict[str, Any]) -> None:
 def test_kafka_has_every_event_once_and_each_documents_in_order(
     spark: SparkSession, changed: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The first half of batch 1 is in the topic when the handler fails, and all of batch 2 when Spark does not hear."""
+    """When the handler fails, the first half of batch 1 is in the topic; when Spark's commit fails, all of batch 2
+    is."""
     to_kafka = example("to_kafka")
     mock = Producer({"test.mock.num.brokers": 2, "bootstrap.servers": "any"})
     broker = next(iter(mock.list_topics(timeout=300).brokers.values()))

@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 def test_a_driver_that_is_killed_before_and_after_a_commit_leaves_every_event_once(
     replica_set: ReplicaSet, tmp_path: Path, moments: list[str]
 ) -> None:
-    """Killed with the note of PostgreSQL written and not committed, when DuckDB has the batch already; and between the
-    handler's end and Spark's own note, where both are as DuckDB is there. An error in the handler, as in
-    test_foreach_batch.py, lets the drivers roll back; a kill does not."""
+    """Killed when the note of PostgreSQL is written but not committed and DuckDB already has the batch; and between the
+    handler's end and Spark's own note, when both have it. An error in the handler, as in test_foreach_batch.py, lets
+    the clients roll back; a kill does not."""
     changed = changes_of(replica_set, f"killed{len(moments)}")
     with ExitStack() as stack:
         dsn = stack.enter_context(postgresql())

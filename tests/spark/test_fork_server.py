@@ -1,4 +1,4 @@
-"""The Python that is loaded once and forked for each that Spark starts: it is like one that would be started."""
+"""A Python that is loaded once and forked for each one that Spark starts behaves like one that was started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.lake.spark.runtime import fork_server, launcher
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
 
-#: The server with less to load.
+#: The fork server with less to load.
 _SERVER = """
 import sys
 from pathlib import Path
@@ -128,8 +128,8 @@ def test_half_a_request_does_not_stop_the_server(server: Server, asked: Path) ->
 
 
 def test_the_server_gets_its_name_when_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that came between the two was refused, and its Python was started as ever. Who waited for the name
-    nearly always came later."""
+    """A connection between the two steps was refused, and its Python was started the usual way. A client that waits for
+    the name nearly always comes later."""
     path, seen = tmp_path / "fork", []
 
     class Watched(socket.socket):
@@ -159,5 +159,5 @@ def test_sparks_workers_are_forked_from_the_server(spark: SparkSession) -> None:
 def _lives(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it may go between the opening and the reading
+    except (FileNotFoundError, ProcessLookupError):  # it may vanish between opening and reading
         return False

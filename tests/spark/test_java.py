@@ -41,7 +41,7 @@ def java(home: Path, version: str) -> Path:
 @pytest.fixture(autouse=True)
 def _no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     _find.cache_clear()
-    # Set first: what is deleted while it is not there is not restored, and a test had left its Java to all after it.
+    # Set first: deleting a missing variable restores nothing later, and a test had left its Java to all later ones.
     monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", NOTHING)
@@ -96,7 +96,7 @@ def test_the_wheel_s_start_script_drops_one_argument_and_keeps_the_others_as_the
     assert {"a = two words", "b = *"} <= settings
 
 
-@pytest.mark.slow  # which Java is taken: the tests above; all of Spark's run on it
+@pytest.mark.slow  # which Java is chosen: the tests above; all Spark tests run on it
 @pytest.mark.spark
 def test_spark_runs_with_the_java_from_the_wheel_where_the_machine_has_none(tmp_path: Path) -> None:
     tools = tmp_path / "bin"

@@ -1,4 +1,4 @@
-"""The lake on real Spark and a real MongoDB: filled up, given to the wrong stream, read by others."""
+"""The lake on real Spark and a real MongoDB: filled, used with the wrong stream, read by other programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def change(uri: str, database: str, first: int, count: int, *, pad: int = 60) ->
     """Some inserts, updates and a transaction; gives the cluster time after them."""
     with pymongo.MongoClient[dict[str, Any]](uri) as client:
         orders = client[database]["orders"]
-        # Fields that a transaction's commit has too: here they are a user's.
+        # Fields that a transaction's commit also has, here a user's.
         named: list[dict[str, Any]] = [{"count": "three"}, {"count": -(10**9)}, {"prepare": True}, {"applyOps": [{}]}]
         orders.insert_many(
             [{"_id": float(n), "n": n, "pad": os.urandom(pad), **named[n % 4]} for n in range(first, first + count)]
@@ -56,8 +56,8 @@ def fill(spark: SparkSession, options: dict[str, str], lake: Path, **more: Any) 
 
 
 def test_a_stream_is_written_from_any_thread(spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path) -> None:
-    """Spark looks the sink up in the session that is active in the calling thread: a thread that a program begins later
-    than a query has none, or the query's own. All tests had called it in the thread that made the session."""
+    """Spark looks up the sink in the calling thread's active session, but a thread that is started later than a query
+    has none, or the query's own. All earlier tests called it in the thread that made the session."""
     database = "lakethread"
     start = newest(replica_set.uri)
     until = change(replica_set.uri, database, 0, 20)
@@ -72,7 +72,7 @@ def test_a_stream_is_written_from_any_thread(spark: SparkSession, replica_set: R
 
 @pytest.fixture(scope="module")
 def filled(spark: SparkSession, replica_set: ReplicaSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A lake of all columns, in the default form, in several micro-batches, and what the server says."""
+    """A lake with all columns, in the default form, from several micro-batches, and what the server says."""
     database, lake = "lakeread", tmp_path_factory.mktemp("read") / "lake"
     start = newest(replica_set.uri)
     until = change(replica_set.uri, database, 0, 300)
@@ -118,8 +118,8 @@ def test_every_reader_reads_the_same_events_by_the_call_that_the_page_recommends
 
 
 def test_the_queries_of_the_page_give_values_on_a_lake_of_the_default_form(filled: dict[str, Any]) -> None:
-    """The documented DuckDB query gave NULL in every row of a default lake, because documents were VARIANT there, which
-    no reader but Spark knows. The test beside it had asked for JSON."""
+    """The documented DuckDB query gave NULL in every row of a default lake, whose documents were VARIANT, which only
+    Spark can read. The existing test used JSON."""
     import duckdb
     import pandas
     import polars
@@ -191,8 +191,8 @@ def test_a_lake_without_events_has_its_columns(
 def test_a_lake_divided_by_hour_and_collection_holds_the_servers_stream(
     spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
-    """With VARIANT columns, since Spark finds their type in the files. It goes on without being told the division, and
-    after an erasure, with its checkpoint."""
+    """With VARIANT columns, since Spark finds their type in the files. The lake goes on without being told its
+    partitioning, and with its checkpoint after an erasure."""
     database, lake = "lakedivided", tmp_path / "lake"
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         start = newest(replica_set.uri)
@@ -226,7 +226,7 @@ def test_a_lake_divided_by_hour_and_collection_holds_the_servers_stream(
 def test_progress_counts_events(
     spark: SparkSession, replica_set: ReplicaSet, filled: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Spark's ``numInputRows`` is of the source's rows, and the lake's source gives one for a file."""
+    """Spark's ``numInputRows`` counts the source's rows, and the lake's source gives one for each file."""
     options = options_for(replica_set.uri, filled["database"], filled["start"], maxEventsPerTrigger="100")
     query = write_stream(spark, options, tmp_path / "lake", available_now=True)
     query.awaitTermination()
@@ -274,8 +274,8 @@ def test_a_fresh_checkpoint_goes_on_after_the_last_event_without_loss_or_repetit
 def test_a_lake_put_back_from_a_backup_under_its_newer_checkpoint_is_refused_and_a_fresh_one_loses_nothing(
     spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
-    """Ten documents, a copy of the lake, ten more, the copy put back, ten more: ten were missing for good, with exit
-    status 0, and ``verify`` called the lake sound. No test had set a lake back."""
+    """Ten documents, a copy of the lake, ten more, the copy restored, ten more: ten were missing for good, with exit
+    status 0, and ``verify`` called the lake sound. No test had restored a lake."""
     database, lake, good = "lakeback", tmp_path / "lake", tmp_path / "good"
     start = newest(replica_set.uri)
     options = options_for(replica_set.uri, database, start, columns="event,token")

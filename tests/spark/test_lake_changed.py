@@ -1,4 +1,4 @@
-"""A lake that was changed holds what a lake would hold that had been begun so: row by row, and in the same order."""
+"""A lake that was changed holds, row by row and in the same order, what a lake would hold that had begun like this."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DATABASE = "lakechanged"
 
 @dataclass(frozen=True)
 class History:
-    """What was written between three cluster times."""
+    """Three cluster times, with writes between them."""
 
     uri: str
     start: ClusterTime
@@ -50,7 +50,7 @@ class History:
 
 
 def work(uri: str, first: int) -> ClusterTime:
-    """Events of two collections; the last ones are of one transaction, so of one cluster time."""
+    """Events of two collections; the last ones are of one transaction, and so have the same cluster time."""
     with pymongo.MongoClient[dict[str, Any]](uri) as client:
         orders, other = client[_DATABASE]["orders"], client[_DATABASE]["other"]
         for number in range(first, first + 30):
@@ -143,8 +143,8 @@ def test_a_changed_lake_is_the_one_that_would_have_been_written(
 def test_a_lake_that_begins_after_a_token_gets_nothing_from_before_it(
     history: History, tmp_path: Path, has_more: bool
 ) -> None:
-    """The token is of a transaction's first operation, and all of a transaction is of one cluster time. That operation
-    was added, although the stream begins after it."""
+    """The token is that of a transaction's first operation, and all of a transaction has one cluster time. That
+    operation was added, although the stream begins after it."""
     with (
         pymongo.MongoClient[Any](history.uri) as client,
         client[_DATABASE].watch(
@@ -201,7 +201,7 @@ def test_what_would_not_be_exact_is_refused_and_the_lake_stays(
         change_lake(history.source(**options), small)
     assert (rows(small), sorted(small.rglob("*.parquet")), lake_status(small)) == held
     old = history.source(collection="orders", pipeline=_match("insert"))
-    fill(old, small, history.until, checkpoint=small.with_name("another"))  # it is that stream's still
+    fill(old, small, history.until, checkpoint=small.with_name("another"))  # it still belongs to that stream
 
 
 def test_a_lake_of_which_events_were_erased_can_only_be_changed_from_now_on(history: History, small: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_lake_of_which_events_were_erased_can_only_be_changed_from_now_on(hist
 
 
 def test_dropped_days_do_not_come_back(history: History, small: Path) -> None:
-    """Everything is of one day here, and that is dropped. What is written after it may be widened."""
+    """Everything here is of one day, which is dropped. The events written after that can be widened."""
     drop_days(small, datetime.now(UTC).date())  # nothing is that old
     source = history.source(collection="orders")
     assert change_lake(source, small, dry_run=True).since == ClusterTime(int(history.start.tick()) - 1)
@@ -234,7 +234,7 @@ def test_dropped_days_do_not_come_back(history: History, small: Path) -> None:
 def test_events_of_another_server_version_are_not_made_again(
     history: History, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lake was written on an older server, as it says; that is not known of the events one by one."""
+    """The lake says that it was written on an older server; of single events this is not known."""
     other = "4.4.2" if major(SERVER_VERSION) == 5 else "5.0.4"
     source = history.source(collection="orders")
     state = CommitLog(small).state()

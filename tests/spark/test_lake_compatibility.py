@@ -1,6 +1,5 @@
-"""A lake, and an archive beside it, over changes of the feature compatibility version: each event has the bytes that
-the server's own streams gave at the time. A lake had been read over upgrades alone, where no stream is followed to the
-byte.
+"""A lake, and an archive beside it, across changes of the feature compatibility version: each event has the bytes that
+the server's own streams gave at the time. Lakes had only been tested across upgrades, without comparing bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ pytestmark = [pytest.mark.mongod, pytest.mark.spark]
 def test_each_event_has_the_bytes_that_the_server_gave_on_its_side_of_the_change(
     version: str, lower: str, tmp_path: Path
 ) -> None:
-    expanded = version >= "7"  # what the setting decides there is in expanded events alone
+    expanded = version >= "7"  # there the setting affects only expanded events
     own, below = version, f"{version}-fcv{lower}"
     with ReplicaSet(version=version) as deployment, ExitStack() as stack:
         client = stack.enter_context(MongoClient[Any](deployment.uri))
@@ -56,7 +55,7 @@ def test_each_event_has_the_bytes_that_the_server_gave_on_its_side_of_the_change
         live = go_on(0)
         lake.wait_for(_time_of(live[-1]))
         deployment.set_compatibility(version[:3])
-        time.sleep(ASK_AGAIN_S)  # nothing is written meanwhile, so nothing is given under the setting before
+        time.sleep(ASK_AGAIN_S)  # nothing is written meanwhile, so no event is made under the old setting
         live += go_on(10)
         lake.wait_for(_time_of(live[-1]))
         lake.end()
@@ -64,7 +63,7 @@ def test_each_event_has_the_bytes_that_the_server_gave_on_its_side_of_the_change
         live += go_on(20)
         deployment.set_compatibility(lower)
         live += go_on(30)
-        # The lake was away at this change: the server, too, gives what came before it by the setting of now.
+        # The lake was stopped during this change: like the server, it gives earlier entries by the present setting.
         with orders.watch(resume_after=bson.decode(live[reached - 1])["_id"], **asked) as resumed:
             expected = live[:reached] + taken(resumed, len(live) - reached)
         lake = _lake(deployment.uri, tmp_path, expanded=expanded)
@@ -76,7 +75,7 @@ def test_each_event_has_the_bytes_that_the_server_gave_on_its_side_of_the_change
     assert [event for event in lake_events(lake.path) if _time_of(event) > begin] == expected
     assert [note.version for note in lake_status(lake.path).versions] == [below, own, below]
     assert verify(lake.path, full=True).problems == []
-    # The archive was away too, and has each entry under the setting of its own time.
+    # The archive was stopped too, and has each entry under the setting of its own time.
     assert [note.version for note in existing(tmp_path / "kept").versions] == [below, own, below]
     assert _replayed(tmp_path / "kept", begin, expanded=expanded) == live
 

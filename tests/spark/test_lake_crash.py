@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.mongod, pytest.mark.slow]
 
 @contextmanager
 def at_work(uri: str, database: str) -> Iterator[None]:
-    """The demo's shop beside the test: about 200 events a second of all kinds, transactions among them."""
+    """The demo's shop, running beside the test: about 200 events a second of all kinds, including transactions."""
     stop = threading.Event()
     failures: list[Exception] = []
 

@@ -1,6 +1,7 @@
-"""A lake of a cluster whose shards log at one time what has one token: a live cluster, beside its shards' own streams.
+"""A lake of a live cluster whose shards log events with the same token at the same time, compared with its shards' own
+streams.
 
-Until this was mended, the lake stopped at such a micro-batch, for good. What is held without Spark is in
+Until this was fixed, the lake stopped for good at such a micro-batch. The tests without Spark are in
 ``tests/unit/test_lake_equal_tokens.py``."""
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 
 
 def truth(cluster: ShardedCluster, start: Timestamp, prefix: str) -> list[bytes]:
-    """What the shards' own streams say of the databases whose names begin with ``prefix``."""
+    """What the shards' own streams give for the databases whose names begin with ``prefix``."""
     union = native.union(cluster, "admin", 1, start, cluster.router.fence(), allChangesForCluster=True)
     return [event for event in union if bson.decode(event)["ns"]["db"].startswith(prefix)]
 

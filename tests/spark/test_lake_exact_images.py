@@ -53,7 +53,7 @@ def test_a_lake_has_the_server_s_images(spark: SparkSession, replica_set: Replic
     with pytest.raises(UsageError, match="a gap cannot be accepted in a lake with exact images"):
         write_stream(spark, options, lake, accept_gap=True, checkpoint=tmp_path / "another")
 
-    # Without its images the lake does not go on: a new directory would know none of the documents.
+    # Without its directory of images the lake does not go on: a new one would know none of the documents.
     until = change(uri, DATABASE, 200, 20)
     images.rename(tmp_path / "kept")
     for checkpoint, said in (

@@ -1,4 +1,4 @@
-"""A lake whose oplog has gone on without it: the way out after error 286, on a real oplog that was truncated."""
+"""A lake whose place is no longer in the oplog: the way out after error 286, on a real oplog that was truncated."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def truncate(uri: str, beyond: ClusterTime) -> None:
 def test_after_lost_history_the_gap_is_accepted_by_a_flag_written_down_and_shown(
     start_replica_set: Callable[..., ReplicaSet], tailrace_run: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    """The hint was "new checkpoint, startingFrom=oldest", which cannot work for a lake: it goes on after its last
-    event and fails again. No test went on after a 286."""
+    """The hint was "new checkpoint, startingFrom=oldest", which cannot work for a lake: it goes on after its last event
+    and fails again. No test had gone on after a 286."""
     replica_set = start_replica_set(1, oplog_size_mb=8, arguments=("--syncdelay", "1"))
     uri, lake = replica_set.uri, tmp_path / "lake"
     path = tmp_path / "pipeline.yaml"

@@ -1,4 +1,4 @@
-"""The lake in an object store on real Spark and a real MongoDB, killed at moments and inside a commit.
+"""The lake in an object store, on real Spark and a real MongoDB, killed at random moments and inside a commit.
 
 Each driver costs 12 s of CPU time. Without Spark the same kills are in tests/tables/test_lake_in_store.py.
 """
@@ -150,7 +150,7 @@ def test_a_pipeline_file_and_every_flag_that_reads_it(
         assert f"a new lake at {uri}" in run("--dry-run")
         run()
         assert "30 events" in run("--verify", "--full")
-        client["lakestorefile"]["a"].insert_one({"_id": 99, "d": 0})  # is put aside
+        client["lakestorefile"]["a"].insert_one({"_id": 99, "d": 0})  # it is put aside
         client["lakestorefile"]["a"].delete_one({"_id": 3})
     assert f"the lake at {uri}, which has 30 events" in run("--dry-run")
     run()

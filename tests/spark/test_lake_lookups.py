@@ -1,4 +1,4 @@
-"""A lake whose events depend on when they are read: ``$match`` on documents that are looked up, and what writes it is
+"""A lake whose events depend on when they are read, with ``$match`` on looked-up documents, and whose writer is
 killed."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Lookups:
         )
 
     def through(self, kills: int, die: Callable[[str], None], go_on: Callable[[], None]) -> None:
-        """Documents change between each ``die`` and what comes after it. Each is inserted once in the end, and what was
+        """Documents change after each ``die``, before the next run. In the end each insert is there once, and what was
         committed stays."""
         held: list[bytes] = []
         with pymongo.MongoClient[dict[str, Any]](self._uri) as client:
@@ -65,9 +65,8 @@ class Lookups:
 def test_a_stream_with_lookups_goes_on_after_its_commit_was_killed_at_each_step(
     spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
-    """A crash between the lake's commit and Spark's stopped the stream for good, since a replay was known by its rows,
-    and those had changed: documents were changed between the crash and the replay. No crash test had a pipeline that
-    looks anything up."""
+    """A crash between the lake's commit and Spark's stopped the stream for good: a replay was recognised by its rows,
+    which differed if documents changed between the crash and the replay. No crash test had a pipeline with look-ups."""
     lookups = Lookups(replica_set.uri, "lookups", tmp_path / "lake")
 
     def die(step: str) -> None:

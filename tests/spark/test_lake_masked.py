@@ -1,5 +1,5 @@
 """``tailrace run`` with masks: a lake and tables hold what plain Python makes of the server's events and collections,
-and no byte of a masked value is on the disk, in quarantine neither."""
+and no byte of a masked value is on the disk, not even in quarantine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.spark.streams import newest, server_events
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 _PLAIN = {**RULES["{db}.*"], "bad": "hash"}
-#: It fails at an event whose value is no number, and its message quotes the value.
+#: A stage that fails at an event whose value is not a number, with a message that quotes the value.
 _FAILING = [{"$match": {"$expr": {"$ne": [{"$toInt": {"$ifNull": ["$fullDocument.bad", "1"]}}, 0]}}}]
 _IMAGES = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
 
@@ -55,7 +55,7 @@ def write(client: Any, database: str, writes: MarkedWrites, count: int) -> None:
 
 
 def native(uri: str, database: str, start: Any, until: Any) -> list[bytes]:
-    """The server's own events but those that go into quarantine."""
+    """The server's own events, except those that go into quarantine."""
     pipeline = {"$match": {"fullDocument.bad": {"$exists": False}}}
     stage = {"showExpandedEvents": True, **_IMAGES}
     return server_events(uri, (database, None), start, until, stage=stage, pipeline=(pipeline,))

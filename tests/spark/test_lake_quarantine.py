@@ -1,5 +1,5 @@
-"""Events that cannot be written, as real servers give them: each ends a lake's stream, or is put aside and the others
-come as ever."""
+"""Events that cannot be written, from real servers: each ends a lake's stream, or is put aside while the others are
+written as usual."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def check(options: dict[str, Any], every: list[bytes], bad: list[bytes], *, code: int | None) -> list[QuarantinedEvent]:
-    """Without a quarantine the read fails with ``code``; with one the ``bad`` events of ``every`` are there, and the
+    """Without a quarantine the read fails with ``code``; with one, the ``bad`` events of ``every`` are in it, and the
     rows are the others."""
     with pytest.raises(TailraceError) as failed:
         read(options, aside=None)
@@ -121,8 +121,8 @@ def test_events_at_which_a_stage_of_the_pipeline_fails(server: str, stages: list
 
 
 def test_documents_that_a_column_cannot_take(server: str) -> None:
-    """The read ended with PyMongo's own InvalidBSON, which named no event: only documents that drivers can decode had
-    been written."""
+    """The read ended with PyMongo's own InvalidBSON, which named no event. Earlier tests had only written documents
+    that drivers can decode."""
     with pymongo.MongoClient[dict[str, Any]](server) as client:
         db = client["quarantined"]
         db.c.drop()
@@ -276,7 +276,7 @@ def test_an_image_that_required_asks_for_is_missing_on_an_older_server(server: s
 
 
 def test_a_look_up_that_meets_a_view_by_now(server: str) -> None:
-    """166 on 6.0: the collection has gone, and a view has its name. Older servers find nothing, and so do we."""
+    """166 on 6.0: the collection is gone, and a view has its name. Older servers find nothing, and so do we."""
     with pymongo.MongoClient[dict[str, Any]](server) as client:
         db = client["quarantined"]
         db.c.drop()

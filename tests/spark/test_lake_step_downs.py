@@ -1,6 +1,6 @@
 """A lake of a sharded cluster whose micro-batches are divided among several tasks, while shards get other primaries.
 
-A lake of a cluster had been tried where nothing goes wrong, step-downs on a stream that one program reads.
+Lakes of a cluster had only been tried without faults, and step-downs only on a stream that a single program reads.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.mongod, pytest.mark.slow]
 
 _DATABASE = "elections"
 _TASKS = 4
-#: A slice has 2 MB of oplog or more; a micro-batch of so many events is divided among all tasks.
+#: Enough events for a micro-batch that is divided among all tasks, since a slice has 2 MB of oplog or more.
 _EVENTS = 6000
 _PAD = 1800
 _BATCHES = 4
 
 
 def fill(cluster: ShardedCluster, namespace: str, first: int, count: int) -> Timestamp:
-    """Documents for both shards by turns, some of them changed again; a time before the last event."""
+    """Write documents for both shards in turn, and change some of them again. Returns a time before the last event."""
     router = cluster.router
     for start in range(first, first + count, 500):
         for place, region in enumerate(REGIONS):
@@ -69,8 +69,8 @@ def next_commit_begun(query: StreamingQuery, lake: Path) -> int:
 
 @contextmanager
 def cut_off_reads(cluster: ShardedCluster) -> Iterator[None]:
-    """A few replies of the second shard to those who read on are what a step-down makes of them. (Slices are read in a
-    moment, so a real one seldom meets a cursor.)"""
+    """Make a few of the second shard's replies to getMores look as during a step-down. (Slices are read so quickly that
+    a real one seldom hits a cursor.)"""
     name = {"configureFailPoint": "failCommand"}
     data = {"failCommands": ["getMore"], "errorCode": 189}  # PrimarySteppedDown
     with MongoClient[Any](cluster.shards["shard1"].uri) as client:

@@ -1,4 +1,5 @@
-"""What the progress of a query says of its stream: lag, the oplog that is left, rows by operation; and Prometheus."""
+"""What the progress of a query says about its stream: lag, the oplog that is left, rows by operation; and
+Prometheus."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ class _Cut:
 
 
 class _Progress:
-    """What Spark reports, as far as it is looked at."""
+    """Spark's report, as far as it is used."""
 
     def __init__(self, backlog: Backlog | None, count: int = 0, number: int = 1, name: str | None = None) -> None:
         text = json.dumps({"clusterTime": {}, **({} if backlog is None else backlog.to_json())})
@@ -160,15 +161,16 @@ def test_a_query_that_the_oplog_is_about_to_overtake_is_told_once(caplog: pytest
 
 
 class _Event:
-    """The beginning or the end of a run, as far as it is looked at."""
+    """The beginning or the end of a run, as far as it is used."""
 
     def __init__(self, id_: str, run: str, name: str | None = None) -> None:
         self.id, self.runId, self.name = id_, run, name
 
 
 def test_queries_that_follow_one_another_under_one_name_are_one_series() -> None:
-    """A second checkpoint is a second id: two series of one name came of it, for which Prometheus refuses the whole
-    answer. One query after another had not been tried. Spark may also tell of a run's end after the next has begun."""
+    """A second checkpoint has a second id, which led to two series of the same name, for which Prometheus refuses the
+    whole answer. One query after another had not been tried. Spark may also report a run's end after the next one has
+    begun."""
     listener = MetricsListener()
     listener.onQueryStarted(_Event("1", "run 1", "orders"))  # type: ignore[arg-type]
     listener.add(_Progress(Backlog(5, 10, 100), 2, name="orders"))  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
 """Users' documents with fields named like an entry's, a command's, an event's, a token's or our columns', through the
-stream, the batch read and the lake: they give the server's bytes, and limits hold.
+stream, the batch read and the lake: they give the server's bytes, and limits work.
 
 No test had caught that an ordinary document could stop a stream for good or switch its limit off: no document of the
 Spark tests had such a field.
@@ -34,7 +34,7 @@ LIMIT = 300
 Span = tuple[str, ClusterTime, ClusterTime]
 
 
-# Of 4.4 tests/differential/test_named_fields_live.py has them without Spark.
+# For 4.4, tests/differential/test_named_fields_live.py covers these without Spark.
 @pytest.fixture(scope="module", params=["6.0.27", IN_BETWEEN, pytest.param("4.4.2", marks=pytest.mark.slow)])
 def span(request: pytest.FixtureRequest) -> Iterator[Span]:
     """A server's URI, and two cluster times with such documents between them."""
@@ -67,7 +67,7 @@ def test_a_stream_gives_the_servers_bytes_and_its_limit_holds(spark: SparkSessio
 
 @pytest.mark.parametrize("form", ["variant", "json", "bson"])
 def test_a_batch_gives_them_in_every_form(spark: SparkSession, span: Span, form: str) -> None:
-    """The pipeline moves users' fields to where the event's own stand, whatever their types."""
+    """The pipeline moves users' fields to the places of the event's own, whatever their types."""
     stages = PIPELINES["merged over"]
     more = {"pipeline": json.dumps(stages), "endAtOperationTime": f"{span[2].seconds},{span[2].increment}"}
     frame = spark.read.format("tailrace").options(**_options(span, documents=form, **more)).load()

@@ -132,7 +132,7 @@ def test_buckets_count_every_entry_once_in_order(
     dropped = OplogOutline(connection, Scope.of_collection("d", "elsewhere"), numbers)
     drops = [entry["ts"] for entry in own if entry["op"] == "c" and "drop" in entry["o"]]
     for place, low in enumerate((start, *map(ClusterTime.from_timestamp, drops))):
-        # Where the range is long it is looked through from two places at once.
+        # A long range is scanned from two places at once.
         expected = [*map(ClusterTime.from_timestamp, drops), None][place]
         assert dropped.first_invalidating(low, until, show_migration_events=False) == expected
     fresh = OplogOutline(connection, Scope.of_collection("d", "c"), numbers)
@@ -146,7 +146,8 @@ def test_buckets_count_every_entry_once_in_order(
 def test_users_fields_are_not_asked_what_a_commit_says(
     start_replica_set: Callable[..., ReplicaSet], version: str
 ) -> None:
-    """Every name of an entry's or a command's field, with values of every type, counts as the one event that it is.
+    """A document whose fields have every name of an entry's or a command's field, with values of every type, counts as
+    one event.
 
     No test had caught that a document's own ``count`` was read as a transaction's: all documents here had fields named
     like a shop's.
@@ -209,7 +210,7 @@ def _sums(buckets: Iterable[Bucket]) -> tuple[int, int, int]:
 def _check_weights(
     found: OplogOutline, start: ClusterTime, until: ClusterTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long range of which most matches is made of buckets of known size; everything else is counted."""
+    """A long range of which most matches consists of buckets of known size; everything else is counted."""
     buckets, matching = found.weigh(start, until)
     assert 0.05 < matching <= 1, "two thirds, as far as a random sample of some pages tells"
     assert buckets[-1].last == until
@@ -251,8 +252,8 @@ def _check_even_buckets(found: OplogOutline, oplog: Collection[Any], start: Clus
 def test_slices_are_planned_while_spark_writes_down_the_offset(
     replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were planned when Spark asked, a tenth of a query later. They are those of any other moment; where planning
-    them fails, whoever asks for them plans again, and is told."""
+    """They used to be planned only when Spark asked, which took a tenth of a query's time. They are the same as those
+    planned at any other moment. If planning fails, the next request plans again, and gets the error."""
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client.slices_ahead.c.insert_one({"_id": "created"})
         start = newest(replica_set.uri)
@@ -293,8 +294,8 @@ def test_slices_are_planned_while_spark_writes_down_the_offset(
 def test_a_full_micro_batch_is_cut_into_the_slices_that_were_asked_for(
     replica_set: ReplicaSet, size: int, count: int
 ) -> None:
-    """It had one slice, so one task had all the work: slices had 2 MB at least, and were cut between buckets of a
-    thousand entries. No test had bounded the bytes of a micro-batch and asked for slices at once."""
+    """It had one slice, so a single task did all the work: slices had at least 2 MB, and were cut between buckets of a
+    thousand entries. No test had both bounded the bytes of a micro-batch and asked for slices."""
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client.slices_asked.c.drop()
         start = newest(replica_set.uri)

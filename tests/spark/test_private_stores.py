@@ -1,5 +1,5 @@
-"""Every store that holds documents is for its owner alone, made by the commands that make it; one whose directory was
-made before keeps the mode of that, and its files have what the umask leaves.
+"""Every store with documents is readable only by its owner if our commands make it. If its directory existed before,
+that keeps its mode, and the files have what the umask leaves.
 
 Each store had a test of its own directory, or none: that of exact images was 0755, and held every document.
 """
@@ -57,7 +57,7 @@ def test_the_stores_of_a_pipeline(
     for name in STORES:
         assert oct(mode(tmp_path / name)) == oct(made_before or 0o700), name
         assert files_of(tmp_path / name), name
-        # Nobody but the owner may write, whatever the directory; who may enter one that was made before may read.
+        # Nobody but the owner may write, whatever the directory; users who may enter an existing directory may read.
         open_to_others = [path for path in files_of(tmp_path / name) if mode(path) & (stat.S_IWGRP | stat.S_IWOTH)]
         assert open_to_others == [], name
 

@@ -68,8 +68,8 @@ def test_workers_load_the_installed_pyspark_and_are_forked_with_the_kernel(spark
 def test_registering_warns_where_spark_looks_sources_up_with_another_python(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With ``spark.pyspark.python`` alone the source was not found on a cluster, and nothing said why. In every test
-    the two were one, as ``local_session`` sets them."""
+    """With only ``spark.pyspark.python`` set, the source was not found on a cluster, and nothing said why. In every
+    test the two settings were the same, as with ``local_session``."""
     assert session._python_of_lookups(spark) == session._python_of_workers(spark) == os.environ["PYSPARK_PYTHON"]
     session.register(spark)
     assert caplog.messages == []

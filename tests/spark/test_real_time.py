@@ -1,5 +1,5 @@
-"""Spark's real-time mode and Python sources. The page docs/design/at-scale.md says that it cannot be had: when a later
-PySpark allows it, this test fails, and the source can have it."""
+"""Spark's real-time mode and Python sources. The page docs/design/at-scale.md says that this is not possible. If a
+later PySpark allows it, this test fails, and the source can support it."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def ids(events: list[bytes]) -> list[int]:
 def test_a_checkpoint_from_before_a_removal_goes_on_with_the_servers_that_were_the_shard(
     spark: SparkSession, start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
 ) -> None:
-    """No test had removed a shard under a query, and the name alone was taken for the shard: the events of the one that
-    was removed were missing, and what the new one had written before it was a shard would have been given."""
+    """A shard was identified only by its name: the events of the removed one were missing, and what the new one had
+    written before it was a shard would have been given. No test had removed a shard during a query."""
     cluster = start_sharded_cluster(3, version=version)
     router, namespace = cluster.router, spread(cluster, "removed")
     router.move_chunk(namespace, {"region": "a"}, to="shard2")

@@ -1,4 +1,4 @@
-"""A replica set that was restored from an older backup: the same set by its id, and another history."""
+"""A replica set that was restored from an older backup: the same set by its id, with another history."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def refusal(run: Callable[[], Any]) -> str:
 def test_a_stream_and_a_lake_are_not_continued_on_a_set_that_was_restored_from_an_older_backup(
     spark: SparkSession, start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str
 ) -> None:
-    """Both went on: what the restore had undone stayed, and what was written in its place before the checkpoint's time
-    was missing, with exit status 0. An offset held a time and the set's id, which a restored set has too. No test had
-    put back a deployment's data."""
+    """Both went on: what the restoration had undone stayed, and what was written instead before the checkpoint's time
+    was missing, with exit status 0. An offset held a time and the set's id, and a restored set has the same id. No test
+    had restored a deployment's data."""
     data, lake, checkpoint = tmp_path / "data", tmp_path / "lake", tmp_path / "checkpoint"
     replica_set = start_replica_set(data_dir=data, version=version)
     uri = replica_set.uri
@@ -63,7 +63,7 @@ def test_a_stream_and_a_lake_are_not_continued_on_a_set_that_was_restored_from_a
     insert(uri, 10, 10)
     fill()
     assert len(available_now(spark, options, checkpoint).events) >= 20
-    # Honest: the same history, after a restart.
+    # No refusal: the same history, after a restart.
     replica_set.stop(0)
     replica_set.restart(0)
     available_now(spark, options, checkpoint)

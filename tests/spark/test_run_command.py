@@ -93,7 +93,7 @@ def test_run_follows_the_stream_until_sigterm(replica_set: ReplicaSet, tmp_path:
 @pytest.mark.spark
 @pytest.mark.mongod
 def test_that_java_has_died_is_told_in_one_sentence(replica_set: ReplicaSet, tmp_path: Path) -> None:
-    """No test had killed the JVM alone, which PySpark's own threads tell in tracebacks."""
+    """No test had killed only the JVM, which PySpark's own threads report in tracebacks."""
     path = pipeline_file(tmp_path, "javadies")
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client.javadies.orders.insert_one({})
@@ -131,7 +131,7 @@ def child_processes(parent: int, name: str) -> list[int]:
 def test_flags_that_say_different_things_are_told_before_anything_is_read(
     flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No test had given two of them: the first one won in silence."""
+    """The first one silently won: no test had given two of them."""
     assert main(["run", "missing.yaml", *flags]) == 2
     assert capsys.readouterr().err.startswith(f"tailrace: {message}")
 
@@ -167,7 +167,7 @@ def test_what_is_wrong_is_told_in_one_sentence_without_starting_spark(
 def test_the_seconds_that_spark_takes_to_start_are_told_of(
     replica_set: ReplicaSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing was said for half a minute, and later the line went to Spark's log: standard error is the file here, as
+    """Nothing was said for half a minute, and later the line went to Spark's log: here standard error is the file, as
     in a process of its own."""
 
     def no_java(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""``tailrace run`` with the tests' session: what it makes of its flags and its file. Processes: test_run_command.py."""
+"""``tailrace run`` with the tests' session: how it uses its flags and its file. Processes: test_run_command.py."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_run_goes_on_with_available_now_and_says_what_the_lake_holds(
         assert "The end of the oplog is reached. 100 events" in err
         assert "100 changes became messages of runinsession" in err
         assert len(stored_in_kafka(brokers.servers, "orders", 100)) == 100
-        # What ends the messages ends the run.
+        # An error that ends the messages ends the run.
         elsewhere = {"position.deployment": "rs0/0123456789abcdef01234567"}
         client.tailrace.leases.update_one({"_id": "runinsession"}, {"$set": elsewhere})
         code, out, err = run(path)
@@ -63,7 +63,7 @@ def test_run_goes_on_with_available_now_and_says_what_the_lake_holds(
     hours = {Path(name).parent for name in files(lake)}  # two if an hour ended meanwhile
     assert "The end of the oplog is reached. 100 events" in err
     assert list(lake_events(lake)) == server_events(replica_set.uri, (database, None), start, until)
-    # The section archive has kept the oplog meanwhile, in both runs, and the second one could read it.
+    # In both runs the section ``archive`` archived the oplog meanwhile, and the second one could read it.
     (archived,) = verify_archive(tmp_path / "kept")
     assert archived.faults == []
     assert archived.until is not None
@@ -76,7 +76,7 @@ def test_run_goes_on_with_available_now_and_says_what_the_lake_holds(
     code, out, _ = run(path, "--compact")
     assert (code, len(hours) == 2 or out.startswith("2 files became 1")) == (0, True), out
     assert len(list(lake_events(lake))) == 200
-    # A lake of another stream is told in one sentence.
+    # A lake of another stream is reported in one sentence.
     code, _, err = run(pipeline_file(tmp_path, "second"), "--available-now")
     assert code == 1
     assert "belongs to another stream" in err

@@ -1,4 +1,4 @@
-"""``tailrace run --dry-run``: what it says holds, and it leaves no trace. It starts no Spark."""
+"""``tailrace run --dry-run``: what it says is true, and it leaves no trace. It does not start Spark."""
 
 from __future__ import annotations
 

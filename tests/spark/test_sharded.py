@@ -1,4 +1,4 @@
-"""Spark over a live sharded cluster, beside the streams of its shards."""
+"""Spark over a live sharded cluster, compared with the streams of its shards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PATIENCE_S = 300
 
 @dataclass
 class Run:
-    """What happened on a cluster between two cluster times, and what a query that ran meanwhile was given."""
+    """What happened on a cluster between two cluster times, and what a query got that ran meanwhile."""
 
     cluster: ShardedCluster
     start: Timestamp
@@ -74,8 +74,8 @@ def wait_until(done: Callable[[], bool], query: StreamingQuery) -> None:
 
 @pytest.fixture(scope="module")
 def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A query runs while documents and transactions are written, chunks move, and a third shard is added. The shards
-    write no no-ops of their own accord for as long as the test runs: nothing comes unless it is asked for."""
+    """A query runs while documents and transactions are written, chunks move, and a third shard is added. During the
+    test the shards write no no-ops by themselves: nothing comes unless it is asked for."""
     checkpoint = tmp_path_factory.mktemp("sharded")
     live = Batches()
     with ShardedCluster(2, parameters={"writePeriodicNoops": False}) as cluster:
@@ -124,7 +124,7 @@ def test_a_lake_holds_what_the_shards_give(spark: SparkSession, run: Run, tmp_pa
     union = run.union()
     options = run.options(maxEventsPerTrigger=str(len(union) // 4))
     assert write_stream(spark, options, tmp_path / "lake", available_now=True).awaitTermination(_PATIENCE_S)
-    # What other tests have written since stands after it.
+    # Writes of other tests since then come after it.
     assert list(lake_events(tmp_path / "lake"))[: len(union)] == union
     assert verify(tmp_path / "lake").sound
 
@@ -160,7 +160,7 @@ def test_a_batch_read_gives_the_same_events(spark: SparkSession, run: Run) -> No
 
 @pytest.fixture
 def connected(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[merged_slice.Connected]:
-    """What a worker's process keeps, for slices that are read in this one."""
+    """What a worker's process keeps, for slices that are read in this process."""
     monkeypatch.setattr(merged_slice, "_connected", {})
     at = merged_slice.connect(run.cluster.uri)
     yield at
@@ -177,7 +177,7 @@ def test_slices_that_are_read_apart_give_the_same_events(run: Run, monkeypatch: 
         deployment.settle(until)
         start = deployment.start("oldest")
         slices = deployment.slices(start, deployment.end(start, until, None))
-    # How many of the five there are depends on when the random run has written: a busy second is not cut.
+    # How many of the five there are depends on when the random run wrote: a busy second is not cut.
     assert 1 < len(slices) <= 5
     assert all({shard.name for shard in slice_.shards} == set(run.cluster.shards) for slice_ in slices)
     blocks = [block for slice_ in slices for block in merged_slice_events(options, slice_)]

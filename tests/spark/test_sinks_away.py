@@ -1,8 +1,8 @@
-"""Sinks that are away for a while, or have no room: each says so, takes nothing in part, and goes on when it is back.
+"""Sinks that are away for a while, or have no room: each says so, keeps nothing incomplete, and goes on afterwards.
 
-The tests of ``foreach_batch`` raised errors of their own inside a handler, where the connection still worked. So none
-had noticed that a roll-back which failed as well hid what had happened, nor that DuckDB refuses a file which it could
-not begin. Kafka is in ``test_to_kafka``.
+The tests of ``foreach_batch`` raised their own errors inside a handler, while the connection still worked. So none had
+noticed that a failing rollback hid the original error, nor that DuckDB refuses a file that it could not initialise.
+Kafka is in ``test_to_kafka``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.spark.test_foreach_batch import (
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 
-#: How DuckDB and SQLite say it.
+#: The messages of DuckDB and SQLite.
 NO_ROOM = "No space left on device|disk is full"
 
 
@@ -48,7 +48,7 @@ def changed(replica_set: ReplicaSet) -> dict[str, Any]:
 
 
 def fails(spark: SparkSession, changed: dict[str, Any], tmp_path: Path, write: Callable[[MicroBatch], object]) -> str:
-    """What the query says as it ends."""
+    """The message with which the query ends."""
     with pytest.raises(Exception, match="STREAM_FAILED") as caught:
         run(spark, changed["options"], tmp_path / "checkpoint", write)
     return str(caught.value)
@@ -82,7 +82,7 @@ def frames(spark: SparkSession) -> list[DataFrame]:
     return [spark.createDataFrame(rows, f"{columns}, event binary").coalesce(1) for rows in batches]
 
 
-#: Batches that are there before the disk is full, and the pages that are left then.
+#: How many batches are written before the disk is full, and the pages that are left then.
 ROOMS = ((0, 0), (0, 1), (0, 6), (1, 0), (1, 2), (1, 12))
 
 
@@ -189,7 +189,7 @@ def test_an_index_that_is_down_refuses_or_has_no_room(
     spark: SparkSession, changed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to_elasticsearch = example("to_elasticsearch")
-    # Not time.sleep itself: everything in this process that waits would turn round and round for minutes.
+    # Not time.sleep itself, or everything in this process that waits would spin for minutes.
     monkeypatch.setattr(to_elasticsearch, "time", SimpleNamespace(sleep=lambda _: None))
     with search_index() as gone:
         url = gone.url

@@ -1,4 +1,4 @@
-"""``startingFrom=snapshot``: what was there, and then every change, beside writers and through crashes."""
+"""``startingFrom=snapshot``: the existing documents, and then every change, with writers and through crashes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run_to(query: CrashingQuery, until: ClusterTime) -> None:
 
 
 def check(rows: list[dict[str, Any]], collections: list[Any]) -> Target:
-    """The rows ascend, name no event twice, and lead to what the collections hold."""
+    """Check that the rows ascend, contain no event twice, and lead to what the collections hold."""
     tokens = [row["token"] for row in rows]
     assert all(left < right for left, right in pairwise(tokens))
     kinds = [kind_of(row) for row in rows]
@@ -124,7 +124,7 @@ def test_beside_four_writers_and_through_twenty_crashes_nothing_is_lost_or_twice
     assert query.crashes >= 10
     target = check(query.rows, [db.a, db.b, db.later])
     assert target.snapshots > 500
-    # After the copy stands the server's own stream, from the copy's time on.
+    # After the copy comes the server's own stream, from the copy's time on.
     start = Offset.from_json(query.checkpoint.planned[0])
     stage = {"fullDocument": "updateLookup"}
     events = [row["event"] for row in query.rows if kind_of(row) != "snapshot"]
@@ -205,7 +205,7 @@ def lake_rows(lake: Path) -> list[dict[str, Any]]:
 def test_a_lake_begins_with_what_was_there_also_through_kills_and_a_lost_checkpoint(
     spark: SparkSession, replica_set: ReplicaSet, db: Any, tmp_path: Path, drivers: int
 ) -> None:
-    """What commits is killed in the middle of a commit; or so many drivers are, at any moment."""
+    """The committing process is killed in the middle of a commit; or so many drivers are, at any moment."""
     names = ["a", "b"]
     fill(db, names)
     count = amount(800, 8000)

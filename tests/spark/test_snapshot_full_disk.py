@@ -1,6 +1,7 @@
-"""The copy of what was there into a lake whose disk is full: it says so and goes on where it was when there is room.
+"""The copy of existing documents into a lake whose disk is full: it says so, and goes on where it was when there is
+room.
 
-Full disks had been tried under a lake of changes, and under the first copy of tables.
+Full disks had been tried with a lake of changes, and with the first copy of tables.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def pad() -> bytes:
 
 
 def change(db: Any, turn: int) -> None:
-    """Change what is copied already and what is not."""
+    """Change documents that are already copied and others."""
     for name in ("a", "b"):
         db[name].update_many({"_id": {"$mod": [7, turn]}}, {"$set": {"turn": turn}})
         db[name].delete_many({"_id": {"$mod": [101, turn]}})

@@ -1,5 +1,5 @@
-"""The source in SQL: a view with options, and what is refused. No test had used SQL: CREATE TABLE was refused for an
-option that its user had not written, and INSERT with the words of PySpark's own classes."""
+"""The source in SQL: a view with options, and what is refused. No test had used SQL: CREATE TABLE was refused because
+of an option that the user had not written, and INSERT with names of PySpark's own classes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The command of the page for a standalone cluster, as printed, against a master and two workers in processes of their
-own. No test had used a cluster manager: the source was not found there with the command that the page gave."""
+"""The page's command for a standalone cluster, as printed, against a master and two workers in processes of their own.
+No test had used a cluster manager: with the page's former command the source was not found there."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ print(json.dumps({"stream": [bytes(row.event).hex() for row in rows], "executors
 
 
 def environment() -> dict[str, str]:
-    """Without this Python on the path: ``python3`` is another one, without Tailrace, as on a machine of its own."""
+    """An environment without this Python on the path: ``python3`` is another one, without Tailrace, as on another
+    machine."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("PYSPARK", "SPARK", "PYTHON"))}
     path = ":".join(one for one in kept["PATH"].split(":") if Path(one).resolve() != Path(sys.executable).parent)
     return {
@@ -105,7 +106,7 @@ def cluster(directory: Path) -> Iterator[str]:
 
 
 def command_of_the_page(url: str, script: str) -> tuple[dict[str, str], list[str]]:
-    """Its variables and its arguments, with this Python and this master in place of the page's."""
+    """The command's variables and arguments, with this Python and this master in place of the page's."""
     section = PAGE.read_text().partition("## Standalone")[2].partition("\n## ")[0]
     found = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
     assert found is not None

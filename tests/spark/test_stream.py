@@ -57,7 +57,7 @@ def wait_until(done: Callable[[], bool], query: StreamingQuery, patience_s: floa
 
 
 def mixed(database: Database[dict[str, Any]]) -> None:
-    """Some of everything that gives events."""
+    """Some of every kind of write that gives events."""
     fill(database, 50)
     database.c.insert_many(named_fields.lookalikes("6.0"))
     database.c.update_many({"_id": {"$lt": 10}}, {"$set": {"a.b": 1}})
@@ -176,7 +176,7 @@ def test_the_first_micro_batch_is_empty_and_pins_the_start(replica_set: ReplicaS
         assert reader.initialOffset() == first, "Spark asks twice"
         assert reader.latestOffset(first, ReadAllAvailable()) == first
         assert json.dumps(reader.latestOffset(first, ReadAllAvailable())) == json.dumps(first), "no entry in scope came"
-        # After a crash in that micro-batch Spark asks anew, and the answer is later than the end that was stored.
+        # After a crash in that micro-batch Spark asks again, and the answer is later than the stored end.
         again = TailraceStreamReader(options)
         later = again.initialOffset()
         assert later != first
@@ -189,7 +189,7 @@ def test_the_first_micro_batch_is_empty_and_pins_the_start(replica_set: ReplicaS
 def test_a_stream_with_nothing_to_read_makes_no_micro_batches(
     spark: SparkSession, replica_set: ReplicaSet, database: Database[dict[str, Any]], tmp_path: Path
 ) -> None:
-    # Offsets are compared as texts: a source whose text wavers makes hundreds of empty micro-batches.
+    # Offsets are compared as texts: a source whose text varies makes hundreds of empty micro-batches.
     batches = Batches()
     query = (
         spark.readStream.format("tailrace")
@@ -203,7 +203,7 @@ def test_a_stream_with_nothing_to_read_makes_no_micro_batches(
         wait_until(lambda: batches.ids == [0], query)
         stop = time.monotonic() + 3
         while time.monotonic() < stop:
-            database.client["elsewhere"].c.insert_one({})  # others' writes are no reason either
+            database.client["elsewhere"].c.insert_one({})  # neither do other writes make one
             time.sleep(0.05)
         assert batches.ids == [0]
         database.c.insert_one({"_id": "wanted"})
@@ -252,7 +252,7 @@ def test_a_dropped_collection_ends_the_stream_at_the_right_event_with_partitions
 def test_a_stream_that_has_ended_fails_after_its_last_event_where_that_is_wanted(
     spark: SparkSession, replica_set: ReplicaSet, database: Database[dict[str, Any]], tmp_path: Path
 ) -> None:
-    """No test had waited after an invalidate without availableNow: the query idles for ever, without a word."""
+    """Without availableNow the query idles for ever, without a message: no test had waited after an invalidate."""
     start = newest(replica_set.uri)
     fill(database, 3)
     database.c.drop()

@@ -1,6 +1,6 @@
 """Spark's column of the matrix of readers (``tests/tables/test_readers.py``).
 
-The page says that Spark reads tables, and no test had let it.
+The page says that Spark reads tables, which no test had tried.
 """
 
 from __future__ import annotations

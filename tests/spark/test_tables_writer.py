@@ -1,4 +1,4 @@
-"""``tables_writer``: tables that a query of the user's feeds equal the collections, whatever Spark repeats."""
+"""``tables_writer``: tables fed by a user's query equal the collections, whatever Spark repeats."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(
     *,
     select: Callable[[DataFrame], DataFrame] = lambda frame: frame,
 ) -> None:
-    """Run the query over what is there."""
+    """Run the query over the existing events."""
     events = spark.readStream.format("tailrace").options(**options).load()
     writer = select(events).writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()

@@ -22,14 +22,14 @@ from tests.tables.equality import in_collection, in_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 
-#: When the drivers die, one after the other. The first one is in the copy; the second one ends it.
+#: When the drivers die, one after the other. The first dies in the copy, and the second completes it.
 MOMENTS = ("tables.state 2", "never 0", "tables.state 1", "end 1", "tables.done 2", "never 1")
 
 
 @pytest.mark.slow  # each of these moments by itself, without Spark: tests/unit/test_fed_tables.py
 def test_a_driver_that_is_killed_at_any_moment_leaves_equal_tables(replica_set: ReplicaSet, tmp_path: Path) -> None:
-    """Killed in the copy (with its documents in the state), and after it: with the state written and no table, with all
-    written, and between the function's end and Spark's own note."""
+    """Killed in the copy (with its documents in the state), and after it: when the state is written and no table is,
+    when everything is written, and between the function's end and Spark's own note."""
     database, chosen, uri = "fedkilled", random.Random(2), replica_set.uri
     options = {"uri": uri, "database": database, "startingFrom": "snapshot", "maxEventsPerTrigger": "40", **WHOLE}
     arguments = [json.dumps(options), str(tmp_path / "checkpoint"), str(tmp_path / "tables"), f"{database}.*"]

@@ -1,5 +1,5 @@
-"""``tables_writer`` over clusters, 7.0, lakes and files: what its rows may come from. Each costs seconds of Spark; the
-rules by themselves, without it, are in tests/unit/test_fed_tables.py."""
+"""``tables_writer`` over clusters, 7.0, lakes and files, from which its rows may come. Each costs seconds of Spark;
+tests/unit/test_fed_tables.py has the rules without it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = {"columns": "event,token"}
 
 
 def begin(client: Any, database: str) -> None:
-    """What there is before the copy."""
+    """Documents that exist before the copy."""
     client[database].orders.insert_many([{"_id": n, "n": n} for n in range(50)])
     client[database].rest.insert_one({"_id": "x"})
 
@@ -42,7 +42,7 @@ def assert_equal(client: Any, database: str, root: Path) -> None:
 
 
 def keep(rows: DataFrame, write: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
-    """Run a query over files that are there."""
+    """Run a query over existing files."""
     query = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint))
     assert query.trigger(availableNow=True).start().awaitTermination(PATIENCE_S)
 
@@ -104,8 +104,8 @@ def test_tables_of_a_sharded_cluster(spark: SparkSession, sharded_cluster: Shard
 
 
 def test_tables_of_a_lake(spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path) -> None:
-    """A lake of the events, and a query over its files while it grows. Where files were merged, the same events are in
-    two of them: such rows are refused."""
+    """A lake of the events, and a query over its files while it grows. After a compaction the same events are in two
+    files: such rows are refused."""
     database, chosen, uri = "fedbylake", random.Random(9304), replica_set.uri
     lake, root = tmp_path / "lake", tmp_path / "tables"
     source = {"uri": uri, "database": database, "startingFrom": "snapshot", **COLUMNS, **WHOLE}
@@ -137,7 +137,7 @@ def test_tables_of_a_lake(spark: SparkSession, replica_set: ReplicaSet, tmp_path
 def test_tables_of_rows_that_were_text_on_their_way(
     spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
-    """As through a topic whose values are JSON: the event's bytes in Base64, in lines of files, and back."""
+    """As if through a topic whose values are JSON: the event's bytes in Base64, in lines of files, and back."""
     database, uri = "fedbytext", replica_set.uri
     start = newest(uri)
     with MongoClient[Any](uri) as client:

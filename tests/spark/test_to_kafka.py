@@ -1,8 +1,8 @@
-"""The program ``examples/sinks/to_kafka.py`` beside brokers that can go away, with batches of the test's own: no Spark
+"""The program ``examples/sinks/to_kafka.py`` with brokers that can go away, and with the test's own batches: no Spark
 runs here.
 
-The test of the program in a query let a batch fail only when all that it had queued was in the topic. So none had seen
-that the producer went on sending the rest of a failed batch, after what was sent when the batch came again.
+The test of the program in a query let a batch fail only after everything queued was in the topic. So no test had seen
+that the producer went on sending the rest of a failed batch, after what the repeated batch had sent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def changes(first: int, end: int) -> list[Row]:
 
 
 class Given:
-    """A batch of these rows; something happens before row ``at``."""
+    """A batch of these rows; a function is called before row ``at``."""
 
     def __init__(self, rows: Sequence[Row], at: int = -1, then: Callable[[], object] = lambda: None) -> None:
         self._rows, self._at, self._then = rows, at, then
@@ -65,7 +65,7 @@ def test_what_a_failed_batch_has_queued_is_not_sent_after_its_repetition() -> No
         raise OSError("the source is gone")
 
     with closing(KafkaBrokers("events")) as brokers:
-        # What is queued is kept back, as by a slow network: only what is flushed goes.
+        # Queued messages are held back, as by a slow network: only flushed ones are sent.
         topic = example("to_kafka").Topic(brokers.servers, "events", **{"linger.ms": 200_000, "log_level": 0})
         rows = changes(0, 100)
         topic.write(batch(rows[:20]))
@@ -105,8 +105,8 @@ def test_brokers_that_are_away_within_a_batch_and_before_it(half: str, monkeypat
 
 
 def test_each_event_of_a_token_that_several_have_is_sent_once_wherever_a_batch_was_cut_off() -> None:
-    """The events of several shards that have one token were taken for repetitions of the first. No batch of the tests
-    had two."""
+    """Events of several shards with the same token were taken for repetitions of the first. No earlier test had two in
+    a batch."""
     rows = changes(0, 8)
     event = {**bson.decode(rows[5].event), "from": "another shard"}
     rows.insert(6, Row(token=rows[5].token, operation_type="insert", event=bson.encode(event)))

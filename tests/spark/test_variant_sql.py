@@ -95,7 +95,7 @@ def test_paths_and_casts_find_every_type(spark: SparkSession) -> None:
         "v:decnan['$numberDecimal']::string": "NaN",
         "v:t::timestamp = timestamp'2024-05-01 12:00:00.123'": True,
         "v:last::timestamp = timestamp'9999-12-31 23:59:59.999'": True,
-        # A timestamp of that year ended every row with it that Python collected.
+        # Collecting a row with a timestamp of that year in Python failed.
         "v:later['$date']['$numberLong']::string": "253402300800000",
         "v:bin::binary": b"\x01\x02",
         "v:uuid::string": "00000000-0000-0000-0000-000000000005",

@@ -276,7 +276,7 @@ def test_14_before_the_first_event_of_a_batch_the_token_is_the_one_given(deploym
 
 
 def test_rule_22_a_resume_that_finds_nothing_is_not_followed_by_a_get_more(deployment: Deployment) -> None:
-    """The call asks once, and the resume's aggregate has asked."""
+    """A call asks the server once, and the aggregate of the resume was that."""
     with watching(deployment) as (stream, commands):
         assert stream.try_next() is None
         with deployment.fail("getMore", closeConnection=True):

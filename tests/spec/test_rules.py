@@ -121,7 +121,7 @@ def test_8_an_event_is_given_whatever_its_type_and_fields(deployment: Deployment
 
 
 def test_9_a_plain_aggregate_knows_nothing_of_streams(deployment: Deployment) -> None:
-    """Its cursor waits as that of ``find`` does, and a failure is not followed by a resume."""
+    """Its cursor waits as a cursor of ``find`` does, and a failure is not followed by a resume."""
     commands = Commands()
     deployment.collection.insert_one({})
     with deployment.connect(event_listeners=[commands]) as client:
@@ -213,8 +213,8 @@ class _Replies(Commands):
 
 
 def test_listeners_are_told_the_server_s_clock_with_every_command_and_reply(deployment: Deployment) -> None:
-    """Tests had looked only at the cursor of replies: ours came without ``operationTime`` and ``$clusterTime``, which
-    programs pass on to another session."""
+    """Ours came without ``operationTime`` and ``$clusterTime``, which programs pass on to another session; tests had
+    looked only at the cursor in replies."""
     commands = _Replies()
     deployment.collection.insert_one({})
     with (

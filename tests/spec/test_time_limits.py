@@ -1,7 +1,7 @@
 """Rule 31 by the drivers' own cases: ``timeoutMS`` of a stream (PyMongo's ``watch`` has none, and skips these cases).
 
-Their times are made much longer, so that two busy cores do not decide the outcome; those that wait are slow then. A
-call of the asynchronous flavour was not bounded by the client's ``timeoutMS`` before, and nothing had asked.
+Their times are made much longer, so that two busy cores do not decide the outcome; those that wait are slow then. Calls
+of the asynchronous flavour were once not bounded by the client's ``timeoutMS``, and no test had noticed.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_awaiting_the_next_event_ends_with_the_time_given_and_misses_nothing(
 def test_a_call_does_not_inherit_the_time_of_one_that_was_cancelled(
     replica_set: ReplicaSet, admin: MongoClient[Any]
 ) -> None:
-    """A look in the thread outlives the call that was cancelled, and took that call's time limit along."""
+    """A read in the thread outlives the call that was cancelled, and kept that call's time limit."""
     numbers = admin[_DATABASE]["inherited"]
 
     async def main() -> None:

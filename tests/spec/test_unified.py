@@ -1,7 +1,7 @@
 """The drivers' own test files for change streams, run against each engine.
 
-The files come from the source distribution of PyMongo at test time. Its client runs the same cases: what it passes, the
-runner understands. Nothing had checked which commands a stream sends, nor what fail points do to it.
+The files come from the source distribution of PyMongo at test time. Its client runs the same cases, which shows that
+the runner understands them. No earlier test had checked which commands a stream sends, nor what fail points do to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CASES = _cases()
 _OPENS_BY = {"server": ("aggregate", "aggregate"), "oplog": ("ping", "find")}
 #: Ends the name of a flavour whose calls are awaited.
 _ASYNC = " async"
-#: A server that says that it is no primary any more is looked at again after this time; by default after 10 s.
+#: A server that reports that it is no longer primary is checked again after this time; by default after 10 s.
 _HEARTBEAT_MS = 500
 
 
@@ -64,7 +64,7 @@ def flavour_named(name: str, uri: str) -> Flavour:
 def _parameters() -> Iterator[Any]:
     for awaited in ("", _ASYNC):
         for engine in ("pymongo", "server", "oplog"):
-            # What PyMongo's own client does says something of the runner, and nothing of ours.
+            # What PyMongo's own client does says something about the runner, and nothing about our client.
             marks = pytest.mark.slow if engine == "pymongo" else ()
             for case in _CASES:
                 if case.runs_on(_IN_USE, "replicaset"):

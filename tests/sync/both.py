@@ -27,7 +27,7 @@ _PARAMETERS: Final = {
 
 @contextmanager
 def beside(write: Callable[[], object]) -> Iterator[None]:
-    """``write`` runs beside the body, which ends after it, and with its error."""
+    """Run ``write`` beside the body. The block ends after both, with an error of ``write`` if there is one."""
     failures: list[BaseException] = []
 
     def guarded() -> None:
@@ -60,13 +60,13 @@ class ReplicaSetSource:
 
     def __init__(self, deployment: ReplicaSet, chosen: Any) -> None:
         self.uri, self.version = deployment.uri, deployment.version
-        # A transaction of 24 MB stands still in a mongod 4.4.2 whose cache is as small as an embedded one's.
+        # A transaction of 24 MB hangs in a mongod 4.4.2 with a cache as small as that of an embedded one.
         large = chosen.large and not self.version.startswith("4.")
         kinds = Kinds(series=chosen.series, capped=chosen.capped, large=large, columns=chosen.columns)
         self._writes = Writes(deployment.uri, chosen.seed, deployment.version, kinds=kinds)
         self.databases = self._writes.databases
         self._writes.clear()
-        with MongoClient[Any](deployment.uri) as client:  # of the way back of a seed before
+        with MongoClient[Any](deployment.uri) as client:  # left by the way back of an earlier seed
             client.drop_database(STATE_DB)
 
     @property
@@ -105,8 +105,8 @@ class ClusterSource:
         return beside(lambda: self.write(steps))
 
     def holds(self) -> dict[str, Held]:
-        """The shards' collections, each with the documents that a router shows: what a migration left behind is none of
-        them."""
+        """The shards' collections, each with the documents that a router shows, without what a migration left
+        behind."""
         found: dict[str, Held] = {}
         router = self._cluster.router
         for shard in self._cluster.shards.values():
@@ -123,8 +123,7 @@ class ClusterSource:
 
 
 def is_users(namespace: str) -> bool:
-    """Whether a collection is none of the server's own, nor one whose name is not UTF-8: a sync leaves these where they
-    are."""
+    """Whether a collection is neither the server's own nor one whose name is not UTF-8: a sync leaves these alone."""
     return not namespace.partition(".")[2].startswith("system.") and "\ufffd" not in namespace
 
 
@@ -138,12 +137,12 @@ class Both:
         self.turned = False
 
     def on_target(self) -> list[str]:
-        """The databases there, by their names there."""
+        """The databases of that end, by their names there."""
         return [self._renames.get(one, one) for one in self._source.databases if not self._is_out(f"{one}.c0")]
 
     def differences(self, *, held: bool) -> tuple[list[str], int]:
         """How they differ, and how many documents were compared. ``held``: no document may expire where a sync writes,
-        so that its limits of age are others."""
+        so its limits of age differ."""
         source = {name: one for name, one in self._source.holds().items() if not self._is_out(name)}
         target = _held(self._target.uri)
         if self.turned and self._excluded:
@@ -161,9 +160,9 @@ def _held(uri: str) -> dict[str, Held]:
 
 
 def normal(version: str, to_version: str, *, ages: bool) -> Any:
-    """What is compared of options and indexes: all of it, but limits of age that are held, and but what a 4.4 shows in
-    an order or with types that it need not have on the target: a newer server sorts options and gives them types of
-    its own, and 4.4 itself does so where they are altered."""
+    """What is compared of options and indexes: everything, except limits of age that are held, and except orders and
+    types in which 4.4 need not agree with the target: a newer server sorts options and gives them types of its own, and
+    4.4 itself does so when they are altered."""
     is_old, is_newer = version.startswith("4."), not to_version.startswith("4.")
 
     def normalised(kind: str, raw: bytes) -> bytes:
@@ -180,7 +179,7 @@ def normal(version: str, to_version: str, *, ages: bool) -> Any:
 
 
 def _with_one_type(name: str, value: Any, is_newer: bool) -> Any:
-    """An option of an index with the type that ``collMod`` gives it, or servers from 5.0 on."""
+    """An option of an index with the type that it gets from ``collMod``, or from servers since 5.0."""
     if name == "expireAfterSeconds":
         return int(value)
     if is_newer and name in ("unique", "sparse", "background", "hidden"):

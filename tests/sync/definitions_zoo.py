@@ -37,7 +37,7 @@ COLLECTIONS: Mapping[str, Mapping[str, Any]] = {
     "view of view": {"viewOn": "view", "pipeline": [{"$limit": Int64(3)}, {"$project": {"b": 0}}]},
     "view collated": {"viewOn": "nothing", "pipeline": [], "collation": {"locale": "fr"}},
 }
-#: Key, and the rest of the definition. Not every version takes every one.
+#: Key, and the rest of the definition. Not every version accepts every one.
 INDEXES: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = (
     ({"a": 1}, {}),
     ({"b": 1.0}, {"name": "double"}),
@@ -85,7 +85,7 @@ INDEXES: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = (
 
 
 def fill(client: MongoClient[Any], database: str) -> int:
-    """Make all that the server takes. Returns how many collections and indexes it took."""
+    """Make everything that the server accepts. Returns how many collections and indexes it accepted."""
     made = 0
     for name, options in COLLECTIONS.items():
         made += _try(client, database, {"create": name, **options})
@@ -106,7 +106,7 @@ def _try(client: MongoClient[Any], database: str, command: dict[str, Any]) -> bo
 
 
 def listed(client: MongoClient[Any], database: str) -> Iterator[tuple[str, bytes, list[bytes]]]:
-    """Of each collection and view: name, options and indexes as the server lists them."""
+    """For each collection and view: name, options and indexes as the server lists them."""
     there = client.get_database(database, codec_options=RAW)
     for one in sorted(there.cursor_command({"listCollections": 1}, codec_options=RAW), key=lambda found: found["name"]):
         if one["name"].startswith("system."):

@@ -1,7 +1,7 @@
 """Two deployments compared with plain PyMongo: documents, catalogue and indexes, byte for byte.
 
 The oracle of every test of ``tailrace sync``: nothing of the product's own reading, copying or verifying is used here.
-Nobody writes meanwhile, unless documents are read at a time (``documents(..., at=...)``).
+Nobody may write meanwhile, unless documents are read at a given time (``documents(..., at=...)``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
 _SERVERS_OWN: Final = ("admin", "config", "local")
-#: Differences that are named for each namespace; the rest is counted.
+#: How many differences are named for each namespace; the rest are counted.
 _NAMED_MAX: Final = 5
 Selected = Callable[[str], bool]
 Renames = Mapping[str, str]
@@ -42,12 +42,12 @@ class Held:
 
     @property
     def is_capped(self) -> bool:
-        """Whether the order of its documents is part of what it is."""
+        """Whether the order of its documents matters."""
         return bool(RawBSONDocument(self.options, RAW).get("capped"))
 
 
 def held(uri: str, *, but: Iterable[str] = (), selected: Selected = lambda _: True) -> dict[str, Held]:
-    """All that the members at ``uri`` hold, by namespace, without the databases ``but``."""
+    """Everything that the members at ``uri`` hold, by namespace, without the databases ``but``."""
     left_out = {*_SERVERS_OWN, *but}
     found: dict[str, Held] = {}
     with MongoClient[Any](uri) as client:
@@ -55,7 +55,7 @@ def held(uri: str, *, but: Iterable[str] = (), selected: Selected = lambda _: Tr
         for database in (one["name"] for one in named if one["name"] not in left_out):
             for one in _all(client, database, {"listCollections": 1}):
                 name = one["name"]
-                if selected(f"{database}.{name}") and name != "system.views":  # the views say what is in that
+                if selected(f"{database}.{name}") and name != "system.views":  # its contents are the views
                     found[f"{database}.{name}"] = _held(client, database, name, one)
     return found
 
@@ -71,7 +71,7 @@ def _held(client: MongoClient[Any], database: str, name: str, listed: RawBSONDoc
 
 
 def documents(client: MongoClient[Any], database: str, name: str, *, at: Timestamp | None = None) -> Iterator[bytes]:
-    """The documents in natural order of a collection, which has this name or UUID; with ``at`` as they were then (from
+    """The documents of the collection with this name or UUID, in natural order; with ``at``, as they were then (from
     5.0)."""
     command: dict[str, Any] = {"find": name, "hint": {"$natural": 1}}
     if at is not None:
@@ -81,7 +81,7 @@ def documents(client: MongoClient[Any], database: str, name: str, *, at: Timesta
 
 
 def _all(client: MongoClient[Any], database: str, command: Mapping[str, Any]) -> Iterator[RawBSONDocument]:
-    """The documents of a cursor. Commands, since a driver makes no object for some of the names."""
+    """The documents of a cursor. It uses commands, since a driver makes no object for some of the names."""
     there = client.get_database(database)
     with client.start_session() as session:
         reply = there.command({**command}, codec_options=RAW, session=session)
@@ -110,8 +110,8 @@ def differences(
     uuids: bool = True,
     known: Callable[[str, bytes], bytes] = lambda _, one: one,
 ) -> list[str]:
-    """Each in a sentence; none where the two are equal. ``known`` takes away, of ``options`` or an ``index``, what a
-    newer server writes otherwise by itself."""
+    """The differences, each in a sentence. ``known`` removes from ``options`` or an ``index`` what a newer server
+    writes differently by itself."""
     named = {renamed(namespace, renames or {}): one for namespace, one in source.items()}
     found = [f"{namespace}: missing" for namespace in sorted(named.keys() - target.keys())]
     found += [f"{namespace}: nobody wrote it" for namespace in sorted(target.keys() - named.keys())]
@@ -123,7 +123,7 @@ def differences(
 
 
 def renamed(namespace: str, renames: Renames) -> str:
-    """The name on the target: of the namespace, or of its database."""
+    """The name on the target, of the namespace or of its database."""
     database, _, collection = namespace.partition(".")
     if namespace in renames:
         return renames[namespace]
@@ -166,7 +166,7 @@ def _counted(found: Iterable[bytes]) -> Counter[bytes]:
 
 
 def id_of(document: bytes) -> bytes:
-    """The first element ``_id``: its type and its value. The whole document where it has none."""
+    """The first element ``_id``: its type and its value. The whole document if it has none."""
     place = 4
     while document[place]:
         end = document.index(b"\0", place + 1)

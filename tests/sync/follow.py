@@ -1,4 +1,4 @@
-"""A follower as a process of its own: it goes on until it is killed, stopped, or not the owner any more.
+"""A follower as a process of its own: it goes on until it is killed, stopped, or no longer the owner.
 
 ``python -m tests.sync.follow SOURCE TARGET NAME LANES LEASE_S [PLACE]``: at ``PLACE`` it stops itself once (SIGSTOP),
 as on a machine that sleeps, and goes on there when it is woken.
@@ -17,7 +17,7 @@ from tailrace.act.sync import commands, ownership
 from tailrace.act.sync.settings import SyncSettings
 from tests.sync.following import following
 
-#: The exit status of one that is not the owner any more.
+#: The exit status of one that is no longer the owner.
 LOST = 3
 
 

@@ -1,4 +1,5 @@
-"""A follower without a copy, for tests: it begins before the first write, so that all comes by the oplog."""
+"""A follower without a copy, for tests: it begins before the first write, so that everything comes through the
+oplog."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _FIELDS: CodecOptions[dict[str, Any]] = CodecOptions()
 
 
 def begun(source: str, target: str, settings: SyncSettings, *, hold: ClusterTime | None = None) -> ClusterTime:
-    """A sync that begins now, with nothing to copy. ``hold``: as of ``SyncState.begin``."""
+    """A sync that begins now, with nothing to copy. ``hold``: as in ``SyncState.begin``."""
     with MongoClient[Any](source) as client, MongoClient[Any](target) as there:
         cluster = Cluster.discover(client, source, {})
         start = places_of(cluster or client, 30).now()
@@ -57,7 +58,7 @@ def following(source: str, target: str, settings: SyncSettings, *, wait_s: float
 
 
 def now(uri: str) -> ClusterTime:
-    """A time after all that was written to ``uri`` so far."""
+    """A time after everything that was written to ``uri`` so far."""
     with MongoClient[Any](uri) as client:
         cluster = Cluster.discover(client, uri, {})
         found = places_of(cluster or client, 30).now()
@@ -87,7 +88,7 @@ def unequal(
     known: Callable[[str, bytes], bytes] = without_limits,
     **options: Any,
 ) -> list[str]:
-    """The differences of two deployments; limits of age apart."""
+    """The differences of two deployments, without limits of age."""
     return differences(
         held(source, but=("tailrace_sync",), selected=lambda name: settings.has(name.replace(".system.buckets.", "."))),
         held(target, but=(settings.state_db,)),

@@ -7,9 +7,9 @@
     python -m tests.sync.fuzz --seed 7 --planted "a window torn"    a fault is put back that must be found
 
 Of every five seeds, one gives databases other names, one leaves collections out, one has four lanes; every second one
-is cut over and reversed at its end. In each round the sync ends in the middle and another goes on; a verification of
-its own runs while the writers write. The workload of a seed is always the same; how it and the sync interleave is the
-machine's. Exit code 1 where anything differs, or where nothing was compared; the last line gives the totals.
+is cut over and reversed at its end. In each round the sync ends in the middle and another goes on; the product's
+verification runs while the writers write. The workload of a seed is always the same; how it and the sync interleave
+depends on the machine. Exit code 1 if anything differs, or if nothing was compared; the last line gives the totals.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tests.sync.planted import PLANTED, planted_here
 
 VERSION: Final = "6.0.27"
 _PATIENCE_S: Final = 600
-#: A newer server takes some binary values no longer.
+#: A newer server no longer accepts some binary values.
 _INVALID_COLUMN: Final = 378
 
 
 @dataclass
 class Report:
-    """What was played and what was found."""
+    """What was played, and what was found."""
 
     seeds: int = 0
     commands: int = 0
@@ -72,13 +72,13 @@ class Chosen:
     capped: bool = True
     series: bool = False
     columns: bool = True
-    #: With documents of 16 MB, and transactions of more.
+    #: Whether there are documents of 16 MB, and larger transactions.
     large: bool = True
-    #: Whether the play ends where a comparison has found something: for faults that must be found.
+    #: Whether to stop as soon as a comparison has found something: for faults that must be found.
     to_first: bool = False
 
     def options(self, databases: tuple[str, ...]) -> dict[str, Any]:
-        """Of the sync."""
+        """Settings of the sync."""
         name = f"seed{self.seed}"
         match self.seed % 5:
             case 1:
@@ -91,7 +91,7 @@ class Chosen:
 
 
 class Background:
-    """A sync that runs in a thread. Not the product's: what ends it is kept, and raised at the end."""
+    """A sync in a thread of the harness: an error that ends it is kept, and raised at the end."""
 
     def __init__(self, sync: Sync, **run: Any) -> None:
         self._sync = sync
@@ -129,13 +129,13 @@ class Play:
         self.both = Both(source, target, self.options)
 
     def __call__(self) -> None:
-        """Play it. Differences are reported; what the sync raises is one."""
+        """Play it. Differences are reported; an error of the sync counts as one."""
         try:
             self._play()
         except TailraceError as error:
             outside = (
                 "selection" in str(error) and "excluded" in self.options
-            )  # a collection came from what is left out
+            )  # a collection came from one that is left out
             if outside or (error.code == _INVALID_COLUMN and self.source.version < self.target.version):
                 self.report.refused += 1
             else:
@@ -148,7 +148,7 @@ class Play:
 
     def _play(self) -> None:
         chosen = self.chosen
-        self.source.write(chosen.steps)  # what the copy finds
+        self.source.write(chosen.steps)  # the documents that the copy finds
         for number in range(chosen.rounds):
             self._round(number)
             if chosen.to_first and self.report.differences:
@@ -179,7 +179,7 @@ class Play:
             yield sync
 
     def _verify(self, background: Background) -> None:
-        """The product's own verification, while writes go on. It must find nothing, since there is nothing."""
+        """The product's own verification, while writes go on. It must find nothing."""
         with self._sync() as sync:
             deadline = time.monotonic() + _PATIENCE_S
             while not sync.status().is_consistent and background.is_running:
@@ -192,7 +192,7 @@ class Play:
             except TailraceError:
                 if background.is_running:
                     raise
-                return  # what has ended the sync is told by ``end``
+                return  # ``end`` reports what has ended the sync
             self.report.verified += found.documents
             for one in found.differences:
                 self._differs(f"the verification while writes went on: {one}")
@@ -205,7 +205,7 @@ class Play:
             self._differs(f"{when}: {one}")
 
     def _cut_over(self) -> None:
-        """The target takes the source's place, is written to, and the source follows it."""
+        """The target takes the source's place and is written to, and the source follows it."""
         with self._sync() as sync:
             background = Background(sync)
             try:
@@ -229,7 +229,7 @@ class Play:
 
 
 def run_seed(source: ReplicaSet | ShardedCluster, target: ReplicaSet, chosen: Chosen, report: Report) -> None:
-    """Play one seed, and leave nothing behind where source and target stay up."""
+    """Play one seed, and leave nothing behind if source and target keep running."""
     kind: Callable[..., Any] = ClusterSource if isinstance(source, ShardedCluster) else ReplicaSetSource
     played = kind(source, chosen)
     try:
@@ -272,7 +272,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _chosen(options: argparse.Namespace, seed: int) -> Chosen:
     old = options.version.startswith("4.")
-    # A newer target refuses values that the older source holds, and nothing is compared: one seed of ten shows that.
+    # A newer target refuses values that the older source holds, and then nothing is compared: one seed in ten shows
+    # that.
     columns = not (options.version < "6" <= (options.to_version or options.version)) or seed % 10 == 0
     capped = options.capped and not old
     return Chosen(seed, options.steps, options.rounds, capped=capped, series=options.series, columns=columns)

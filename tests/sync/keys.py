@@ -1,4 +1,5 @@
-"""Unique indexes whose values are swapped, moved and freed: a target meets on its way what the source never held."""
+"""Unique indexes whose values are swapped, moved and freed: on its way a target has states that the source never
+had."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class Keys:
         return [{"_id": one["_id"], **{field: one[field] for field in names if field in one}} for one in found]
 
     def _swap(self, name: str) -> None:
-        """Two change their values, in one transaction or over a third value."""
+        """Two documents swap their values, in one transaction or by way of a third value."""
         two = self._values(name, self._rng.sample(range(_DOCUMENTS), 2))
         if len(two) < 2:
             return
@@ -93,7 +94,7 @@ class Keys:
         self._carry_out(away + back, rng.random() < 0.5)
 
     def _move(self, name: str) -> None:
-        """A value goes from one that is deleted to one that is new."""
+        """A value goes from a deleted document to a new one."""
         rng = self._rng
         found = self._values(name, [rng.randrange(_DOCUMENTS)])
         if not found:
@@ -120,7 +121,7 @@ class Keys:
             self._send(self._set(name, key, {rng.choice(("u", "v")): value}))
 
     def _array(self, name: str) -> None:
-        """Multikey: elements go from one to another."""
+        """Multikey: elements move from one document to another."""
         first, second = self._rng.sample(range(_DOCUMENTS), 2)
         element = self._rng.randrange(40)
         pull = {"update": name, "updates": [{"q": {"_id": first}, "u": {"$pull": {"a": element}}}]}
@@ -128,7 +129,7 @@ class Keys:
         self._carry_out([pull, push], self._rng.random() < 0.5)
 
     def _definition(self, name: str) -> None:
-        """The indexes go, values are there twice, and the indexes are there again."""
+        """The indexes are dropped, values occur twice, and the indexes come back."""
         rng = self._rng
         index = rng.choice(_UNIQUE[name])
         kind = rng.random()

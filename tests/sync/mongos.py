@@ -1,10 +1,11 @@
-"""In place of a mongos, of which there is no wheel: what a sync writes to a cluster, transactions and definitions too.
+"""A stand-in for a mongos, for which there is no wheel: for what a sync writes to a cluster, including transactions and
+definitions.
 
-PyMongo connects to ``uri`` as to a mongos. Statements are sent by the rules of one: an insert, and a statement that
-names the whole shard key, to the shard that owns the document; a replacement that does not name it, to the owner of
-the new document; others by ``_id`` to all shards; an upsert has to name it. A transaction has the same statements on
-many shards and one commit, in two phases. The shards are real ones: they know whether the routing table is theirs.
-Documents pass as their bytes.
+PyMongo connects to ``uri`` as to a mongos. Statements are sent by the rules of a mongos. An insert, or a statement that
+names the whole shard key, goes to the shard that owns the document; a replacement that does not name it goes to the
+owner of the new document; others by ``_id`` go to all shards; an upsert has to name the key. A transaction has such
+statements on several shards and one commit, in two phases. The shards are real: they know whether the routing table is
+current. Documents pass as their bytes.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Statements(Mongos):
         self._made = 0
 
     def _run(self, member: str, database: str, command: Mapping[str, Any]) -> RawBSONDocument:
-        """As ``Connections.run``, with documents as their bytes, and errors of statements left in the reply."""
+        """Like ``Connections.run``, with documents as bytes, and with errors of statements left in the reply."""
         connections = self._router.connections
         message = Command(command)
         if connections.clock.document is not None:
@@ -70,7 +71,7 @@ class _Statements(Mongos):
         return reply
 
     def _need(self, database: str) -> None:
-        """A database is made with the first collection; the primary shards go round."""
+        """A database is made with its first collection; the primary shards take turns."""
         with self._lock, suppress(UsageError):
             self._router.catalog.database(database)
             return
@@ -144,8 +145,8 @@ class _Statements(Mongos):
         return tuple(table.owners)
 
     def _one(self, namespace: str, shard: str, command: Fields, transaction: Transaction | None) -> RawBSONDocument:
-        """A statement on one shard. A routing table that is no longer true: in a transaction, that is over; else again
-        by a new table, if the shard still is the one."""
+        """A statement on one shard. If the routing table is outdated, a transaction is over; otherwise the statement is
+        repeated with a new table, if it still leads to this shard."""
         database = namespace.partition(".")[0]
         refusals = 0
         while True:
@@ -176,7 +177,7 @@ class _Statements(Mongos):
     # -- transactions -------------------------------------------------------------------------------------------------
 
     def _transaction(self, command: Fields) -> Transaction | None:
-        """The transaction of a statement; its fields are taken out of the command then."""
+        """The transaction of a statement, whose fields are removed from the command."""
         if command.get("autocommit") is not False:
             return None
         session, number = bytes(command["lsid"]["id"]), int(command["txnNumber"])
@@ -357,7 +358,7 @@ class WritingMongos(_Statements):
         return _EMPTY
 
     def _kill_sessions(self, _: str, command: Fields) -> Reply:
-        """As a mongos does: their transactions end on every shard, so that what they hold is free at once."""
+        """Like a mongos, end their transactions on every shard, so that what they hold is free at once."""
         for one in command["killSessions"]:
             with self._lock:
                 self._transactions.pop(bytes(one["id"]), None)
@@ -371,7 +372,7 @@ class WritingMongos(_Statements):
 
 
 def _equalities(query: Mapping[str, Any]) -> Fields:
-    """What a query says that fields are equal to."""
+    """The values to which a query compares fields for equality."""
     found: Fields = {}
     for path, value in query.items():
         operators = isinstance(value, Mapping) and any(name.startswith("$") for name in value)
@@ -383,7 +384,7 @@ def _equalities(query: Mapping[str, Any]) -> Fields:
 
 
 def _whole(command: Mapping[str, Any]) -> Fields:
-    """All of a cursor's documents come in one batch."""
+    """Gives all of a cursor's documents in one batch."""
     if "find" in command:
         return {"batchSize": 100_000, "singleBatch": True}
     if next(iter(command)) in ("aggregate", "listCollections", "listIndexes"):

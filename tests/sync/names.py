@@ -1,4 +1,4 @@
-"""Collections that are renamed onto each other, dropped and made again, converted, put into place and looked at."""
+"""Collections that are renamed onto each other, dropped and made again, converted, replaced and shown by views."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Names:
         self._sender.send("admin", command)
 
     def _rename_around(self) -> None:
-        """Two change their names, over a third, with writes between."""
+        """Two collections swap their names by way of a third, with writes in between."""
         database = self.databases[0]
         first, second = (f"{database}.{name}" for name in self._rng.sample(_NAMES, 2))
         self._rename_to(first, f"{database}.between")
@@ -204,7 +204,7 @@ class Names:
         self._sender.send("admin", {"commitTransaction": 1, **fields})
 
     def _filled_and_indexed(self) -> None:
-        """Enough documents that an index takes its time, while others write; some builds fail."""
+        """Enough documents for an index build to take a while, while others write; some builds fail."""
         rng, database = self._rng, self.databases[0]
         documents = [{"_id": 1000 + number, "n": number % 7, "b": number} for number in range(3000)]
         self._sender.send(database, {"insert": "filled", "documents": documents, "ordered": False})

@@ -14,7 +14,7 @@ from tailrace.core import raw_bson
 
 
 def _window_torn(patch: pytest.MonkeyPatch) -> None:
-    """A segment's last document is left out, and its position is noted all the same."""
+    """A segment's last document is left out, but its position is noted."""
     write = writer.ChangesWriter.write
 
     def torn(self: Any, session: Any, documents: Any, *rest: Any, **named: Any) -> None:
@@ -24,7 +24,7 @@ def _window_torn(patch: pytest.MonkeyPatch) -> None:
 
 
 def _change_left_out(patch: pytest.MonkeyPatch) -> None:
-    """Of several changes of a document the last is not applied."""
+    """The last of several changes of a document is not applied."""
     works = writer._Table._works
 
     def left_out(self: Any, documents: Any) -> Any:
@@ -35,7 +35,7 @@ def _change_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unmatched_duplicate(patch: pytest.MonkeyPatch) -> None:
-    """What met a duplicate key is deleted, and one of it is not inserted again."""
+    """Documents that ran into a duplicate key are deleted, and one of them is not inserted again."""
     write, insert = writer._Table.write, writer._Table._insert
     is_anew = [False]
 
@@ -54,7 +54,7 @@ def _unmatched_duplicate(patch: pytest.MonkeyPatch) -> None:
 
 
 def _position_behind(patch: pytest.MonkeyPatch) -> None:
-    """Each process begins some positions before the one that the target has, and applies what comes after it again."""
+    """Each process begins some positions before that of the target, and applies what comes after it again."""
     load = Follower._load
 
     def loaded(self: Any) -> None:

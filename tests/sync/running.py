@@ -1,4 +1,4 @@
-"""A sync of the parts: copied, and followed in a thread."""
+"""A sync made of the product's parts, which copies, and follows in a thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Following:
         return places_of(self.source, 10).now()
 
     def settle(self) -> None:
-        """Wait until the target is where the source is now, and the state tells the target's time of it."""
+        """Wait until the target is where the source is now, and the state gives the target's time of that."""
         now, deadline = self.now(), time.monotonic() + PATIENCE_S
         while True:
             found = self.state.read()

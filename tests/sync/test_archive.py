@@ -59,7 +59,7 @@ def until(what: Callable[[], Any], process: Piped | None = None) -> Any:
 
 
 def overtaken(source: MongodSource, folder: Path, beyond: ClusterTime) -> None:
-    """Change what is copied until the oplog has lost ``beyond``, and never more than the archive holds already."""
+    """Change copied documents until the oplog has lost ``beyond``, and never more than the archive already holds."""
     shop, number = source.client.shop, 0
     while source.oldest()[0] <= beyond:
         number += 1

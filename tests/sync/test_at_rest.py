@@ -1,7 +1,7 @@
-"""A copy does not begin while a collection is being made into another one: what is in it already would be missing.
+"""A copy does not begin while a collection is being turned into another one: what is already in it would be missing.
 
-A sync that began in the middle of a resharding ended with "nothing has told of its creation", or had lost the
-collection. Tests had begun their syncs before the resharding, and the campaign met it with one seed in many.
+A sync that began during a resharding ended with "nothing has told of its creation", or lost the collection. Tests had
+begun their syncs before the resharding, and the campaign showed it only with one seed in many.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def test_what_is_never_done_is_refused_with_its_name(client: MongoClient[Any]) -
 def test_a_list_of_a_primary_that_is_none_any_more_does_not_count(
     start_replica_set: Callable[..., ReplicaSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may hold what no majority ever had: of what is rolled back, no entry tells. Tests had begun their syncs while
-    nobody was elected, and campaigns hit the moment of the list too rarely."""
+    """The list may hold what no majority ever had: no entry tells that it was rolled back. Tests had begun their syncs
+    when there was no election, and campaigns hit the moment of listing too rarely."""
     running = start_replica_set(1)
     reads = list[int]()
 
@@ -91,7 +91,7 @@ def test_a_list_of_a_primary_that_is_none_any_more_does_not_count(
 def test_definitions_all_the_time_are_waited_out_for_as_long_as_is_said(
     client: MongoClient[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fifty attempts were over after a second, and a campaign's sync was refused."""
+    """Fifty attempts took only a second, and a campaign's sync was refused."""
     client.resting.orders.insert_one({"_id": 1})
     tries = list[int]()
 
@@ -117,7 +117,7 @@ def opened(running: ShardedCluster) -> Iterator[Cluster]:
 
 
 def test_a_database_that_is_on_its_way_to_another_shard_is_waited_for(sharded_cluster: ShardedCluster) -> None:
-    """The other shard has its collections already, with other UUIDs, and nothing of them comes by the oplog."""
+    """The other shard already has its collections, with other UUIDs, and nothing about them comes through the oplog."""
     router = sharded_cluster.router
     router.create_database("going", "shard0")
     router.insert_one("going.orders", {"_id": 1})
@@ -151,8 +151,8 @@ def test_a_rename_that_the_config_server_does_not_know_yet_is_waited_for(
     sharded_cluster: ShardedCluster, shards: list[str]
 ) -> None:
     """Each shard renames for itself, and the config server learns of it at the end. A sync that began in between gave
-    the collection its former name, or both, and no later entry told otherwise. Tests had begun their syncs before the
-    rename, and campaigns rename faster than they begin syncs."""
+    the collection its former name, or both, and no later entry corrected this. Tests had begun their syncs before the
+    rename, and in campaigns renames are over too quickly."""
     router = sharded_cluster.router
     router.create_database("renaming", "shard0")
     router.insert_one("renaming.orders", {"_id": 1})

@@ -1,4 +1,4 @@
-"""Capped collections: copied in their order, also beside writers and through kills, and followed."""
+"""Capped collections: copied in their order, also with writers and through kills, and followed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def in_order(client: MongoClient[Any], name: str) -> list[bytes]:
     return [bytes(one.raw) for one in there[name].find({}).hint([("$natural", 1)])]
 
 
-# Of 7.0 test_copying.py and test_catalog.py have what differs.
+# For 7.0, test_copying.py and test_catalog.py cover what differs.
 @pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2", pytest.param("7.0.28", marks=pytest.mark.slow)])
 def test_the_order_is_kept_beside_a_writer(start_replica_set: Callable[..., ReplicaSet], version: str) -> None:
     there, here = start_replica_set(version=version), start_replica_set(version=version)

@@ -1,5 +1,4 @@
-"""The catalogue, read, made again elsewhere, and compared: on real servers, the bytes that they list beside one
-another."""
+"""The catalogue, read, made again elsewhere, and compared, on real servers, by the bytes that they list."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def test_every_kind_of_definition_arrives_byte_for_byte(
 
 
 def _sorted(listed: tuple[str, bytes, list[bytes]]) -> tuple[str, bytes, list[list[tuple[str, str]]]]:
-    """What is listed of a collection, the fields of its indexes in no order, but their keys in their order."""
+    """What is listed for a collection, with the fields of its indexes in any order, but with their keys in order."""
     name, options, specs = listed
     return name, options, [sorted((field, repr(value)) for field, value in bson.decode(one).items()) for one in specs]
 
@@ -120,7 +119,7 @@ def _altered(client: MongoClient[Any], name: str, **changes: Any) -> None:
 
 
 def _again(client: MongoClient[Any], name: str, key: dict[str, Any], **options: Any) -> None:
-    """Drop an index and make it again otherwise."""
+    """Drop an index and make it again in another way."""
     client.zoo.plain.drop_index(name)
     client.zoo.command({"createIndexes": "plain", "indexes": [{"key": key, "name": name, **options}]})
 
@@ -211,8 +210,8 @@ def test_a_namespace_that_is_another_collection_is_refused(start_replica_set: Ca
 def test_a_collection_that_another_command_makes_after_the_look_is_judged_as_one_that_was_there(
     options: dict[str, Any], start_replica_set: Callable[..., ReplicaSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ``create`` that an election interrupts is sent again, and may have been carried out: the sync ended with the
-    server's 48. Where UUIDs are kept a second one finds no fault, and campaigns of kills on clusters are slow."""
+    """A ``create`` that an election interrupts is sent again, although it may have been carried out: the sync ended
+    with the server's 48. If UUIDs are kept, a second one succeeds, and campaigns of kills on clusters are slow."""
     source = MongoClient(start_replica_set().uri)
     target = MongoClient(start_replica_set().uri)
     source.zoo.create_collection("c", validator={"a": 1})
@@ -241,7 +240,7 @@ def test_a_collection_that_another_command_makes_after_the_look_is_judged_as_one
 def test_a_collection_whose_name_is_not_utf8_is_left_out_and_named(
     replica_set: ReplicaSet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was left out without a word: the tests looked only at what is copied."""
+    """It was silently left out: the tests looked only at what is copied."""
     with MongoClient[Any](replica_set.uri) as client, Wire.to(replica_set.uri) as wire:
         client["odd_sync"]["plain"].insert_one({"_id": 1})
         wire.exchange(raw_insert(b"odd_sync", b"odd\xfe", {"_id": 1}))

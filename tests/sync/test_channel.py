@@ -1,4 +1,4 @@
-"""A sync as a whole: who owns it, who may ask it for what, the cut-over and the way back."""
+"""A sync as a whole: who owns it, who may request what, the cut-over and the way back."""
 
 from __future__ import annotations
 
@@ -179,8 +179,8 @@ def test_after_a_cut_over_the_target_is_the_source_s_equal_in_all(uris: tuple[st
 def test_a_member_that_is_no_primary_cannot_be_cut_over(
     uris: tuple[str, str], ends: tuple[ReplicaSet, ReplicaSet]
 ) -> None:
-    """It does not know what the primary has acknowledged: with a member that was late by an hour, the writes of the
-    last hour were missing on the target."""
+    """A secondary does not know what the primary has acknowledged: with a member that was an hour late, the writes of
+    the last hour were missing on the target."""
     with MongoClient[Any](ends[0].members[0].uri) as client, made((ends[0].members[0].uri, uris[1])) as sync:
         sync.run(to_present=True)
         client.admin.command({"replSetStepDown": 600, "force": True})
@@ -192,7 +192,7 @@ def test_a_member_that_is_no_primary_cannot_be_cut_over(
             ends[0].wait_until_ready()
         assert "Name the replica set in SOURCE" in str(refused.value.hint)
         assert sync.status().phase == "follow"
-        # A primary that another one has replaced would not know it, and have no majority for this:
+        # A primary that was replaced by another would not know it, and would have no majority for this:
         proofs = {"op": "n", "o.msg": "linearizable read"}
         before = client.local["oplog.rs"].count_documents(proofs)
         sync.cutover(block=False)
@@ -249,7 +249,7 @@ def test_the_source_refuses_writes_for_as_long_as_it_is_cut_over(uris: tuple[str
         with sync.reverse(unblock=True) as back:
             write(uris[1], 100)
             back.run(to_present=True)
-            # Whose user bypasses the block needs no unblock, and then nobody could write after the cut-over back:
+            # A user who bypasses the block needs no unblock, and then nobody could write after the cut-over back:
             with MongoClient[Any](uris[0]) as client:
                 client.admin.command("setUserWriteBlockMode", 1, **{"global": True})
             with pytest.raises(UsageError, match="the target refuses its users' writes"):
@@ -272,8 +272,8 @@ def test_a_cut_over_that_is_given_up_lets_the_source_take_writes_again(uris: tup
 def test_a_target_that_goes_away_as_the_sync_ends_leaves_the_source_blocked(
     uris: tuple[str, str], committed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It took writes again, though the sync may have ended, and then nobody would have brought them to the target. No
-    test had an error whose outcome was not known there."""
+    """The source accepted writes again although the sync may have ended, and nobody would have brought them to the
+    target. No test had an error with an unknown outcome there."""
     run = SyncOwnership.run
 
     def lost(self: SyncOwnership, *args: Any, **options: Any) -> Any:
@@ -330,7 +330,7 @@ def test_a_way_back_after_foreign_writes_is_refused(uris: tuple[str, str]) -> No
 
 
 def test_a_way_back_that_was_stopped_goes_on(uris: tuple[str, str]) -> None:
-    """What it had written itself was taken for foreign writes."""
+    """The sync's own writes were taken for foreign ones."""
     with made(uris) as sync:
         sync.run(to_present=True)
         sync.cutover(block=False)
@@ -346,7 +346,7 @@ def test_a_way_back_that_was_stopped_goes_on(uris: tuple[str, str]) -> None:
 def test_a_way_back_that_died_at_its_beginning_begins(
     uris: tuple[str, str], died_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its state without any collections was taken for a whole one."""
+    """Its state without any collections was taken for a complete one."""
 
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -437,7 +437,7 @@ def test_a_verification_follows_where_nobody_else_does(uris: tuple[str, str]) ->
 
 
 def test_an_index_that_was_hidden_while_its_limit_is_held_is_no_difference(uris: tuple[str, str]) -> None:
-    """The server lists its fields in another order then, and a cut-over was given up."""
+    """In that case the server lists its fields in another order, and a cut-over was abandoned."""
     with made(uris) as sync, MongoClient[Any](uris[0]) as source:
         sync.run(to_present=True)
         source.shop.command({"collMod": "orders", "index": {"name": "at_1", "hidden": True}})

@@ -70,7 +70,7 @@ def called(*words: str) -> tuple[int, str, str]:
 
 @pytest.mark.mongod
 def test_a_sync_from_its_plan_to_its_way_back(ends: tuple[str, str]) -> None:
-    """One after the other, as the how-to has it."""
+    """The commands one after the other, as in the how-to."""
     status, out, _ = called("plan", *ends, "--json")
     assert status == 0
     assert json.loads(out)["refusals"] == []

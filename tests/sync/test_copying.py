@@ -1,4 +1,4 @@
-"""The copy, from real servers to real servers: every byte, through kills, beside writers, by one owner."""
+"""The copy, from real servers to real servers: every byte, through kills, with writers, by one owner."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def begun(source: Any, target: MongoClient[Any], settings: SyncSettings = SETTIN
 
 
 def copied(source: Any, target: MongoClient[Any], settings: SyncSettings = SETTINGS) -> SyncState:
-    """A whole copy, in this process."""
+    """Make a whole copy, in this process."""
     state = begun(source, target, settings)
     with own(state, lanes=5) as ownership:
         assert Copy(source, state, ownership, settings).run()
@@ -89,7 +89,7 @@ def odd_documents(version: str) -> Iterator[bytes]:
 
 
 def put(client: MongoClient[Any], namespace: str, documents: list[bytes]) -> None:
-    """Store documents as they are. An insert puts the time into Timestamps of 0; a pipeline does not."""
+    """Store documents as they are. An insert replaces Timestamps of 0 by the time; a pipeline does not."""
     database, _, name = namespace.partition(".")
     there = client[database]
     for one in documents:
@@ -146,7 +146,7 @@ def test_through_many_kills_every_document_is_there_once(start_replica_set: Call
 
     phases, documents = set(), set()
     for kill in range(amount(8, 20)):
-        running = _process(there, here, 25_000, 1)  # fast enough to be killed at work as a rule, and not while it waits
+        running = _process(there, here, 25_000, 1)  # fast enough to be killed mostly at work, and not while it waits
         assert running.stdout.readline() == b"owner\n"
         if kill < 4:
             time.sleep(chosen.uniform(0, 0.25))
@@ -192,7 +192,7 @@ def test_an_owner_that_was_stopped_beyond_its_lease_writes_nothing_more(
     try:
         assert _process(there, here, 1_000_000, 1).wait() == 0
         for name in ("first", "second", "third"):
-            target.shop[name].delete_many({"_id": {"$gte": 1_000}})  # what the old one would bring back
+            target.shop[name].delete_many({"_id": {"$gte": 1_000}})  # documents that the old one would bring back
     finally:
         old.send_signal(signal.SIGCONT)
     assert old.wait() == LOST
@@ -312,7 +312,7 @@ def test_an_old_owner_makes_and_drops_nothing(start_replica_set: Callable[..., R
         state.syncs.update_one({"_id": "sync"}, {"$set": {"expiresAt": None}})  # as if its lease had run out
         with own(state, lanes=2) as new:
             indexes.create(target, definitions["shop.c"], (6, 0), ownership=new)
-            old.check()  # by its own clock it is the owner still
+            old.check()  # by its own clock it is still the owner
             with pytest.raises(LeaseLost):
                 indexes.create(target, definitions["shop.late"], (6, 0), ownership=old)
             with pytest.raises(LeaseLost):

@@ -1,4 +1,4 @@
-"""TargetDefinitions of every kind, carried out in order; and again, where a process died right after one."""
+"""TargetDefinitions of every kind, carried out in order; and again, after a process died right after one."""
 
 from __future__ import annotations
 
@@ -183,8 +183,8 @@ def settings_for(name: str) -> SyncSettings:
     return SyncSettings(selection=Selection((f"{name}.*", f"{name}_other.*")), name=name)
 
 
-# A process that dies at both places meets what each of them finds; one that dies at neither, the workloads of
-# test_follower.py.
+# A process that dies at both places covers each of them; the workloads of test_follower.py cover one that dies at
+# neither.
 @pytest.mark.parametrize(
     "died",
     [
@@ -199,7 +199,7 @@ def test_definitions_are_carried_out_whenever_a_process_dies(
     pair: tuple[ReplicaSet, ReplicaSet],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No more than once: what is done before counts, what is not is done."""
+    """No more than once: what was done before counts, and the rest is done."""
     source, target = pair
     name = f"{script.__name__}_{died.replace(' ', '_')}"
     settings = settings_for(name)
@@ -242,7 +242,7 @@ def bring_up(source: ReplicaSet, target: ReplicaSet, settings: SyncSettings) -> 
 
 
 def test_what_waits_for_the_copy_is_built_at_its_end(pair: tuple[ReplicaSet, ReplicaSet]) -> None:
-    """A unique index is not in the way of a copy that is newer in places; nor does anything expire."""
+    """A unique index does not stop a copy that is newer in places, and nothing expires."""
     source, target = pair
     settings = settings_for("waiting")
     with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:

@@ -1,5 +1,5 @@
-"""Deltas as updates that the target carries out: the bytes are those that the source has made, and what cannot be one
-is known."""
+"""Deltas as updates that the target carries out: the bytes are those of the source, and deltas that cannot become
+updates are recognised."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INTERNAL = b"$_internalApplyOplogUpdate"
 
 
 class Applied(ImagesFuzz):
-    """Random updates; each delta is carried out again, on the document that was there before."""
+    """Random updates; each delta is carried out again on the document before it."""
 
     def __init__(self, client: MongoClient[Any], seed: int, encoder: DeltaEncoder) -> None:
         super().__init__(client, seed, corpus_values(), Totals())
@@ -86,7 +86,7 @@ class Applied(ImagesFuzz):
             assert found[key] == after, (document, made)
 
 
-#: What deltas, updates and entries name their own parts.
+#: The names that deltas, updates and entries use for their own parts.
 OUR_NAMES = ("u", "i", "d", "l", "a", "b", "s", "sa", "su", "u0", "s0", "diff", "o", "o2", "q", "0", "1", "set", "_id")
 
 
@@ -156,7 +156,7 @@ def test_a_delta_carried_out_gives_the_bytes_that_the_source_has(
     assert (fuzz.ways["as it is"] > 30) == takes
 
 
-#: Values that compare as equal, or look alike, and are other bytes.
+#: Values that compare as equal, or look alike, but have different bytes.
 TWINS: tuple[Any, ...] = (
     *(1, Int64(1), 1.0, True, "1", Decimal128("1"), Decimal128("1.0"), Decimal128("10E-1"), [1], [1.0], {"n": 1}),
     *(0, Int64(0), 0.0, -0.0, Decimal128("0"), Decimal128("-0"), Decimal128("0E3"), Decimal128("0.00"), None, [None]),
@@ -180,7 +180,8 @@ TWINS: tuple[Any, ...] = (
 def test_a_value_gives_way_to_one_that_is_equal_to_it_and_of_other_bytes(
     version: str, start_replica_set: Callable[..., ReplicaSet]
 ) -> None:
-    """On top level, in a document and in an array; a field that stands there twice, too: the first is changed."""
+    """At the top level, in a document and in an array; also a field that occurs twice, of which the first is
+    changed."""
     encoder = DeltaEncoder(takes_names=True, takes_deltas=False)
     pairs = [(one, other) for one in TWINS for other in TWINS]
     befores, statements, afters = [], [], []
@@ -216,7 +217,7 @@ def test_a_value_gives_way_to_one_that_is_equal_to_it_and_of_other_bytes(
     with MongoClient[Any](start_replica_set(version=version).uri) as client:
         there = client["twins"]["held"]
         there.drop()
-        # An insert would put the time in the place of an empty timestamp.
+        # An insert would replace an empty timestamp by the time.
         there.database.command({"update": "held", "updates": [insertion(one) for one in befores]})
         reply = there.database.command({"update": "held", "updates": [RawDocuments(b"".join(statements))], **_BYPASS})
         assert "writeErrors" not in reply

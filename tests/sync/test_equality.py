@@ -1,4 +1,4 @@
-"""The oracle of the sync tests finds what it is there to find, and nothing else."""
+"""The oracle of the sync tests finds what it is meant to find, and nothing else."""
 
 from __future__ import annotations
 

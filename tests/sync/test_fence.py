@@ -1,4 +1,5 @@
-"""An old owner, stopped past its lease and woken up again, changes nothing: wherever it was stopped."""
+"""An old owner that was stopped for longer than its lease and wakes up again changes nothing, wherever it was
+stopped."""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ def outlived(ownership: SyncOwnership) -> None:
 def test_the_next_owner_leaves_alone_what_the_one_before_does_after_it_has_given_the_lease_back(
     start_replica_set: Start,
 ) -> None:
-    """The driver used an owner's sessions for the next operations of its process, and the next owner killed these: a
-    verification ended with 11601. No test did anything else with the client of an owner."""
+    """The driver reused an owner's sessions for later operations of its process, and the next owner killed these: a
+    verification ended with 11601. No test had used an owner's client for anything else."""
     uri = start_replica_set().uri
     with MongoClient[Any](uri) as client, MongoClient[Any](uri) as another:
         client.shop.create_collection("orders")
@@ -105,8 +106,8 @@ def test_the_lease_is_not_given_while_it_is_held_and_is_free_after_close(start_r
 
 
 def test_a_lease_that_runs_out_during_a_transaction_is_taken_up_again(start_replica_set: Start) -> None:
-    """The transaction keeps the sync's document, so nothing refreshes the lease. Where the transaction had to be tried
-    again in another way, the next owner came to the same place, and so on for ever."""
+    """The transaction keeps the sync's document, so nothing refreshes the lease. If the transaction had to be retried
+    in another way, the next owner got to the same place, and so on for ever."""
     with MongoClient[Any](start_replica_set().uri) as client:
         client.shop.create_collection("orders")
         state, owner = held(client)
@@ -166,7 +167,7 @@ def test_a_commit_whose_answer_was_lost_is_not_done_twice(start_replica_set: Sta
 def test_a_commit_whose_outcome_is_not_known_and_that_was_none_is_done_again(
     lane: int, start_replica_set: Start
 ) -> None:
-    """Had it been taken for done, the document would be missing and the position would be there."""
+    """If it counted as done, the position would be there and the document would be missing."""
     with MongoClient[Any](start_replica_set().uri) as client:
         client.shop.create_collection("orders")
         state, ownership = held(client, lanes=2)

@@ -1,5 +1,5 @@
-"""Users who may do less than a sync needs are refused before anything is written; those who lack applyOps alone are
-not, and their copies are equal but for the UUIDs."""
+"""Users with fewer rights than a sync needs are refused before anything is written. Those who only lack applyOps are
+not, and their copies are equal apart from the UUIDs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_target_of_which_the_user_may_write_a_half(filled: tuple[ReplicaSet, R
 
 
 def test_without_the_right_to_apply_operations(filled: tuple[ReplicaSet, ReplicaSet]) -> None:
-    """Every definition has a plain command beside the one by UUID."""
+    """For every definition there is a plain command besides the one by UUID."""
     source, target = filled
     uri = as_user(target, "plain", [], ["readWriteAnyDatabase", "dbAdminAnyDatabase", "clusterMonitor"])
     with MongoClient[Any](source.uri) as client, Sync(source.uri, uri, lease_s=4) as sync:
@@ -125,8 +125,8 @@ def test_without_the_right_to_apply_operations(filled: tuple[ReplicaSet, Replica
 
 
 def test_a_verification_tells_at_which_side_a_right_is_missing(filled: tuple[ReplicaSet, ReplicaSet]) -> None:
-    """Both are replica sets of one name, and the message named that alone; and without useUUID a server answers as if
-    the user might not read the database. No test verified with another user than the one who had copied."""
+    """Both replica sets have the same name, and the message had nothing else; and without useUUID a server answers as
+    if the user may not read the database. No test had verified as a different user from the one who copied."""
     source, target = filled
     with Sync(source.uri, target.uri, lease_s=4) as sync:
         sync.run(to_present=True)
@@ -162,8 +162,8 @@ def refuses_writes(running: ReplicaSet) -> bool:
 
 
 def test_the_right_to_block_writes_goes_away_during_a_cut_over(filled: tuple[ReplicaSet, ReplicaSet]) -> None:
-    """Without it a cut-over went on, and no one had stopped the writers; taken away meanwhile, it left the source
-    blocked and said nothing of it. Tests of cut-overs had users who may do all."""
+    """Without this right a cut-over went on although nobody had stopped the writers; if it was taken away meanwhile,
+    the source stayed blocked without a message. Tests of cut-overs had users with all rights."""
     source, target = filled
     mode = {"resource": {"cluster": True}, "actions": ["setUserWriteBlockMode"]}
     uri = as_user(source, "blocks", [], ["readAnyDatabase", "clusterMonitor"])
@@ -185,8 +185,8 @@ def test_the_right_to_block_writes_goes_away_during_a_cut_over(filled: tuple[Rep
 
 
 def test_a_right_that_goes_away_when_limits_of_age_are_restored(filled: tuple[ReplicaSet, ReplicaSet]) -> None:
-    """One was restored and another not, and the sync went on: documents expired on the target during a sync. No test
-    ended a cut-over between the two."""
+    """One was restored and another was not, and the sync went on: documents expired on the target during a sync. No
+    test had ended a cut-over between the two."""
     source, target = filled
     alters = [{"resource": {"db": database, "collection": ""}, "actions": ["collMod"]} for database in ("blog", "shop")]
     others = {"resource": LISTS["resource"], "actions": ["bypassDocumentValidation"]}

@@ -1,4 +1,4 @@
-"""A target follows its source: equal at each stop, after kills anywhere, after elections, by lanes."""
+"""A target follows its source: equal at each stop, after kills anywhere, after elections, with lanes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_newer_target_holds_the_same_documents(older: str, newer: str, start_r
 
 
 def killed(source: ReplicaSet, target: ReplicaSet, times: int, seed: int, lanes: int = 1) -> None:
-    """Kill a follower at random moments, while there is writing."""
+    """Kill a follower at random moments, while others write."""
     name = "killed"
     settings = SyncSettings(name=name, lanes=lanes, lease_s=2)
     begun(source.uri, target.uri, settings)
@@ -114,8 +114,8 @@ def test_killed_very_often_it_goes_on_and_is_equal(lanes: int, start_replica_set
 def test_while_the_targets_primary_steps_down_again_and_again(
     start_replica_set: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of a transaction, which is gone then. Before, it was left to chance what an election met, and the
-    source's writers went on for as long as it took: on a busy machine ten times as much."""
+    """In the middle of a transaction, which is then gone. An earlier version left it to chance what an election hit,
+    and the source's writers went on as long as that took: ten times as long on a busy machine."""
     source, target = start_replica_set(), start_replica_set(members=3)
     settings = SyncSettings(name="elections", lease_s=60)
     begun(source.uri, target.uri, settings)
@@ -142,8 +142,9 @@ def test_while_the_targets_primary_steps_down_again_and_again(
 
 
 def test_what_is_being_filled_outlives_an_election(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:
-    """A server drops temporary collections when it becomes primary. The target did so with what the source was still
-    filling, and what came later began without it. Elections of the campaigns had met no long ``$out``."""
+    """A server drops temporary collections when it becomes primary. The target did so with one that the source was
+    still filling, and later writes to it began without the earlier ones. In the campaigns no election had hit a long
+    ``$out``."""
     source, target, settings = pair
     with MongoClient[Any](source.uri) as client:
         operation = {"op": "c", "ns": "shop.$cmd", "o": {"create": "tmp.agg_out.1f", "temp": True}}
@@ -160,7 +161,7 @@ def test_what_is_being_filled_outlives_an_election(pair: tuple[ReplicaSet, Repli
 
 
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A target whose transactions may hold three documents. The sizes of those that were too large."""
+    """A target whose transactions may hold three documents. Gives the sizes of those that were too large."""
     whole, refused = ChangesWriter.write, list[int]()
 
     def write(writer: ChangesWriter, session: Any, documents: Any, *rest: Any, **options: Any) -> None:
@@ -177,7 +178,7 @@ def test_what_does_not_fit_the_cache_of_the_target_is_written_in_parts(
     replica_set: ReplicaSet, start_replica_set: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server with a small cache ended the transaction of a whole segment, and so the sync. Tests had segments that
-    fitted; the campaign met one on a busy machine, where nothing was written out in time."""
+    fit; it happened in the campaign on a busy machine, where nothing was written out in time."""
     source, target, refused = replica_set, start_replica_set(), small_cache(monkeypatch)
     settings = SyncSettings(name="halves", selection=Selection.of(["halves.*"]))
     with MongoClient[Any](source.uri) as client:
@@ -200,8 +201,8 @@ def test_what_does_not_fit_the_cache_of_the_target_is_written_in_parts(
 def test_what_does_not_fit_the_cache_is_written_in_parts_by_each_lane(
     replica_set: ReplicaSet, start_replica_set: Start, monkeypatch: pytest.MonkeyPatch, is_unique: bool
 ) -> None:
-    """It ended the sync: only one lane knew parts. With unique values that go from lane to lane, no order of parts is
-    right, and it still ends."""
+    """This ended the sync, since only a single lane could divide a segment into parts. With unique values that go from
+    lane to lane no order of parts is right, and it still ends."""
     source, target = replica_set, start_replica_set()
     settings = SyncSettings(name="lanes", lanes=2, selection=Selection.of(["laned.*"]))
     with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
@@ -237,8 +238,9 @@ def test_what_does_not_fit_the_cache_is_written_in_parts_by_each_lane(
 def test_unique_values_change_places_in_a_segment_that_does_not_fit(
     replica_set: ReplicaSet, start_replica_set: Start, monkeypatch: pytest.MonkeyPatch, partner: int, fits: bool
 ) -> None:
-    """What a unique index refuses was raised as it is inside of the writer: the sync ended with a bug. Within a part
-    the documents are written anew; between two it is refused, and the position stays. No test had an index there."""
+    """A refusal by a unique index came out as the writer's internal error, and the sync ended as if with a bug. Within
+    a part the documents are written anew; between two parts it is refused, and the position stays. No test had an index
+    there."""
     source, target = replica_set, start_replica_set()
     settings = SyncSettings(name="places", selection=Selection.of(["places.*"]))
     with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
@@ -352,8 +354,8 @@ def test_unique_values_that_no_driver_can_read(pair: tuple[ReplicaSet, ReplicaSe
 
 
 def test_an_id_that_a_collation_takes_for_a_later_one(pair: tuple[ReplicaSet, ReplicaSet, SyncSettings]) -> None:
-    """The copy has "a", which the source got after "A" was gone: the index of ``_id`` did not take "A", and the sync
-    ended. Workloads had changed no letter of an ``_id`` to its other case."""
+    """The copy has "a", which the source got after "A" was gone: the index of ``_id`` refused "A", and the sync ended.
+    No workload had changed the case of a letter in an ``_id``."""
     source, target, settings = pair
     with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
         shop = client.shop
@@ -504,7 +506,7 @@ def test_each_position_is_known_with_the_targets_time(pair: tuple[ReplicaSet, Re
 def test_a_position_before_what_lanes_have_written_is_none_to_compare_at(
     pair: tuple[ReplicaSet, ReplicaSet, SyncSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lanes were cut off in the middle of a segment, and the next owner makes shorter ones."""
+    """Lanes are cut off in the middle of a segment, and the next owner makes shorter segments."""
     source, target, settings = pair
     with MongoClient[Any](source.uri) as client, MongoClient[Any](target.uri) as there:
         client.shop.orders.insert_one({"_id": 0})
@@ -529,7 +531,7 @@ def test_a_position_before_what_lanes_have_written_is_none_to_compare_at(
 def test_a_document_of_a_capped_collection_with_the_name_of_an_updates_version(
     start_replica_set: Start, version: str
 ) -> None:
-    """5.0.4 takes ``$v`` for its own: found by ``make kills``. It is refused there, with what to do."""
+    """5.0.4 takes ``$v`` for its own: found by ``make kills``. It is refused there, with a hint."""
     source, target, settings = *(start_replica_set(version=version) for _ in range(2)), SyncSettings()
     begun(source.uri, target.uri, settings)
     with MongoClient[Any](source.uri) as client, following(source.uri, target.uri, settings) as follower:

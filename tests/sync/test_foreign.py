@@ -1,4 +1,4 @@
-"""What the target has besides the sync's own: it stays as it is, and whatever is in the way ends the sync."""
+"""What the target has besides the sync's own data: it stays as it is, and anything that is in the way ends the sync."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def unlike(source: str, target: str) -> list[str]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_name_that_is_taken_on_the_target_ends_the_sync(version: str, start_replica_set: Start) -> None:
-    """By ``applyOps`` the server gave the name to the new collection, and another one to what had it: no error, and
-    with ``--rename`` it was the sync's own that lost its documents."""
+    """With ``applyOps`` the server gave the name to the new collection, and another name to the one that had it: there
+    was no error, and with ``--rename`` the sync's own collection lost its documents."""
     source, target = (start_replica_set(version=version).uri for _ in range(2))
     with MongoClient[Any](source) as client, MongoClient[Any](target) as there:
         client.shop.a.insert_one({"_id": 1})
@@ -59,7 +59,8 @@ def test_a_name_that_is_taken_on_the_target_ends_the_sync(version: str, start_re
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_databases_whose_names_differ_in_case_alone(version: str, start_replica_set: Start) -> None:
-    """One after the other they are followed. One that the target has besides ends the sync; it ended the server."""
+    """They can be followed one after the other. One that the target has in addition ends the sync; it used to end the
+    server."""
     source, target = (start_replica_set(version=version).uri for _ in range(2))
     with MongoClient[Any](source) as client, MongoClient[Any](target) as there:
         client.shop.a.insert_one({"_id": 1})
@@ -104,7 +105,7 @@ def test_views_of_others_stay_when_the_database_is_dropped(start_replica_set: St
 
 
 def test_a_collection_that_somebody_drops_meanwhile_ends_the_sync(start_replica_set: Start) -> None:
-    """A transaction made it anew, without its options, and nobody saw it before the next start."""
+    """A transaction made it anew, without its options, and nobody noticed before the next start."""
     source, target = (start_replica_set().uri for _ in range(2))
     with MongoClient[Any](source) as client, MongoClient[Any](target) as there:
         client.shop.a.insert_many([{"_id": 1}, {"_id": 2}])

@@ -1,4 +1,4 @@
-"""What ``python -m tests.sync.fuzz`` plays between two versions, and what it takes for equal."""
+"""What ``python -m tests.sync.fuzz`` plays between two versions, and what it counts as equal."""
 
 from __future__ import annotations
 

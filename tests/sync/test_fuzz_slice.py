@@ -39,8 +39,8 @@ def test_a_seed_is_equal_at_each_pause(ends: tuple[ReplicaSet, ReplicaSet], seed
     assert report.comparisons >= 2
 
 
-#: ``make test-landing`` looks for one fault, which is found soonest: that the oracle sees what differs is tested by
-#: itself, in test_equality.py.
+#: ``make test-landing`` looks for the fault that is found soonest: test_equality.py tests that the oracle sees
+#: differences.
 QUICK = "an index without its options"
 
 

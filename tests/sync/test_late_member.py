@@ -1,7 +1,7 @@
-"""A source of whose members one is late, and whose URI lets secondaries be read.
+"""A source with one member that is late, and a URI that lets secondaries be read.
 
-Times and documents came from whichever member the driver chose. Where the beginning was one member's and the documents
-a later one's, what was written in between was in no document and in no entry that was read. Tests had sources of one
+Times and documents came from whichever member the driver chose. If the start came from one member and the documents
+from one that is behind, writes in between were in no document and in no entry that was read. Tests had sources of one
 member, or read primaries.
 """
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.mongod, pytest.mark.slow]
 
 @contextmanager
 def late(source: ReplicaSet, member: int) -> Iterator[Callable[[], None]]:
-    """The member takes over nothing until what is given is called, or the block ends."""
+    """The member replicates nothing until the given function is called, or the block ends."""
     port = source.uri.partition("/?")[0].split(",")[member].rpartition(":")[2]
     with MongoClient[Any]("127.0.0.1", int(port), directConnection=True) as client:
 

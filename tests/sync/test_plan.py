@@ -1,4 +1,5 @@
-"""What a plan refuses, each with a sentence that says what to do, and what it tells of the rest. Nothing is written."""
+"""What a plan refuses, each time with a sentence that says what to do, and what it says about the rest. Nothing is
+written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a sync is, in words and numbers; and which entries are somebody's writes."""
+"""The progress of a sync, in words and numbers; and which entries are somebody's writes."""
 
 from __future__ import annotations
 

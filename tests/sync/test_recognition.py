@@ -1,4 +1,4 @@
-"""A target of which one part was restored without the other, or got the state of another: refused or equal."""
+"""A target of which one part was restored without the other, or which got another one's state: refused or equal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def once(source: str, target: str) -> None:
 
 
 def change(uri: str, number: int) -> None:
-    """Changes that applied again or left out would be seen."""
+    """Changes that would show if they were applied again or left out."""
     with MongoClient[Any](uri) as client:
         orders = client.shop.orders
         orders.insert_many([{"_id": f"{number}.{one}", "n": 0, "a": [1, 2, 3], "b": {"c": 1}} for one in range(20)])
@@ -93,8 +93,8 @@ def test_a_state_that_is_older_than_changed_documents(uris: tuple[str, str, str]
 
 
 def test_a_document_that_came_and_went_since_an_older_state(uris: tuple[str, str, str]) -> None:
-    """Its insert and its delete were folded into nothing, and it stayed on the target, with exit status 0. The tests
-    had changes that were applied again, and none that there was nothing to apply for."""
+    """Its insert and its delete cancelled each other out, and it stayed on the target, with exit status 0. Earlier
+    tests had only changes that were applied again, and none for which there was nothing to apply."""
     source, target, _ = uris
     older = saved(target, STATE_DB)
     with MongoClient[Any](source) as client:
@@ -161,7 +161,7 @@ def test_the_state_of_another_target(uris: tuple[str, str, str]) -> None:
 
 @pytest.mark.parametrize("name", ["ranges", "copies", "indexes", "collections"])
 def test_a_copy_of_which_a_part_is_noted_no_more(uris: tuple[str, str, str], name: str) -> None:
-    """What a range, a copy or an index stood for was left out, and the sync went on as if it had all."""
+    """What a missing range, copy or index stood for was left out, and the sync went on as if it were complete."""
     source, _, target = uris
     with MongoClient[Any](source) as client, MongoClient[Any](target) as there:
         client.shop.orders.create_index("n")

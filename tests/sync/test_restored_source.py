@@ -1,8 +1,8 @@
-"""A source that is put back to an older state while it is copied: what was copied of its lost writes stays on the
-target, and no entry takes it back. So the sync is refused.
+"""A source that is restored to an older state while it is copied: copied documents from lost writes would stay on the
+target, and no entry would remove them. So the sync is refused.
 
-Tests had put a source back only after its copy, when each position has its own witness; until then the witness was the
-one of the sync's beginning, which an older state has too.
+Tests had restored a source only after its copy, when each position has its own witness; until then the witness was that
+of the sync's beginning, which an older state has too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def target() -> Iterator[ReplicaSet]:
 
 
 def copy_until(source: ReplicaSet, target: ReplicaSet, reached: Callable[[MongoClient[Any]], bool]) -> None:
-    """A sync copies slowly, and is stopped when the target has reached something."""
+    """Let a sync copy slowly, and stop it when the target has reached a given state."""
     with (
         MongoClient[Any](target.uri) as client,
         Sync(source.uri, target.uri, only=["shop.*"], documents_per_second=500, lease_s=4) as sync,

@@ -1,4 +1,5 @@
-"""A sharded cluster followed by a replica set: while chunks move, databases change their shard, keys their fields."""
+"""A sharded cluster followed by a replica set, while chunks move, databases change their shard and shard keys
+change."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def test_while_chunks_move_and_transactions_span_shards(
                 with following(sharded_cluster.uri, target.uri, settings) as follower:
                     while len(moved) < 2 or follower.changes < amount(100, 300):
                         follower.run_until(now(sharded_cluster.uri))
-                        time.sleep(BETWEEN_LOOKS_S)  # to ask for the cluster's time is to discover the cluster
+                        time.sleep(BETWEEN_LOOKS_S)  # asking for the cluster's time discovers the cluster
             finally:
                 stop.set()
                 for thread in threads:
@@ -156,7 +157,7 @@ def test_while_a_collection_is_distributed_by_another_key(
 
 
 def test_while_a_shard_key_is_refined(sharded_cluster: ShardedCluster, start_replica_set: Start) -> None:
-    """In one window, and with the refinement between two: entries have other document keys before it and after. A
+    """In one window, and with the refinement between two: document keys in entries differ before and after it. A
     document may lack the new field."""
     target, router = start_replica_set(), sharded_cluster.router
     with synced(sharded_cluster, target, "refined") as settings:
@@ -214,14 +215,14 @@ def test_one_id_on_two_shards_is_refused_however_late(
 def test_a_shard_that_is_removed_while_the_catalogue_is_read(
     sharded_cluster: ShardedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its databases had been read as its own, and the sync ended with "the cluster has no shard". Chunks had moved in
-    tests, and no shard had left between two reads."""
+    """The removed shard's databases were read as its own, and the sync ended with "the cluster has no shard". In tests
+    chunks had moved, but no shard had left between two reads."""
     router, asked, gone = sharded_cluster.router, Cluster.current_client, list[str]()
     router.create_database("left", "shard1")
     router.insert_one("left.things", {"_id": 1})
 
     def is_gone_once(cluster: Cluster, name: str, config: Any = None) -> Any:
-        if name != "shard1" or config is None:  # others ask too, for chunks that this shard does have
+        if name != "shard1" or config is None:  # others ask too, for chunks that this shard has
             return asked(cluster, name, config)
         router.move_primary("left", "shard0")
         gone.append(name)

@@ -95,7 +95,7 @@ def spread(cluster: ShardedCluster) -> None:
 
 
 def change(client: MongoClient[Any], seed: int) -> None:
-    """Every kind of change, shard keys among what changes, and transactions over documents of both shards."""
+    """Every kind of change, including changes of shard keys, and transactions over documents of both shards."""
     rng = random.Random(seed)
     orders = client.shop.orders
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""The copy goes on where the target's primary, or the source's, steps down."""
+"""The copy goes on when the target's primary, or the source's, steps down."""
 
 from __future__ import annotations
 

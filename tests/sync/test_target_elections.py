@@ -1,7 +1,7 @@
-"""What a sync reads from its target while that elects a primary: the server refuses each read some times in a row.
+"""A sync's reads from its target during elections: the server refuses each read several times in a row.
 
-PyMongo repeats a read once, so that tests with one step-down found nothing: a sync ended where a second election came
-within the same read, or where the read was a command, which is never repeated.
+PyMongo repeats a read once, so tests with a single step-down found nothing: a sync ended if a second election came
+within the same read, or if the read was a command, which is never repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOT_PRIMARY = {"errmsg": "not primary and secondaryOk=false", "code": 13435}
 
 @contextmanager
 def refusing(target: MongoClient[Any]) -> Iterator[None]:
-    """Again and again, the server refuses all reads for a while. Other connections may be refused as well."""
+    """Let the server refuse all reads for a while, again and again. Other connections may be refused as well."""
     on = {"mode": "alwaysOn", "data": {"failCommands": list(READS), "errorCode": 13435}}
     over = threading.Event()
 

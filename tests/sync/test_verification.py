@@ -1,4 +1,4 @@
-"""A verification names every planted difference, and finds none beside writers."""
+"""A verification names every planted difference, and finds none while writers write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.sync.running import Following, following
 pytestmark = pytest.mark.used_servers
 SETTINGS = SyncSettings(selection=Selection.of(["shop.*"]), lease_s=10)
 
-#: What is done to the target, and what is to be said of it.
+#: What is done to the target, and what must be reported.
 PLANTED: list[tuple[Callable[[MongoClient[Any]], Any], str]] = [
     (lambda t: _set(t, 7, s="changed"), "7: the value of s"),
     (lambda t: t.shop.c.delete_one({"_id": 8}), "8: missing"),
@@ -81,7 +81,7 @@ def found(run: Following, **options: Any) -> set[str]:
     return {str(one) for one in result.differences}
 
 
-# Of 7.0 test_copying.py and test_catalog.py have what differs.
+# For 7.0, test_copying.py and test_catalog.py cover what differs.
 @pytest.mark.parametrize("version", ["6.0.27", IN_BETWEEN, "4.4.2", pytest.param("7.0.28", marks=pytest.mark.slow)])
 def test_each_planted_difference_is_named(start_replica_set: Callable[..., ReplicaSet], version: str) -> None:
     there, here = start_replica_set(version=version), start_replica_set(version=version)
@@ -242,7 +242,7 @@ def test_a_sync_that_does_not_run_is_compared_as_long_as_nobody_writes(
         run.settle()
     source.admin.command({"setParameter": 1, "minSnapshotHistoryWindowInSeconds": 0})
     assert verify(run.source, run.state, SETTINGS).good
-    for _ in range(3):  # the server forgets what was; no write of anybody's
+    for _ in range(3):  # the server forgets the past; nobody writes anything
         source.admin.command({"appendOplogNote": 1, "data": {}})
         source.admin.command({"fsync": 1})
     target.shop.c.update_one({"_id": 7}, {"$set": {"s": "changed"}})

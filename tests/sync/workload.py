@@ -3,7 +3,7 @@
 Five writers with databases of their own. ``Everyday`` is the workload of ``make fuzz`` (operators, pipelines,
 transactions, definitions); ``Own`` has odd names, sizes up to 16 MB, a ring, ``$out`` and ``$merge``; ``Keys`` swaps
 the values of unique indexes; ``Names`` renames, drops, recreates and converts; ``Bytes`` writes what drivers cannot.
-``step()`` of each may be interleaved in one thread, by which a seed writes the same again, or run in threads.
+The writers' ``step()`` may be interleaved in one thread, so that a seed always writes the same, or run in threads.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tests.products.own_writes import OwnWrites
 from tests.sync.keys import Keys
 from tests.sync.names import Names
 
-#: What a primary that is none any more answers, and one that is about to be.
+#: The answers of a former primary, and of one that is about to be one.
 _NOT_PRIMARY: Final = frozenset({91, 189, 10107, 11600, 11602, 13435, 13436})
 _LOST: Final = -1
-#: What a server of 6.0 answers to a column that is none.
+#: The answer of a 6.0 server to an invalid column.
 _NO_COLUMN: Final = 378
 _PATIENCE_S: Final = 120
 _FORGED_DELETE: Final = re.compile(rb"(?s)....\x04applyOps\x00.*\x02op\x00\x02\x00\x00\x00d\x00")
@@ -50,10 +50,10 @@ _COLUMN: Final = re.compile(rb"(?s)\x05[^\x00]*\x00.{4}\x07")
 
 @dataclass(frozen=True)
 class Kinds:
-    """What is written besides the rest. ``series``: time series; ``capped``: capped collections; ``columns``: binary
-    values of subtype 7, which servers take from 6.0 on if they are valid columns alone; ``forged_deletes``: deletes by
-    ``applyOps``. One that finds nothing, in a collection with pre-images, ends every secondary (an invariant of 6.0.27
-    fails), so that a set of three has no primary any more."""
+    """What else is written. ``series``: time series; ``capped``: capped collections; ``columns``: binary values of
+    subtype 7, which servers from 6.0 on accept only if they are valid columns; ``forged_deletes``: deletes by
+    ``applyOps``. If one of these finds no document, in a collection with pre-images, it ends every secondary (an
+    invariant of 6.0.27 fails), and a set of three has no primary any more."""
 
     series: bool = False
     capped: bool = True
@@ -64,8 +64,8 @@ class Kinds:
 
 
 class Sender:
-    """Commands as they are to the primary, whoever that is. Not for several threads. What ``kinds`` leaves out of
-    columns and forged deletes is not sent: it counts as refused."""
+    """Sends commands unchanged to the current primary. Not for several threads. Columns and forged deletes that
+    ``kinds`` excludes are not sent, and count as refused."""
 
     def __init__(self, uri: str, kinds: Kinds | None = None) -> None:
         self._uri, self._kinds = uri, kinds or Kinds()
@@ -78,7 +78,7 @@ class Sender:
             self._wire = None
 
     def run(self, database: str, command: dict[str, Any]) -> RawBSONDocument:
-        """The reply. Raises CommandError, also where nobody knows whether it was carried out."""
+        """The reply. Raises CommandError, also if it is unknown whether the command was carried out."""
         reply = RawBSONDocument(self.exchange(bson.encode({**command, "$db": database})))
         if reply["ok"] != 1:
             self.refused += 1
@@ -88,7 +88,7 @@ class Sender:
         return reply
 
     def send(self, database: str, command: dict[str, Any]) -> RawBSONDocument | None:
-        """The reply; ``None`` where it was refused."""
+        """The reply; ``None`` if the command was refused."""
         with suppress(CommandError):
             return self.run(database, command)
         return None
@@ -147,8 +147,8 @@ class Everyday:
         return True
 
     def _resolve(self, operation: Operation) -> None:
-        """Where nobody knows whether a prepared transaction has ended, end it: it outlives elections, and is given up
-        by no server. One that has ended refuses this."""
+        """If it is unknown whether a prepared transaction has ended, end it: it survives elections, and no server gives
+        it up. One that has already ended refuses this."""
         deadline = time.monotonic() + _PATIENCE_S
         for command in operation.cleanup:
             while True:
@@ -198,8 +198,8 @@ class Own:
 
 
 class Bytes:
-    """What drivers cannot write, or write otherwise: empty timestamps, `$` names, texts that are not UTF-8, names that
-    are there twice, numbers that become others in the `_id` itself, and 16 MB."""
+    """What drivers cannot write, or write differently: empty timestamps, `$` names, texts that are not UTF-8, duplicate
+    names, `_id` values whose number type changes, and 16 MB."""
 
     def __init__(self, sender: Sender, seed: int, version: str, kinds: Kinds) -> None:
         self.databases = (f"bytes{seed}",)
@@ -226,8 +226,8 @@ class Bytes:
         self._sender.send(self.databases[0], command)
 
     def _empty_timestamp(self) -> None:
-        """A server writes its own time for an empty one at the top of an insert, and not for one further down, nor in
-        what a pipeline writes."""
+        """A server replaces an empty timestamp at the top of an insert by its own time, but not one further down, and
+        not in what a pipeline writes."""
         key = self._rng.randrange(5)
         empty = Timestamp(0, 0)
         self._send({"insert": "stamps", "documents": [{"_id": key, "t": empty, "o": {"t": empty}}]})
@@ -266,7 +266,7 @@ class Bytes:
             self._send({"delete": "twice", "deletes": [{"q": {"_id": key}, "limit": 1}]})
 
     def _dollar(self) -> None:
-        """From 5.0, a `$` may begin a name at the top of an insert, and what a pipeline writes."""
+        """From 5.0 on, names at the top of an insert, and in what a pipeline writes, may begin with `$`."""
         key = self._rng.randrange(5)
         self._send({"insert": "dollars", "documents": [{"_id": key, "$a": 1, "a.b": {"$c": 2, "d.": 3}}]})
         put = {"$setField": {"field": {"$literal": "$set"}, "input": "$$ROOT", "value": self._rng.random()}}
@@ -276,7 +276,7 @@ class Bytes:
             self._send({"delete": "dollars", "deletes": [{"q": {"_id": key}, "limit": 1}]})
 
     def _numbers(self) -> None:
-        """One `_id` under another type of number, with and without a transaction around."""
+        """An `_id` under another type of number, with and without a transaction."""
         rng = self._rng
         number = rng.randrange(4)
         before, after = (kind(number) for kind in rng.sample((int, float, Int64, _decimal), 2))
@@ -310,7 +310,7 @@ class Bytes:
         self._sender.send("admin", {"abortTransaction": 1, **fields})
 
     def _large(self) -> None:
-        """Near the largest document, and transactions of several entries of 16 MB."""
+        """Documents near the largest size, and transactions of several entries of 16 MB."""
         if not self._kinds.large or self._rng.random() < 0.9:
             return
         rng = self._rng
@@ -333,7 +333,7 @@ class Bytes:
             self._send({"delete": "corpus", "deletes": [{"q": {"_id": rng.randint(0, docs.SMALL_IDS)}, "limit": 1}]})
 
     def _array_in_a_transaction(self) -> None:
-        """One document again and again in one transaction, and gone and there again."""
+        """One document changed again and again in a transaction, and deleted and inserted again."""
         rng, key = self._rng, self._rng.randrange(4)
         again = [
             {"update": "again", "updates": [{"q": {"_id": key}, "u": {"$push": {"a": rng.random()}}, "upsert": True}]},
@@ -363,8 +363,9 @@ class Writes:
         kinds = kinds or Kinds(capped=not version.startswith("4."))
         self._senders = [Sender(uri, kinds) for _ in range(5)]
         first, second, third, fourth, fifth = self._senders
-        # An ``applyOps`` waits for the whole server, so also for a prepared transaction, whose writer would wait for it
-        # before it commits: until a connection gave up, five minutes later, and no primary could step down meanwhile.
+        # An ``applyOps`` waits for the whole server, and so for a prepared transaction, whose writer would wait for it
+        # before committing. That lasted five minutes, until a connection gave up, and no primary could step down
+        # meanwhile.
         alone = threading.Lock()
         self.writers = [
             Everyday(first, seed, version, kinds, count, alone=alone),
@@ -392,7 +393,7 @@ class Writes:
             sender.close()
 
     def run(self, steps: int) -> None:
-        """So many steps, by a seeded choice of the writer."""
+        """So many steps; the seed chooses the writer of each."""
         for _ in range(steps):
             self._turns.choice(self.writers).step()
 

@@ -34,7 +34,7 @@ _VERSION: Final = "2021-08-06"
 
 @dataclass(frozen=True)
 class AzureServer(ObjectServer):
-    """Azurite that runs. Its container ``tests`` is there."""
+    """A running Azurite. Its container ``tests`` exists."""
 
     refusal: ClassVar[str] = "AuthorizationFailure"
     wrong: ClassVar[Mapping[str, str]] = {
@@ -68,7 +68,7 @@ def signature_for(rights: str, container: str = "tests") -> str:
 
 @contextmanager
 def azure_server(folder: Path) -> Iterator[AzureServer]:
-    """Run one; ``folder`` has its log."""
+    """Run Azurite; ``folder`` gets its log."""
     folder.mkdir(parents=True, exist_ok=True)
     with on_free_ports(1, lambda ports: _running(folder, *ports)) as server:
         yield server

@@ -1,4 +1,4 @@
-"""What a table's change feed says, read by deltalake, and whether it is what the versions say."""
+"""A table's change feed, read by deltalake, compared with the table's versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = tuple[tuple[str, Any], ...]
 
 
 def feed_of(root: Path, version: int, names: Container[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a version's feed, of all columns or those with ``names``."""
+    """The rows of a version's feed, with all columns or those in ``names``."""
     delta = DeltaTable(root)
     there = [*(field.name for field in delta.schema().fields), *OF_FEED]
     wanted = [name for name in there if names is None or name in names or name in OF_FEED]
@@ -48,7 +48,7 @@ def _row(found: dict[str, Any], names: Container[str] | None) -> Row:
 
 
 def _known(value: Any) -> Any:
-    """A value without the fields of structs that are NULL: a reader may know more of them by now."""
+    """A value without NULL fields of structs, since a reader may know more fields by now."""
     if isinstance(value, dict):
         return {name: _known(one) for name, one in value.items() if one is not None}
     return [_known(one) for one in value] if isinstance(value, list) else value
@@ -60,7 +60,7 @@ def _types(root: Path, version: int | None) -> dict[str, Any]:
 
 
 def _holds(new: Any, old: Any) -> bool:
-    """Whether a type is another one, or that with further fields in its structs."""
+    """Whether two types are the same, or one has further fields in its structs."""
     if isinstance(new, str) or isinstance(old, str) or new["type"] != old["type"]:
         return bool(new == old)
     if new["type"] == "array":
@@ -70,8 +70,8 @@ def _holds(new: Any, old: Any) -> bool:
 
 
 def fault_of(root: Path, version: int) -> str | None:
-    """How a version differs from the version before with the version's feed applied to it; ``None`` if it does not.
-    deltalake reads a feed with the newest types: columns that had another one are left out, but for our own."""
+    """How a version differs from the version before it with the feed applied; ``None`` if it does not. deltalake reads
+    a feed with the newest types, so columns that had another type are left out, except our own."""
     newest, then = _types(root, None), [_types(root, one) for one in range(max(0, version - 1), version + 1)]
     names = {name for name, type_ in newest.items() if all(name in one and _holds(type_, one[name]) for one in then)}
     assert set(OURS) - set(OF_FEED) <= names
@@ -91,14 +91,14 @@ def fault_of(root: Path, version: int) -> str | None:
 
 
 def check_feed(root: Path, first: int = 0) -> int:
-    """Compare all versions from ``first`` on. Returns how many they were."""
+    """Compare all versions from ``first`` on. Returns how many there were."""
     versions = range(first, DeltaTable(root).version() + 1)
     assert [fault for version in versions if (fault := fault_of(root, version)) is not None] == []
     return len(versions)
 
 
 def feed_faults(root: Path) -> list[str]:
-    """Of the newest versions those that differ, as far as they and their feed can still be read."""
+    """The newest versions that differ, as far as they and their feed can still be read."""
     if not DeltaTable(root).metadata().configuration.get("delta.enableChangeDataFeed"):
         return []
     found, last = [], DeltaTable(root).version()
@@ -111,5 +111,5 @@ def feed_faults(root: Path) -> list[str]:
 
 _TAKEN = ("delete", "update_preimage")
 _BROUGHT = ("insert", "update_postimage")
-#: So many versions are compared after each run.
+#: How many versions are compared after each run.
 _COMPARED = 8

@@ -1,4 +1,4 @@
-"""Tables and the collections that they are to equal, document by document, byte for byte."""
+"""Tables compared with their collections, document by document, byte for byte."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def in_collection(collection: Any) -> dict[bytes, bytes]:
 
 
 def in_table(root: TablePlace, namespace: str, version: int | None = None) -> dict[bytes, bytes] | None:
-    """What a collection's table holds; ``None`` where there is none. A row that is there twice is an error."""
+    """What a collection's table holds; ``None`` if there is none. A duplicate row is an error."""
     folder = place_of(root, namespace)
     options = dict(folder.bucket.options) if isinstance(folder, ObjectPlace) else None
     if not commits_in(folder):  # a writer makes the directories before the first version
@@ -50,7 +50,8 @@ def in_table(root: TablePlace, namespace: str, version: int | None = None) -> di
 
 
 def read(table: DeltaTable, *columns: str) -> pa.Table:
-    """Some columns of all rows, or all, by deltalake: its dataset knows no deletion vectors, its own engine does."""
+    """All rows, with some columns or all, by deltalake: its own engine supports deletion vectors, its dataset does
+    not."""
     if not table.protocol().reader_features:
         return table.to_pyarrow_table(columns=list(columns) or None)
     chosen = ", ".join(f'"{name}"' for name in columns) or "*"
@@ -61,13 +62,14 @@ def read(table: DeltaTable, *columns: str) -> pa.Table:
         if type(error) is Exception and "External error: " in str(error):
             raise OSError(str(error)) from error
         raise
-    # What that engine gives are views, which Arrow does not sort.
+    # That engine gives view types, which Arrow does not sort.
     plain = {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}
     return found.cast(pa.schema([(one.name, plain.get(one.type, one.type)) for one in found.schema]))
 
 
 def collections(client: Any, databases: tuple[str, ...]) -> dict[str, dict[bytes, bytes]]:
-    """Every collection of some databases, but views, time series, the server's own, and those that no driver reads."""
+    """Every collection of some databases, except views, time series, the server's own, and those that no driver can
+    read."""
     found = {}
     for database in databases:
         there = client.get_database(database, codec_options=RAW)
@@ -80,7 +82,7 @@ def collections(client: Any, databases: tuple[str, ...]) -> dict[str, dict[bytes
 
 
 def assert_equal(root: TablePlace, truth: Mapping[str, Mapping[bytes, bytes]], known: set[str]) -> None:
-    """Each collection has its table, and the table of one that has gone is empty."""
+    """Check that each collection has its table, and that the tables of dropped collections are empty."""
     for namespace, documents in truth.items():
         table = in_table(root, namespace)
         assert table is not None, f"{namespace} has no table"

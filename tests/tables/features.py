@@ -1,4 +1,4 @@
-"""Tables with what readers may stumble over, and what each of them has to read there."""
+"""Tables with features that readers may have trouble with, and what each reader must read there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tailrace.lake.tables.state import StoredDocument
 from tailrace.lake.tables.versions import Keeping
 from tests.tables.equality import key_of
 
-#: Texts that a path, a URI, SQL or Hive might take for something else, or has no room for.
+#: Texts that a path, a URI, SQL or Hive might misinterpret, or that are too long for them.
 ODD = (
     "a b", "a/b", "../x", "..", ".", "%41", "%2F", "é", "e\u0301", "a:b=c", "=", "a#b?c", "日本", "a\\b", "\n", "\r\n",
     "'\"", "+", "~", "", "\0", "a\0b", "\ufffd", "\u2028", "__HIVE_DEFAULT_PARTITION__", "NULL", "null", "true", "1",
@@ -45,7 +45,7 @@ def rows(schema: TableSchema, documents: Sequence[dict[str, Any]]) -> Any:
 
 
 class Made:
-    """A table that is made step by step, as a writer makes it. ``followed`` is called after each commit."""
+    """A table that is made step by step, as by a writer. ``followed`` is called after each commit."""
 
     followed: Callable[[CollectionTable], None] | None = None
 
@@ -75,7 +75,7 @@ class Made:
 
 
 def divided(root: Path, type_: str, values: Sequence[Any], shown: Sequence[Any]) -> Rows:
-    """A table that is divided by a column with these values; the same values once more in a second commit."""
+    """A table that is partitioned by a column with these values; the same values come once more in a second commit."""
     made = Made(root, TableSchema.declared({"c": type_}), partition_by=("c",))
     made.whole([{"_id": number, "c": value} for number, value in enumerate(values)])
     made.change([{"_id": 10_000 + number, "c": value} for number, value in enumerate(values)])
@@ -107,7 +107,7 @@ def dates(root: Path) -> Rows:
 
 
 def merged_files(root: Path) -> Rows:
-    """Small files were merged, rows have gone, and the files of all but the newest version have gone."""
+    """Small files were merged, rows deleted, and the files of all versions but the newest removed."""
     made = Made(root, TableSchema.declared({"c": "string"}), partition_by=("c",))
     made.whole([{"_id": number, "c": value} for number, value in enumerate(ODD)])
     made.change([{"_id": 100 + number, "c": value} for number, value in enumerate(ODD)], gone=range(10))
@@ -117,7 +117,7 @@ def merged_files(root: Path) -> Rows:
 
 
 def checkpoints(root: Path) -> Rows:
-    """More commits than a checkpoint has, and no log before the last one."""
+    """More commits than between two checkpoints, and no log before the last checkpoint."""
     made = Made(root, TableSchema.declared({"c": "string"}), partition_by=("c",))
     made.whole([{"_id": 0, "c": "first"}])
     for number in range(1, CHECKPOINT_EVERY + 3):
@@ -128,7 +128,7 @@ def checkpoints(root: Path) -> Rows:
 
 
 def odd_names(root: Path) -> Rows:
-    """Fields that differ in case, that are called like ours, and that hold what readers refuse."""
+    """Fields whose names differ only in case or are like ours, and fields with values that readers refuse."""
     made = Made(root, TableSchema())
     made.whole([{"_id": 1, "abC": 1, "Abc": 2, "_key": 3, "a.b": 4, "x y": 5, "é": 6, "": 7, "a%b/c=d": 8}])
     made.change([{"_id": 2, "abC": 1, "ABC": "late"}])
@@ -137,7 +137,7 @@ def odd_names(root: Path) -> Rows:
 
 
 def late_columns(root: Path) -> Rows:
-    """Files from before a column was there, and a column whose type has become wider."""
+    """Files from before a column existed, and a column whose type has become wider."""
     made = Made(root, TableSchema())
     made.whole([{"_id": 1, "n": 1}])
     made.change([{"_id": 2, "n": 2, "more": {"a": [1, None]}}])
@@ -155,7 +155,7 @@ def late_columns(root: Path) -> Rows:
 
 
 def far_dates(root: Path) -> Rows:
-    """Dates of years that most programs have no word for."""
+    """Dates of years that most programs cannot represent."""
     made = Made(root, TableSchema())
     first, last = -62135596800000 + 2 * 86_400_000, 253402300799999
     far = [first - 1, -62135596800000, last + 1, 2**63 - 1, -(2**63)]
@@ -185,8 +185,8 @@ def every_type(root: Path) -> Rows:
 
 
 def nested_values(root: Path) -> Rows:
-    """Objects and arrays as structs and lists: empty ones, NULL at each place, odd names, and files from before fields
-    were in their structs."""
+    """Objects and arrays as structs and lists: empty ones, NULL at each level, odd names, and files from before some
+    fields existed in their structs."""
     made = Made(root, TableSchema(nested=True))
     moment = datetime(2026, 11, 25, 12, 0, 0, 1000, tzinfo=UTC)
     first = {"a": 1, "A": "x", "b.c": [[1, None], [], None], "t": moment, "raw": b"\0\xff", "f": True, "": 1.5}
@@ -238,7 +238,7 @@ def merged_nested(root: Path) -> Rows:
 
 
 def every_nested_type(root: Path) -> Rows:
-    """Each declared type inside of others."""
+    """Each declared type nested in others."""
     inner = {
         "d": "double", "s": "string", "b": "binary", "o": "objectid", "j": "json", "m": "decimal(38,10)",
         "t": "timestamp", "y": "date", "l": "long", "i": "int", "f": "boolean",

@@ -1,4 +1,4 @@
-"""Iceberg snapshots beside the versions of the Delta table that they state."""
+"""Iceberg snapshots compared with the versions of the Delta table that they refer to."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What plain Python makes of a document for a column that holds others, without the code that makes the columns: its
-type alone is taken from the table. A value that a column does not show is an error here."""
+"""What plain Python makes of a document for a nested column, without the code that makes the columns: only the column's
+type is taken from the table. A value that the column does not show is an error here."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class NotShownError(AssertionError):
 
 
 def expected(type_: NestedType, value: Any, *, grows: bool = True) -> Any:
-    """The value that a reader has to find. Structs are mappings by the documents' names. ``grows``: a field that the
-    type does not have is an error."""
+    """The value that a reader must find. Structs are mappings by the documents' names. ``grows``: a field that the type
+    lacks is an error."""
     if value is None:
         return None
     if _is_text(type_):
@@ -47,7 +47,7 @@ def expected(type_: NestedType, value: Any, *, grows: bool = True) -> Any:
 
 
 def renamed(type_: NestedType, names: Any, value: Any) -> Any:
-    """What a reader has found, with the documents' names. ``names``: the Arrow type, with its fields in their order."""
+    """What a reader found, with the documents' names. ``names``: the Arrow type, with its fields in order."""
     if value is None or _is_text(type_) or isinstance(type_, LeafType):
         return value
     if isinstance(type_, ListType):

@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 KEY, SECRET = "tester", "a-secret-of-the-tests"
 _S = TypeVar("_S")
 _PARTS: Final = ("s3", "master", "volume", "filer")
-#: In the words of Go and of Node.
+#: The messages of Go and of Node.
 _IN_USE: Final = re.compile("address already in use|EADDRINUSE")
 
 
@@ -38,24 +38,24 @@ def weed() -> str | None:
 
 @dataclass(frozen=True)
 class ObjectServer:
-    """A store that runs: ``host:port`` of its S3 gateway, its process, its own files."""
+    """A running store: ``host:port`` of its S3 gateway, its process, its own files."""
 
     address: str
     pid: int
     files: Path
-    #: What it says to a wrong key, and the option that such a key is.
+    #: Its message about a wrong key, and the option that holds the key.
     refusal: ClassVar[str] = "SignatureDoesNotMatch"
     wrong: ClassVar[Mapping[str, str]] = {"aws_secret_access_key": "another-secret"}
-    #: What a request for a listing has in its path, and how many objects an answer has.
+    #: What marks a listing in the path of a request, and how many objects an answer has.
     listing: ClassVar[str] = "list-type"
     page: ClassVar[int] = 1000
 
     def uri(self, prefix: str) -> str:
-        """Of a place in it."""
+        """The URI of a place in it."""
         return f"s3://tests/{prefix}"
 
     def options(self, address: str | None = None) -> dict[str, str]:
-        """For ``obstore`` and ``deltalake``. ``address``: another way there."""
+        """Options for ``obstore`` and ``deltalake``. ``address``: another address of the store."""
         return {
             "aws_access_key_id": KEY,
             "aws_secret_access_key": SECRET,
@@ -137,7 +137,7 @@ def _running(folder: Path, ports: Sequence[int]) -> Iterator[ObjectServer]:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for port in ports:
-            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # where it puts them cannot be said
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # their place cannot be configured
                 left.unlink(missing_ok=True)
 
 
@@ -147,7 +147,7 @@ def held_in(root: ObjectPlace) -> dict[str, bytes]:
 
 
 def put_back(root: ObjectPlace, copy: dict[str, bytes]) -> None:
-    """Make a prefix what it was when ``copy`` was taken."""
+    """Restore a prefix to what it was when ``copy`` was taken."""
     for one in list(root.objects()):
         if one.name not in copy:
             (root / one.name).unlink()
@@ -187,7 +187,7 @@ class PortTakenError(Exception):
 
 
 def assert_runs(process: subprocess.Popen[bytes], log: Path) -> None:
-    """Raise ``PortTakenError`` where it has ended because another process was faster."""
+    """Raise ``PortTakenError`` if it has ended because another process was faster."""
     if process.poll() is None:
         return
     said = log.read_text(errors="replace")
@@ -198,7 +198,7 @@ def assert_runs(process: subprocess.Popen[bytes], log: Path) -> None:
 
 @contextmanager
 def on_free_ports(count: int, server: Callable[[list[int]], AbstractContextManager[_S]]) -> Iterator[_S]:
-    """A server on so many ports; on others where another process has taken one between choosing and binding."""
+    """A server on so many ports; others are tried if another process takes one between choosing and binding."""
     with ExitStack() as stack:
         for last in (False, False, False, True):
             try:

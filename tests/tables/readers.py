@@ -1,4 +1,4 @@
-"""Programs that read a table, each in the way that the page shows: rows as dictionaries of the typed columns."""
+"""Programs that read a table, each as shown on the page: rows as dictionaries of the typed columns."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ READERS: dict[str, Reader] = {
     "pandas": by_pandas,
 }
 
-#: Those of them that know deletion vectors.
+#: Those of them that support deletion vectors.
 MERGING_READERS = ("deltalake", "polars")
 
 
@@ -134,6 +134,6 @@ def _text(value: str) -> str:
 
 
 def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The typed columns alone, in the order of the keys."""
+    """Only the typed columns, in the order of the keys."""
     ordered = sorted(rows, key=lambda row: bytes(row["_key"]))
     return [{name: value for name, value in row.items() if name not in (*_OURS, "_key")} for row in ordered]

@@ -1,5 +1,5 @@
 """An Iceberg REST catalogue: the requests that pyiceberg makes for tables, over its own SQL catalogue in a file. There
-is no well-kept server of that protocol on PyPI."""
+is no well-maintained server for that protocol on PyPI."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def change(number: int, chosen: random.Random, time: int) -> TimedChange:
 @pytest.mark.parametrize("hold", [1, 100])
 @pytest.mark.parametrize("seed", range(6))
 def test_compiled_code_and_the_reference_agree(seed: int, hold: int) -> None:
-    """Before and after the time up to which changes may be in the copy already."""
+    """Before and after the time up to which changes may already be in the copy."""
     chosen = random.Random(seed)
     works: list[DocumentWork[TabledCollection]] = []
     expected: list[bytes | None] = []
@@ -85,7 +85,7 @@ def test_compiled_code_and_the_reference_agree(seed: int, hold: int) -> None:
 
 
 def test_the_compiled_code_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the test above compares the reference with itself."""
+    """Otherwise the test above would compare the reference with itself."""
     works = [
         DocumentWork(COLLECTION, b"%d" % number, document(number, random.Random(1)), [(UPDATE, delta(u={"n": 7}), 9)])
         for number in range(20)

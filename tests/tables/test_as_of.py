@@ -72,7 +72,7 @@ def test_as_of_equals_what_was_recorded(replica_set: ReplicaSet, tmp_path: Path)
     with Wire.to(replica_set.uri) as wire:
         before = note(wire, "before")
         for batch in range(4):
-            # From the third one on, rows are marked as gone.
+            # From the third one on, rows are marked as deleted.
             settings = replace(settings, merge_on_read=batch > 1)
             with TablesWriter(replica_set.uri, settings) as writer:
                 writer.run_to_present(note(wire, "batch"))
@@ -125,9 +125,9 @@ def busy(uri: str) -> Iterator[None]:
 
 
 def test_nothing_is_said_of_a_time_when_nobody_followed_the_collection(replica_set: ReplicaSet, tmp_path: Path) -> None:
-    """Between a table's last version and the next one, its state was lost, or there was no rule for its collection. The
-    next version had stated that the one before held until it began: a reader of such a time was given old rows. (No
-    test had asked for a time at which no writer was there.)"""
+    """Between two versions of a table, its state was lost, or there was no rule for its collection. The later version
+    claimed that the earlier one was valid until it began, so a reader of a time in between got old rows. (No test had
+    asked for a time at which there was no writer.)"""
     client: Any = MongoClient(replica_set.uri)
     database = client["tables_unfollowed"]
     for name in ("lost", "left", "kept"):
@@ -181,8 +181,8 @@ VERSIONS = [
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_as_of_is_exact_around_renames(request: pytest.FixtureRequest, tmp_path: Path, version: str | None) -> None:
-    """It refused where the name had gone to another collection within the micro-batch, though the other one has a
-    table, or the oplog shows how it was made. (No collection that was asked for had been renamed.)"""
+    """This was refused if the name had gone to another collection within the micro-batch, although the other one has a
+    table, or the oplog shows how it was made. (Earlier tests had not asked for renamed collections.)"""
     own = None if version is None else request.getfixturevalue("start_replica_set")(version=version)
     uri = (own or request.getfixturevalue("replica_set")).uri
     client: Any = MongoClient(uri)
@@ -225,7 +225,7 @@ def test_as_of_is_exact_around_renames(request: pytest.FixtureRequest, tmp_path:
 
 
 def test_as_of_is_exact_between_the_versions_that_were_kept(replica_set: ReplicaSet, tmp_path: Path) -> None:
-    """Every version had been there: what a version that has gone would have said must not be guessed."""
+    """What a removed version would have said must not be guessed. In earlier tests every version existed."""
     client: Any = MongoClient(replica_set.uri)
     collection = client["tables_thinned"]["things"]
     collection.drop()
@@ -257,8 +257,7 @@ def test_as_of_is_exact_between_the_versions_that_were_kept(replica_set: Replica
 
 
 def test_as_of_on_the_command_line(replica_set: ReplicaSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # The command had never been run; a column that became wider, a document in quarantine, and files that have gone
-    # had never been asked for.
+    # No test had run the command, nor asked for a column that became wider, a document in quarantine, or removed files.
     client: Any = MongoClient(replica_set.uri)
     collection, strict = client["tables_as_of_cli"]["things"], client["tables_as_of_cli"]["strict"]
     root = tmp_path / "t"

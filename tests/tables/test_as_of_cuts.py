@@ -1,9 +1,9 @@
 """As of every time, wherever micro-batches end: in the middle of ``$out``, between an insert and its delete, before and
 after a crash.
 
-The tests before this one let a micro-batch end where nobody wrote, and asked of collections that were there at its end.
-So none had seen that a version was taken for exact beyond a micro-batch in which the table had changed and changed
-back, nor that the tables were called equal while a collection that was gone before it could be copied was there.
+Earlier tests let a micro-batch end where nobody wrote, and asked about collections that existed at its end. So none had
+seen that a version counted as exact beyond a micro-batch in which the table changed and changed back, nor that the
+tables were called equal at times at which a collection existed that was dropped before it could be copied.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def test_as_of_is_exact_wherever_micro_batches_end(
 
 
 def _step(writer: TablesWriter | None, uri: str, settings: TableSettings, chosen: random.Random) -> TablesWriter | None:
-    """A micro-batch of a writer that is new at times. Returns it, unless it was killed."""
+    """A micro-batch, sometimes of a new writer. Returns the writer, unless it was killed."""
     try:
         if writer is None:
             writer = TablesWriter(uri, settings)

@@ -1,5 +1,5 @@
-"""Tables and archives in Azure Blob Storage: what its rights and readers are. Everything else holds for each kind of
-store (``test_object_store.py``, ``differential/test_archive_in_store.py``)."""
+"""Tables and archives in Azure Blob Storage: its rights and readers. Everything else is tested for each kind of store
+(``test_object_store.py``, ``differential/test_archive_in_store.py``)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["collection"]
 
 
 def signed(store: AzureServer, prefix: str, rights: str, state: Path, container: str = "tests") -> ObjectPlace:
-    """A place for whoever has been given a signature with these rights."""
+    """A place, accessed with a signature with these rights."""
     options = store.without_key() | {"azure_storage_sas_token": signature_for(rights, container)}
     return object_place(f"az://{container}/{prefix}", beside=state, options=options, retry=timedelta(seconds=1))
 
@@ -41,7 +41,7 @@ def secret_of(place: ObjectPlace) -> str:
 def test_least_rights(
     replica_set: ReplicaSet, object_store: AzureServer, collection: Any, prefix: str, tmp_path: Path
 ) -> None:
-    """A writer needs five rights, a reader two of them. Whatever is refused, nobody learns the signature."""
+    """A writer needs five rights, a reader two of them. No refusal shows the signature."""
     writer = signed(object_store, prefix, "rcwdl", tmp_path / "state")
     for turn in range(3):
         change(collection, turn)
@@ -72,7 +72,7 @@ def test_a_signature_in_the_environment(  # noqa: PLR0917
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As commands get it. One that only reads writes nothing, and is not told."""
+    """As commands get it. A command that only reads writes nothing, and needs no message."""
     for name, value in object_store.without_key().items():
         monkeypatch.setenv(name.upper(), value)
     where = [f"abfss://tests@{ACCOUNT}.dfs.core.windows.net/{prefix}", "--state", str(tmp_path / "state")]
@@ -96,7 +96,7 @@ def test_a_container_that_does_not_exist(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is named, and not made; and nobody is told that there is no archive, as if it were known."""
+    """The container is named in the error and not created; and the message does not claim that there is no archive."""
     change(collection, 0)
     place = object_place("az://nowhere/a", beside=tmp_path / "state", options=object_store.options())
     with pytest.raises(StoreAwayError, match="ContainerNotFound"):
@@ -132,7 +132,7 @@ def test_readers(
 
 
 def test_a_large_file_appears_whole_or_not_at_all(object_store: AzureServer, prefix: str, tmp_path: Path) -> None:
-    """It is sent in blocks, which the last request makes a file of."""
+    """It is sent in blocks, which the last request joins into a file."""
     path, place = tmp_path / "large", object_store.place(prefix, tmp_path) / "large"
     path.write_bytes(os.urandom(12 << 20))
     place.upload(path)

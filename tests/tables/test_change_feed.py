@@ -1,4 +1,4 @@
-"""Delta's change feed of a table: applied to the version before, the feed of a commit gives its version.
+"""Delta's change feed of a table: applied to the version before, a commit's feed gives its version.
 
 That is compared for each commit, with deltalake's own reader of feeds, for all rows and columns.
 """
@@ -35,7 +35,8 @@ DECLARED = TableSchema.declared({"a": "long", "b": "string"})
 
 
 def random_step(made: Made, there: set[int], rng: random.Random) -> None:
-    """Documents that come, change, go, and that the batch names although nothing of them is there."""
+    """Documents that are inserted, changed and deleted, and documents that the batch names although they never
+    existed."""
     some = rng.sample(range(60), rng.randint(1, 20))
     gone = [one for one in some if rng.random() < 0.3]
     documents = [{"_id": one, "a": rng.randint(0, 3), "b": rng.choice("xyz")} for one in some if one not in gone]
@@ -116,7 +117,8 @@ def test_a_table_with_such_a_column_is_refused_a_feed(tmp_path: Path) -> None:
 
 
 def test_the_feed_reaches_back_as_far_as_it_is_kept(tmp_path: Path) -> None:
-    """Compaction and expiry take data files that no version needs, and the feed stays, a rewritten table's too."""
+    """Compaction and expiry remove data files that no version needs, but the feed stays, also that of a rewritten
+    table."""
     made = Made(tmp_path / "t", DECLARED, feed=True)
     made.whole([{"_id": one, "a": 0} for one in range(5)])
     for number in range(30):

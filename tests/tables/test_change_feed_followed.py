@@ -1,4 +1,4 @@
-"""The change feed of tables that follow a server: under workloads, crashes and SIGKILL, and beside a quarantine."""
+"""The change feed of tables that follow a server: under workloads, crashes and SIGKILL, and with a quarantine."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_workloads(replica_set: ReplicaSet, tmp_path: Path, seed: int) -> None:
 
 
 def fed_workload(uri: str, root: Path, seed: int, count: int, version: str) -> int:
-    """Run a workload in pieces. Gives how many versions of tables were compared."""
+    """Run a workload in pieces. Returns how many versions of tables were compared."""
     client: Any = MongoClient(uri)
     workload = Workload(seed, version)
     with client, Wire.to(uri) as wire:

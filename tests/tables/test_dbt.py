@@ -1,5 +1,5 @@
-"""The dbt project in ``examples/dbt`` over tables that follow a server: what it makes of the change feed is what the
-server's own ``$group`` says, run after run; what it cannot follow it refuses."""
+"""The dbt project in ``examples/dbt`` over tables that follow a server: run after run, what it makes of the change feed
+is what the server's own ``$group`` gives; what it cannot follow it refuses."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def shop(replica_set: ReplicaSet, tmp_path: Path) -> Iterator[Shop]:
 
 
 class Models:
-    """The project's models without dbt: what a run of dbt-duckdb asks of them, and nothing else."""
+    """The project's models without dbt: only what a run of dbt-duckdb needs."""
 
     def __init__(self, tables: Path) -> None:
         self.session = duckdb.connect()
@@ -129,7 +129,7 @@ def test_every_run_adds_what_came_and_equals_the_server(shop: Shop, tmp_path: Pa
 
 
 def test_another_table_in_its_place_is_refused(shop: Shop, tmp_path: Path) -> None:
-    """Its feed begins anew, so its versions are not those that were read."""
+    """Its feed begins anew, so its versions are not the ones that were read."""
     models = Models(tmp_path / "tables")
     shop.trade(40)
     shop.bring_up()
@@ -148,7 +148,7 @@ def test_an_older_copy_is_refused(shop: Shop, tmp_path: Path) -> None:
     shop.trade(40)
     shop.bring_up()
     models.run()
-    for _ in range(3):  # as it is, and after it was written on: its versions have the numbers of those that were read
+    for _ in range(3):  # as it is, and after further writes: its versions have the numbers of those that were read
         shutil.rmtree(tmp_path / "tables")
         shutil.copytree(tmp_path / "copy", tmp_path / "tables")
         with pytest.raises(ValueError, match=OTHER):

@@ -45,7 +45,7 @@ def rows(schema: TableSchema, documents: Sequence[dict[str, Any]]) -> Any:
     ],
 )
 def test_bounds_of_any_type_hide_no_row(tmp_path: Path, type_: str, values: list[Any]) -> None:
-    # Bounds had been written of int and string alone; JSON has no decimals, no bytes, no infinity.
+    # Bounds had been written only for int and string; JSON has no decimals, bytes or infinity.
     schema = TableSchema.declared({"c": type_})
     table = CollectionTable(tmp_path / "t", "shop.orders", bounds=("c",))
     made = rows(schema, [{"_id": n, "c": v} for n, v in enumerate(values)])
@@ -81,7 +81,7 @@ def test_a_date_that_readers_have_no_year_for_does_not_fit_a_declared_column(typ
 
 @pytest.mark.parametrize("type_", ["double", "binary", "timestamp", "decimal(9,2)", "json"])
 def test_types_that_are_no_partitions_are_refused(type_: str) -> None:
-    # The page names the types; nothing had held the code to it, and bytes were written as b'...'.
+    # The page names the types, but nothing checked the code against it, and bytes were written as b'...'.
     with pytest.raises(UsageError, match="'c' cannot divide shop"):
         TableRule("shop.*", TableSchema.declared({"c": type_}), partition_by=("c",))
 
@@ -102,8 +102,8 @@ def test_a_table_is_written_anew_under_a_policy_that_leaves_less_out(
 
 
 def test_a_table_is_written_anew_under_another_declaration(tmp_path: Path) -> None:
-    # Rules had never been changed under a table that was there: its own columns counted, and the partitions of new
-    # files were others than those of the log.
+    # Rules had never been changed for an existing table: its own columns counted, and the partitions of new files were
+    # not those of the log.
     before, after = TableSchema.declared({"c": "int"}), TableSchema.declared({"c": "string", "d": "long"})
     table = CollectionTable(tmp_path / "t", "shop.orders", declared=before.declaration)
     table.write_whole(batch(0), before, [rows(before, [{"_id": 1, "c": 1}])], "whole")

@@ -1,6 +1,7 @@
-"""What ``tailrace tables status`` says of columns: other names, other types, fields without one, dates that are NULL.
+"""What ``tailrace tables status`` says about columns: other names, other types, fields without a column, dates that are
+NULL.
 
-Twins of a name that differ only in case, and fields after the 500th, were listed nowhere.
+Names that differ only in case, and fields after the 500th, were not listed anywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.tables.features import Made, rows
 
 
 def lines(root: Path, *, whole: bool = False) -> list[str]:
-    """As the command reads it: it knows no rule."""
+    """The table as the command reads it, without rules."""
     return list(described(CollectionTable(root, "shop.orders"), whole=whole))
 
 
@@ -69,7 +70,7 @@ def test_fields_for_which_there_is_no_room_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.mongod
 def test_the_command_prints_them(replica_set: ReplicaSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The lines had tests, and what ``tailrace tables status`` prints had none."""
+    """The lines had tests, but the output of ``tailrace tables status`` had none."""
     with MongoClient[Any](replica_set.uri) as client:
         client.drop_database("described")
         far = DatetimeMS(253402300800000)

@@ -1,4 +1,4 @@
-"""Tables equal their collections, after random workloads, at the cluster time that they state."""
+"""After random workloads, tables equal their collections at the cluster time that they state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.tables.equality import assert_equal, collections
 
 pytestmark = pytest.mark.mongod
 
-#: Not a table: names that the server gives to what it makes on its way.
+#: No tables: names of the server's temporary collections.
 HIDDEN = "tmp"
 
 
@@ -33,7 +33,7 @@ def settings(root: TablePlace, databases: tuple[str, ...], *, merges: bool = Fal
 
 
 def equal_after(uri: str, root: TablePlace, seed: int, count: int, version: str, *, merges: bool = False) -> int:
-    """Run a workload in pieces; after each the tables are brought up to it, and compared. Gives how often."""
+    """Run a workload in pieces; after each, the tables are brought up to date and compared. Returns how often."""
     client: Any = MongoClient(uri)
     workload = Workload(seed, version)
     known: set[str] = set()

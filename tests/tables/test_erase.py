@@ -1,4 +1,5 @@
-"""Documents that are gone, taken out of all that tables keep of the past: no byte of them is below the directory."""
+"""Deleted documents, erased from everything that tables keep of the past: no byte of them is left below the
+directory."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def brought_up(uri: str, root: Path) -> None:
 @pytest.fixture(scope="module")
 def kept(replica_set: ReplicaSet, shop: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tables that hold Anna's documents in every place where they can: older versions, the feed, the log's bounds, the
-    quarantine, the state. At the source they are gone, and the tables have not followed yet."""
+    quarantine, the state. At the source they are deleted, and the tables have not caught up yet."""
     root = tmp_path_factory.mktemp("kept") / "tables"
     shop.people.insert_many([{"_id": number, "name": f"p{number}", "n": number} for number in range(8)])
     shop.people.insert_one({"_id": "anna", "name": MARKER, "n": 1, "more": "x" * 6_000 + MARKER})
@@ -73,7 +74,7 @@ def erase(root: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[i
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """All files but those that a look may touch."""
+    """All files, except those that reading may touch."""
     files = (path for path in root.rglob("*") if path.is_file() and path.name not in {"lock", "lock.mdb", "closed"})
     return {str(path): path.read_bytes() for path in files}
 
@@ -132,7 +133,7 @@ def test_what_is_gone_at_the_source_leaves_no_byte(
 def test_a_row_that_was_marked_as_gone_leaves_no_byte(
     replica_set: ReplicaSet, shop: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Its file is one of the newest version: no other test has a file there that holds a document that is gone.
+    # Its file belongs to the newest version: in no other test does such a file hold a deleted document.
     root, people = tmp_path / "tables", shop.marked
     people.insert_many([{"_id": number, "name": f"p{number}"} for number in range(50)])
     people.insert_one({"_id": "anna", "name": MARKER})

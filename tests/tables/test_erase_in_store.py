@@ -1,5 +1,5 @@
-"""Documents that are gone, taken out of tables in an object store: no byte of them is below the prefix or in the state,
-also when it is ended at any step."""
+"""Deleted documents, erased from tables in an object store: no byte of them is left below the prefix or in the state,
+even if the erasure is killed at any step."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_writer_that_runs_is_replaced(
     prefix: str,
     tmp_path: Path,
 ) -> None:
-    """A copy of the state erases: the writer that has the state notices, and no other state may."""
+    """A copy of the state may erase, which the writer with the state notices; no other state may."""
     state = tmp_path / "state"
     root = object_store.place(prefix, state)
     collection.insert_many([{"_id": 1, "name": MARKER}, {"_id": 2}])

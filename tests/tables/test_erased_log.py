@@ -1,8 +1,8 @@
-"""Documents that are erased leave no bound in the log: neither of a row that is only marked as gone, nor of a file that
-went before they were erased.
+"""Erased documents leave no bounds in the log: neither those of a row that is only marked as deleted, nor those of a
+file that was removed before the erasure.
 
 The tests with a deployment (``test_erase.py``) had no table with bounds that is merged on read, and none whose files
-had gone, or had been merged, before.
+had already been removed or merged.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_no_bound_is_left_in_the_log(tmp_path: Path, later: str, merges: bool) -
     known(tmp_path, table.table)
     if later in ("merged", "expired"):
         table.table.compact()
-    if later == "expired":  # the document is in no file, and nothing would be looked for
+    if later == "expired":  # the document is in no file, so nothing would be searched
         table.table.expire(Keeping(0))
     if later == "no bounds any more":
         number, table = table._number, Made(table.table.root, table.schema, merges=merges)

@@ -1,4 +1,5 @@
-"""Tables that are fed with a stream's events equal their collections, and those of our own writer, byte for byte."""
+"""Tables that are fed with a stream's events equal their collections and the tables of our own writer, byte for
+byte."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from tests.tables.equality import assert_equal, collections, in_table
 
 pytestmark = [pytest.mark.mongod, pytest.mark.skipif(SERVER_VERSION < "6", reason="these events came with 6.0")]
 
-#: What a stream has to show for tables.
+#: The options that a stream for tables needs.
 STAGE = {"showExpandedEvents": True, "showRawUpdateDescription": True}
 HIDDEN = "tmp"
 
@@ -49,7 +50,7 @@ def test_tables_of_events_equal_their_collections_and_our_own_tables(
     replica_set: ReplicaSet, tmp_path: Path, seed: int
 ) -> None:
     """A random workload with transactions, drops, renames and ``$out``, in micro-batches whose rows are shuffled. The
-    last of each is given twice, and the process ends between two."""
+    last one is given twice, and the process is replaced between micro-batches."""
     chosen = random.Random(seed)
     workload = Workload(seed, SERVER_VERSION)
     ours, own = tmp_path / "ours", tmp_path / "own"
@@ -88,7 +89,7 @@ def test_tables_of_events_equal_their_collections_and_our_own_tables(
 
 
 def _is_shown(operation: Operation) -> bool:
-    """Whether a stream shows all that an operation does. The two commands write documents that no stream shows."""
+    """Whether a stream shows everything that an operation does. Two commands write documents that no stream shows."""
     return not any(name in one.document for one in operation.commands for name in ("applyOps", "convertToCapped"))
 
 

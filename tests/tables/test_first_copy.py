@@ -67,7 +67,7 @@ def dying_after(chunks: int) -> Iterator[None]:
 
 
 def run(uri: str, settings: TableSettings, dies_after: int | None = None) -> int:
-    """Bring the tables up to now, or die. Gives how many documents were copied."""
+    """Bring the tables up to date, or die. Returns how many documents were copied."""
     with TablesWriter(uri, settings) as writer:
         if dies_after is None:
             writer.run_to_present()
@@ -78,7 +78,7 @@ def run(uri: str, settings: TableSettings, dies_after: int | None = None) -> int
 
 
 def change(client: MongoClient[Any], chosen: random.Random) -> None:
-    """In what was copied already, in what was not, and of the collections themselves."""
+    """Changes of copied documents, of others, and of the collections themselves."""
     for name in client[DATABASE].list_collection_names():
         collection = client[DATABASE][name]
         collection.update_many({"_id": {"$gte": chosen.randrange(3000)}}, {"$inc": {"n": 1}, "$push": {"list": 1}})
@@ -87,7 +87,7 @@ def change(client: MongoClient[Any], chosen: random.Random) -> None:
 
 
 def test_a_first_copy_that_dies_goes_on(replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path) -> None:
-    """It began again; what the tests had killed was copied within one transaction."""
+    """The copy used to begin again; the copies that earlier tests killed fit into one transaction."""
     settings, chosen = tables(tmp_path / "t"), random.Random(11)
     copied = run(replica_set.uri, settings, 2)
     change(client, chosen)
@@ -96,7 +96,7 @@ def test_a_first_copy_that_dies_goes_on(replica_set: ReplicaSet, client: MongoCl
     last = run(replica_set.uri, settings)
     assert_equal(tmp_path / "t", collections(client, (DATABASE,)), set())
     assert 0 < last < sum(SIZES.values()) - 1000
-    # Nothing twice, but for what had been inserted meanwhile.
+    # Nothing twice, except documents that were inserted meanwhile.
     assert copied + last <= sum(SIZES.values()) + 2 * 20 * len(SIZES)
 
 
@@ -118,7 +118,7 @@ def test_collections_that_come_and_go_while_a_copy_is_interrupted(
 def test_a_collection_that_is_selected_later_and_given_up_is_copied_anew(
     replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path
 ) -> None:
-    """What is left of an interrupted copy lacks the changes that are read while its pattern is gone."""
+    """The rest of an interrupted copy would lack the changes that are read while its pattern is gone."""
     db = client[DATABASE]
     one, both = (tables(tmp_path / "t", *(f"{DATABASE}.{name}" for name in names)) for names in ("d", "ad"))
     run(replica_set.uri, one)
@@ -162,7 +162,7 @@ def test_a_copy_of_a_cluster_that_dies_goes_on(sharded_cluster: ShardedCluster, 
 
 @pytest.mark.slow
 def test_a_first_copy_goes_on_over_step_downs(start_replica_set: Callable[..., ReplicaSet], tmp_path: Path) -> None:
-    """Of tables only the kills of a whole deployment had met a step-down, and those when the copy was over."""
+    """Tables had been tested with a step-down only when a whole deployment was killed, and after the copy."""
     running, chosen, copied = start_replica_set(3), random.Random(5), 0
     threads: list[threading.Thread] = []
 

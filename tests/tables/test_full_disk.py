@@ -1,5 +1,5 @@
-"""The first copy of tables, and the exact images' state, on a disk with no room and with little: each says so in a
-sentence and goes on when there is room.
+"""The first copy of tables, and the state of exact images, on a full disk and on one with little room: each says so in
+a sentence, and goes on when there is room.
 
 Without any room the process was killed (SIGBUS: a mapped file lacked its page), and a write that was cut short was
 reported as an input/output error. The earlier tests had no full disk: they limited the size of files, or raised an
@@ -95,8 +95,8 @@ def begin_images(directory: Path) -> None:
 def test_a_state_that_could_not_be_begun_is_begun_when_there_is_room(
     begin: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    """With room for one of LMDB's two first pages it was taken for damaged ever after. Only the slow test above tried
-    rooms that small, and the images' none."""
+    """With room for only one of LMDB's first two pages, the file counted as damaged for ever. Only the slow test above
+    tried so little room, and only for tables."""
     said = []
     with small_disk(tmp_path / "disk", "8m") as disk:
         for pages in range(24):

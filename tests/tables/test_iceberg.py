@@ -77,7 +77,7 @@ def orders(folder: Path, count: int = 3) -> Made:
 @pytest.mark.parametrize("feature", FEATURES)
 def test_every_reader_reads_the_same(feature: str, tmp_path: Path, mirrored: IcebergMirror) -> None:
     expected = FEATURES[feature](tmp_path / "t")
-    mirrored.follow([CollectionTable(tmp_path / "t", "shop.orders")])  # merged since, or nothing new
+    mirrored.follow([CollectionTable(tmp_path / "t", "shop.orders")])  # merged since, or without news
     assert newest_is_shown(tmp_path / "t", iceberg_table(tmp_path))
     for name, read in ICEBERG_READERS.items():
         seen = expected if name == "polars" else without_null_lists(expected)
@@ -156,7 +156,7 @@ def test_a_column_that_came_and_went(tmp_path: Path, mirrored: IcebergMirror) ->
         made.whole([{"_id": 1, "a": 1, "b": 2}])
     found = iceberg_table(tmp_path)
     assert compared(tmp_path / "t", found) == [0, 2]
-    # Catalogues that know this schema refuse to add it again.
+    # Catalogues that already have this schema refuse to add it again.
     assert [one.schema_id for one in found.metadata.schemas] == [0]
 
 

@@ -1,5 +1,5 @@
-"""Iceberg snapshots of tables that follow a server: under SIGKILL, a catalogue that goes away, and documents that are
-erased."""
+"""Iceberg snapshots of tables that follow a server: under SIGKILL, with a catalogue that goes away, and with erased
+documents."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check(root: Path, collection: Any) -> None:
 
 
 def steps(writer: TablesWriter) -> None:
-    """Go on, not from the beginning, where the catalogue is asked before anything is written."""
+    """Go on at a point where the catalogue is asked before anything is written, not at the beginning."""
     while True:
         writer.step(at_once=True)
 
@@ -169,7 +169,7 @@ def test_the_command_line(
     assert main(write) == 0
     assert main(["tables", "compact", root]) == 0
     assert "files became 1" in capsys.readouterr().out
-    # The catalogue had not seen the version that compact made, and expire failed until a writer had run.
+    # The catalogue did not have the version that compact made, and expire failed until a writer had run.
     assert main(["tables", "expire", root, "--keep", "0s", *iceberg]) == 0
     assert iceberg_table(tmp_path, name).scan().to_arrow().num_rows == 2
     next((tmp_path / "t" / folder_of(name)).glob("*.parquet")).unlink()

@@ -1,6 +1,7 @@
-"""A lake in a real object store: every event once and in order, whatever dies, is lost or is written twice; or refused.
+"""A lake in a real object store: every event once and in order, whatever dies, is lost or is written twice; or a
+refusal.
 
-The lake's own tests over a directory are tests/unit/test_lake_*.py; here is what is different in a store.
+The tests of lakes in a directory are tests/unit/test_lake_*.py; these cover what is different in a store.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def data_files(root: ObjectPlace) -> set[str]:
 
 
 def die_at(target: str, times: int, work: Callable[[], object]) -> int:
-    """Run ``work`` in a process that SIGKILLs itself at the ``times``-th ``target``; gives its exit code. It is not
-    forked: the store's library has threads."""
+    """Run ``work`` in a process that SIGKILLs itself at the ``times``-th ``target``. Returns its exit code. It is not
+    forked, since the store's library has threads."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     process = context.Process(target=_dying, args=(target, times, work))
@@ -188,7 +189,7 @@ def test_nothing_holds_a_key(root: ObjectPlace, tmp_path: Path) -> None:
 
 
 def keys_from(object_store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment that commands and tasks find the store by."""
+    """The environment variables by which commands and tasks find the store."""
     for name, value in object_store.environment().items():
         monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "AWS_ENDPOINT" else name, value)
 
@@ -215,7 +216,7 @@ def test_a_commit_that_is_killed(root: ObjectPlace, tmp_path: Path, step: str) -
 
 
 class _Commit:
-    """A micro-batch in another process, which has to open the store for itself."""
+    """A micro-batch in another process, which has to open the store itself."""
 
     def __init__(self, uri: str, state: str, options: dict[str, str], claim: str, checkpoint: Path) -> None:
         self.arguments = uri, state, options, claim, checkpoint
@@ -328,7 +329,7 @@ def test_a_bad_day(object_store: ObjectServer, prefix: str, tmp_path: Path, faul
 def test_a_store_that_does_not_answer_is_no_damage(
     object_store: ObjectServer, prefix: str, tmp_path: Path, places: int
 ) -> None:
-    """Wherever in a micro-batch and in a start it goes away, that ends with an error, and the next start goes on."""
+    """Wherever in a micro-batch or a start the store goes away, that ends with an error, and the next start goes on."""
     away = never = 1 << 30
     checkpoint = tmp_path / "checkpoint"
     with UnkindProxy(object_store.address, lambda number, *_: "cut" if number >= away else None) as proxy:
@@ -388,8 +389,8 @@ def test_the_stream_on_another_machine_takes_over(object_store: ObjectServer, pr
 def test_a_writer_that_does_not_see_the_other_cannot_commit(
     object_store: ObjectServer, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has looked at ``lake.json`` and at its files just before the other one came: the commit's number decides. No
-    commit names files that were removed."""
+    """It checked ``lake.json`` and its files just before the other stream came: the commit's number decides. No commit
+    names removed files."""
     one, other = (object_store.place(prefix, tmp_path / name) for name in ("one", "other"))
     claim = opened(one, tmp_path / "first")
     put(one, claim, 0, range(10), tmp_path / "first")
@@ -479,7 +480,7 @@ def test_a_late_head_does_not_replace_a_newer_one(object_store: ObjectServer, pr
 
 
 def test_a_copy_of_the_state_and_the_checkpoint(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
-    """Both copies hold the same claim: the one that was opened last writes."""
+    """Both copies have the same claim: the one that was opened last writes."""
     one, other = (object_store.place(prefix, tmp_path / name / "state") for name in ("one", "other"))
     claim = opened(one, tmp_path / "one" / "checkpoint")
     shutil.copytree(tmp_path / "one", tmp_path / "other")
@@ -536,7 +537,7 @@ def test_other_checkpoints_lakes_and_streams_are_refused(
 
 
 def test_an_aborted_batch_is_removed_by_the_next_start_alone(root: ObjectPlace, tmp_path: Path) -> None:
-    """The request that commits it may be on its way still."""
+    """The request that commits it may still be on its way."""
     claim = opened(root, tmp_path / "checkpoint")
     files = stage(root, range(10))
     abort_batch(root, files)

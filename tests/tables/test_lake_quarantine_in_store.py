@@ -67,7 +67,7 @@ def objects_in(root: ObjectPlace) -> set[str]:
 
 
 def test_the_quarantine_is_that_of_a_lake_in_a_directory(root: ObjectPlace, tmp_path: Path) -> None:
-    """Commits, replays, merges, erasures, days that go: the same events, and no object besides."""
+    """Commits, replays, merges, erasures, dropped days: the same events, and no other objects."""
     found = []
     for place, checkpoint in ((root, tmp_path / "one"), (tmp_path / "local" / "lake", tmp_path / "other")):
         claim = begun(place, checkpoint)
@@ -166,8 +166,8 @@ def test_killed_at_any_step_an_event_is_there_once(root: ObjectPlace, tmp_path: 
 def test_another_machine_cannot_change_what_was_taken_over(
     object_store: ObjectServer, prefix: str, tmp_path: Path
 ) -> None:
-    """It has looked at ``lake.json``, and uploaded what it merged, just before the other stream came, which removes
-    that as a leftover."""
+    """It checked ``lake.json`` and uploaded what it merged just before the other stream came, which removes that as a
+    leftover."""
     one, other = (object_store.place(prefix, tmp_path / name) for name in ("one", "other"))
     claim = begun(one, tmp_path / "first")
     for number in range(2):
@@ -235,7 +235,7 @@ def test_a_bad_day(object_store: ObjectServer, prefix: str, tmp_path: Path, faul
 
 
 def test_an_index_that_was_lost_or_set_back_or_damaged_is_refused(root: ObjectPlace, tmp_path: Path) -> None:
-    """Nothing is removed as a leftover then."""
+    """In that case nothing is removed as a leftover."""
     checkpoint, index = tmp_path / "checkpoint", root / "_tailrace" / "quarantine.json"
     claim = begun(root, checkpoint)
     empty = index.read_bytes()

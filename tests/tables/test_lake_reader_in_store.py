@@ -69,7 +69,8 @@ def test_sparks_reader_gives_what_the_files_hold(
 def test_the_console_shows_it_by_its_uri(
     object_store: ObjectServer, root: ObjectPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The option took paths alone: nobody had asked it for a lake in a store. One that is not there harms no other."""
+    """The option accepted only paths: no test had used it for a lake in a store. A missing one does not affect
+    others."""
     keys_from(object_store, monkeypatch)
     put(root, opened(root, tmp_path / "checkpoint"), 0, range(10), tmp_path / "checkpoint")
     given = ["console", "mongodb://h", "--lake", str(root), "--lake", f"{root}-not", "--lake", str(tmp_path / "none")]

@@ -1,5 +1,5 @@
-"""How many requests a stream makes to the object store of its lake, and that what it remembers spares none that it
-needs: counts, not times."""
+"""How many requests a stream makes to its lake's object store, and that it does not omit necessary ones because of what
+it remembers: counts, not times."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from tests.tables.unkind_proxy import UnkindProxy
 from tests.unit.lake_events import planned_for, stage
 
 POLICY = CompactionPolicy()
-#: To write a file; its commit looks whether it is there.
+#: The request that writes a file; the commit checks whether the file exists.
 PER_FILE = 2
 
 
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> Iterator[None]:
-    """As in a process that has just begun."""
+    """Forget everything, like a process that has just begun."""
     remembered._lakes.clear()
     yield
     remembered._lakes.clear()
 
 
 def idle(root: ObjectPlace, claim: str, number: int, checkpoint: Path, policy: CompactionPolicy = POLICY) -> None:
-    """A micro-batch without events, as the sink commits it: it has read a second further."""
+    """A micro-batch without events, which the sink commits after reading a second further."""
     reached = CommitLog(root).head().reached
     assert reached is not None
     planned = PlannedRange(reached, ClusterTime.of(reached.seconds + 1, 1))
@@ -60,8 +60,8 @@ def counted(server: ObjectServer, prefix: str, state: Path) -> Iterator[tuple[Ob
 
 
 def test_an_idle_stream_asks_little(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
-    """Each look for files to merge read the whole log since its last checkpoint, up to a hundred commits, every ten
-    seconds; nobody had counted."""
+    """Every ten seconds, each search for files to merge read the whole log since its last checkpoint, up to a hundred
+    commits; no test had counted."""
     checkpoint = tmp_path / "checkpoint"
     with counted(object_store, prefix, tmp_path / "state") as (root, asked):
         claim = opened(root, checkpoint)
@@ -100,7 +100,7 @@ def test_a_micro_batch_asks_little(object_store: ObjectServer, prefix: str, tmp_
 
 
 def test_an_idle_stream_still_merges_and_removes(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
-    """What it found at a commit holds until there is another one, or until files become old enough to go."""
+    """What it found at a commit is valid until there is another one, or until files are old enough to be removed."""
     checkpoint = tmp_path / "checkpoint"
     root = object_store.place(prefix, tmp_path / "state")
     claim = opened(root, checkpoint)
@@ -200,9 +200,9 @@ def test_what_is_remembered_is_of_one_commit(object_store: ObjectServer, prefix:
 def test_a_stream_with_a_copy_of_the_claim_that_opens_between_two_looks(
     object_store: ObjectServer, prefix: str, tmp_path: Path
 ) -> None:
-    """It had opened the lake after this one had looked at ``lake.json`` and before it looked at the head, with the same
-    claim: this one took the number after its commit, and named files that it removed as nobody's. The other tests let
-    it come before or after both."""
+    """The other stream opened the lake after this one had checked ``lake.json`` and before it checked the head, with
+    the same claim: this one took the number after the other's commit, and named files that the other had removed as
+    leftovers. In other tests it comes before or after both checks."""
     checkpoint, copied = tmp_path / "one" / "checkpoint", tmp_path / "other" / "checkpoint"
     straight = object_store.place(prefix, tmp_path / "one" / "state")
     other = object_store.place(prefix, tmp_path / "other" / "state")

@@ -1,7 +1,7 @@
 """A table's Delta log with something changed in it: found, or without effect.
 
-Only the file of the newest commit had a digest. A character that was changed in the name of a file that an older commit
-removes kept the file: rows were read twice, and nobody said so. Tests had changed the newest file alone.
+Only the file of the newest commit had a digest. If a character changed in the name of a file that an older commit
+removes, the file stayed: rows were read twice without any message. Tests had changed only the newest commit.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def change(path: Path, old: bytes, new: bytes) -> None:
 
 
 def keep_removed(root: Path, number: int) -> None:
-    """Change the name of a file that a version removes: readers keep its rows."""
+    """Change the name of a file that a version removes, so that readers keep its rows."""
     [name] = [one["remove"]["path"] for one in delta_commit.actions_of(root, number) if "remove" in one][:1]
     other = ("0" if name[0] != "0" else "1") + name[1:]
     change(
@@ -95,7 +95,7 @@ def test_a_file_that_an_older_commit_removes_and_that_stays_is_found(
 def test_a_commit_of_the_same_table_in_another_history_is_found(
     made: tuple[Path, dict[int, str], str], tmp_path: Path
 ) -> None:
-    """It has a seal that fits, and is not the one that the next commit was written after."""
+    """It has a matching seal, but is not the commit after which the next one was written."""
     root, checkpoints, digest = made
     shutil.copytree(root, tmp_path / "t")
     lines = delta_commit.actions_of(root, LAST - 2)
@@ -125,7 +125,7 @@ def test_no_flipped_bit_of_the_log_gives_readers_other_rows_unseen(
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
         harm = log_chain.harm(copy, LAST, checkpoints, digest)
-        with suppress(DeltaError, OSError, ValueError):  # nobody reads it then
+        with suppress(DeltaError, OSError, ValueError):  # in that case nobody reads it
             assert harm is not None or rows(copy) == expected, path.name
         seen += harm is not None
         path.write_bytes(whole)
@@ -209,7 +209,7 @@ def test_a_bit_of_the_log_lets_the_table_be_written_anew(
     assert "has a log that is not what was written: the file of version 2 was changed: it is rewritten" in caplog.text
     assert in_table(root, collection.full_name) == in_collection(collection)
     assert main(["tables", "verify", replica_set.uri, str(root)]) == 0
-    # The versions of the log before it are not told any more; from now on there is nothing to say.
+    # Versions of the log before it no longer exist; from now on there is nothing to report.
     with pytest.raises(SinkError, match=r"file of version 2 was changed|is damaged: it was changed"):
         as_of(root, collection.full_name, between, uri=replica_set.uri)
     caplog.clear()

@@ -1,6 +1,7 @@
-"""Tables that are merged on read: rows are marked as gone, and nobody who cannot know that reads the table at all.
+"""Tables that are merged on read: rows are marked as deleted, and readers that do not support this cannot read the
+table at all.
 
-Each version is compared with what it has to hold by readers that are not ours: deltalake's engine and Polars.
+Each version is compared with its expected contents by other people's readers: deltalake's engine and Polars.
 """
 
 from __future__ import annotations
@@ -202,7 +203,8 @@ def test_readers_read_it_right_or_refuse_it_by_the_feature_s_name(tmp_path: Path
 
 
 def test_the_players_look_into_such_tables_and_are_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their reading by pyarrow alone was a refusal, which they count as right, so no column of them was compared."""
+    """They had only been read by pyarrow, which refuses. That counts as right, so none of their columns had been
+    compared."""
     made = Made(tmp_path / "shop.nested", TableSchema(nested=True), merges=True)
     made.whole([{"_id": one, "items": [{"n": one}]} for one in range(5)])
     made.change([{"_id": 2, "items": [{"n": 7, "late": ["x"]}]}], gone=[1])
@@ -218,7 +220,7 @@ def test_the_players_look_into_such_tables_and_are_not_refused(tmp_path: Path, m
     assert "not [{'n': 0" in told()[0]
     for file in made.table.files():
         (tmp_path / "shop.nested" / file.name).unlink()
-    with pytest.raises(OSError, match="Object Store error"):  # as of a file that pyarrow does not find
+    with pytest.raises(OSError, match="Object Store error"):  # as for a file that pyarrow does not find
         read(DeltaTable(str(tmp_path / "shop.nested")))
 
 
@@ -247,7 +249,7 @@ def test_whoever_stops_merging_gets_a_table_that_every_reader_reads(tmp_path: Pa
     assert held(root, 1) == {**dict.fromkeys(range(20), 0), 1: 1}
     stopped.change([{"_id": 1, "n": 4}])
     assert held(root) == {**dict.fromkeys(range(20), 3), 1: 4}
-    # Before the files went, whose feed readers make of them, the rows that were gone went.
+    # Rows marked as deleted were removed before the files from which readers make the feed.
     assert stopped.table.version == 5
     assert [len(files_at(root, version)) for version in (0, 2, 3, 4, 5)] == [1, 3, 3, 1, 1]
     assert [sum(file.gone for file in files_at(root, version)) for version in (2, 3, 4)] == [2, 0, 0]

@@ -1,4 +1,4 @@
-"""Deltas that are merged give the document that they give one after the other."""
+"""Merged deltas give the same document as the deltas applied one after the other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What may go wrong with a table that is merged on read, and who notices: a row that was not marked as gone, merged
-files that are lost or changed, a merge that meets a damaged file, a table that went on with a copy of its state.
+"""What may go wrong with a table that is merged on read, and who notices: a row that was not marked as deleted, merged
+files that are lost or changed, a merge of a damaged file, a table that went on with a copy of its state.
 
-`verify` compared the version that the state knows, by key: neither a second row of a key nor the files of a merge after
-it were seen. Tests harmed only the log, and only versions that the state knew.
+`verify` compared the version that the state knows, by key, and so noticed neither a second row with a key nor files of
+a later merge. Tests had damaged only the log, and only versions that the state knew.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_files_of_a_merge_are_verified_and_a_damaged_file_is_not_merged_for_ever
         assert "was changed after it was written" in verified(replica_set, tmp_path).faults[0]
         commit.write_bytes(content)
         assert verified(replica_set, tmp_path).good
-        # Keys are read for each change, documents only by a merge: that the file is damaged is found then.
+        # Keys are read for each change, documents only by a merge, which then finds that the file is damaged.
         flip(path, "_bson")
         things.update_many({"_id": {"$lt": 3}}, {"$inc": {"n": 1}})
         writer.run_to_present()
@@ -131,7 +131,7 @@ def test_a_table_that_went_on_with_a_copy_of_its_state_is_not_taken_for_its_own(
 
 
 def test_rows_that_are_gone_stay_gone_where_the_log_does_not_count_the_rows(tmp_path: Path) -> None:
-    """A file whose number of rows nobody knows is written anew by a change: the rows that had gone came back."""
+    """A file with an unknown number of rows is rewritten by a change: its deleted rows came back."""
     made = Made(tmp_path / "t", DECLARED, merges=True)
     made.whole([{"_id": one, "n": 0} for one in range(5)])
     made.change([], gone=[2])
@@ -148,8 +148,8 @@ def key_of_id(value: Any) -> bytes:
 
 @pytest.mark.parametrize("merges", [True, False])
 def test_half_a_checkpoint_of_another_program_is_none(tmp_path: Path, merges: bool) -> None:
-    """Readers pass over a checkpoint in several files that lacks one. It was taken for whole: its other files were not
-    known any more, and the commits before it were removed, without which nobody could read the table."""
+    """Readers skip a checkpoint in several files if one is missing. It was taken for complete: the table's other files
+    were forgotten, and the commits before it were removed, without which nobody could read the table."""
     root = tmp_path / "t"
     made = Made(root, DECLARED, merges=merges)
     made.whole([{"_id": one, "n": 0} for one in range(20)])
@@ -179,8 +179,8 @@ def test_half_a_checkpoint_of_another_program_is_none(tmp_path: Path, merges: bo
 
 
 def test_a_merge_has_no_more_rows_in_memory_than_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that compress well are small, and their rows are not: what is merged at once was bounded by the sizes of
-    the files alone."""
+    """Files that compress well are small, but their rows are not: what is merged at once was limited only by file
+    sizes."""
     made = Made(tmp_path / "t", DECLARED, merges=True)
     made.whole([{"_id": one, "n": 0} for one in range(TOGETHER)])
     for number in range(1, TOGETHER + 1):

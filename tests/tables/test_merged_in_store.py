@@ -1,4 +1,4 @@
-"""Tables that are merged on read, in an object store: killed, cut off and set back at each of their steps.
+"""Tables that are merged on read, in an object store: killed, cut off and restored at each of their steps.
 
 ``test_object_store.py`` has tables whose files are rewritten, ``test_merge_on_read.py`` those on a disk.
 """
@@ -68,7 +68,7 @@ with TablesWriter(uri, settings) as writer:
 
 
 def change(collection: Any, turn: int) -> None:
-    """Rows of all files are changed, so that after most turns files are merged."""
+    """Change rows of all files, so that files are merged after most turns."""
     rng = random.Random(turn)
     collection.insert_many([{"_id": turn * 10 + number, "turn": turn} for number in range(10)])
     changed = [one for one in range(turn * 10 + 10) if rng.random() < 0.2]
@@ -90,7 +90,7 @@ _POINTS = [
 
 
 class Killing:
-    """What a proxy does to a process: that is killed at one of its requests, before or after the store gets it."""
+    """A proxy that kills a process at one of its requests, before or after the store gets it."""
 
     def __init__(self) -> None:
         self._wanted, self._left, self._after = "", 0, False
@@ -130,8 +130,8 @@ def test_a_writer_that_is_killed_at_a_request(  # noqa: PLR0917
     caplog: pytest.LogCaptureFixture,
     points: Sequence[tuple[str, int]],
 ) -> None:
-    """A step of a store is a request: killed before and after those of commits, merges, checkpoints and removals. The
-    other tests of kills had no merge of rows that are gone, nor a request between two steps."""
+    """In a store each request is a step: the process is killed before and after those of commits, merges, checkpoints
+    and removals. The other tests of kills had no merge of deleted rows, nor a request between two steps."""
     straight = object_store.place(prefix, tmp_path / "state")
     killing, turns = Killing(), iter(range(10_000))
     with UnkindProxy(object_store.address, killing) as proxy:
@@ -188,8 +188,8 @@ def test_a_store_that_does_not_answer_is_no_damage(  # noqa: PLR0917
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Wherever in a run it goes away, the run ends with an error that says so, or without what can wait, and the next
-    one goes on."""
+    """Wherever in a run the store goes away, the run ends with an error that says so, or leaves out what can wait, and
+    the next one goes on."""
     away = never = 1 << 30
     kind: Fault = "cut"
     straight = object_store.place(prefix, tmp_path / "state")
@@ -220,7 +220,7 @@ def test_a_store_that_does_not_answer_is_no_damage(  # noqa: PLR0917
 def test_readers_of_a_store(
     replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
 ) -> None:
-    """By the calls of the page, with the store's keys; those that know no deletion vectors refuse it by their name."""
+    """By the page's calls, with the store's keys; readers without deletion vectors refuse it and name them."""
     root = object_store.place(prefix, tmp_path / "state")
     for turn in range(3):
         change(collection, turn)
@@ -249,7 +249,8 @@ def test_readers_of_a_store(
 def test_another_writer_takes_over(  # noqa: PLR0917
     replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path, step: str
 ) -> None:
-    """Before, after and between a commit and its merge. What the first one still writes moves rows, or is refused."""
+    """Before, after and between a commit and its merge. What the first one still writes only moves rows, or is
+    refused."""
     one, other = (object_store.place(prefix, tmp_path / name) for name in ("one", "other"))
     taken, told = list[str](), list[str]()
 
@@ -291,8 +292,9 @@ def test_a_deletion_vector_of_another_program(  # noqa: PLR0917
     storage: str,
     changes: bool,
 ) -> None:
-    """Whatever its commit says of itself, rows are gone with it: the writer took such a commit for a merge, and
-    `verify` compared the version before it. Commits of others in tests had no vectors, or none that a writer met."""
+    """Whatever the commit claims to be, it deletes rows: the writer took such a commit for a merge, and `verify`
+    compared the version before it. In tests, other programs' commits had no vectors, or none that a writer
+    encountered."""
     root = object_store.place(prefix, tmp_path / "state")
     for turn in range(2):
         change(collection, turn)
@@ -326,7 +328,8 @@ def test_a_deletion_vector_of_another_program(  # noqa: PLR0917
 def test_large_documents(  # noqa: PLR0917
     replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path, fault: Fault
 ) -> None:
-    """Its files are sent in parts; each request fails the first time, so each part and each end of an upload does."""
+    """Its files are sent in parts; each request fails the first time, including each part and each completion of an
+    upload."""
     tried: set[str] = set()
 
     def chosen(number: int, method: str, path: str) -> Fault | None:
@@ -338,7 +341,7 @@ def test_large_documents(  # noqa: PLR0917
     with UnkindProxy(object_store.address, chosen) as proxy:
         root = object_store.place(prefix, tmp_path / "state", address=proxy.address)
         for turn in range(4):
-            value = rng.randbytes(7_000_000)  # more does not fit into the cache of the tests' servers
+            value = rng.randbytes(7_000_000)  # more would not fit into the cache of the tests' servers
             collection.replace_one({"_id": turn % 2}, {"_id": turn % 2, "v": value}, upsert=True)
             collection.insert_many([{"_id": 10 + 10 * turn + number} for number in range(10)])
             brought_up(replica_set.uri, root, collection, **MERGED)
@@ -353,7 +356,7 @@ def test_large_documents(  # noqa: PLR0917
 def test_no_object_has_a_byte_of_a_masked_value(
     replica_set: ReplicaSet, object_store: ObjectServer, collection: Any, prefix: str, tmp_path: Path
 ) -> None:
-    """Nor do the local folder's files, nor any object that was there for a time. With bounds of columns in the log, a
+    """Neither do the local folder's files, nor any object that existed for a time. With bounds of columns in the log, a
     change feed and a quarantine."""
     database, client = collection.database.name, collection.database.client
     (tmp_path / "mask.key").write_bytes(MASK_KEY + b"\n")

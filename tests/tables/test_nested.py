@@ -1,4 +1,4 @@
-"""Columns of structs and arrays: what they hold, how they grow, and what becomes of values that do not fit."""
+"""Columns of structs and arrays: what they hold, how they grow, and what happens to values that do not fit."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ WIDE = {f"f{number}": {"a": 1, "b": [1]} for number in range(10)}
 
 @pytest.mark.usefixtures("few_values")
 def test_documents_whose_columns_take_much_room_are_made_a_few_at_a_time() -> None:
-    """An empty object takes seven bytes of an array, and in a column as many values as its type has fields."""
+    """An empty object takes seven bytes of an array, but in a column as many values as its type has fields."""
     documents = stored(*({"_id": number, "l": [WIDE, {}, None, {"late": number}]} for number in range(60)))
     for schema in (GROWING, next(rows_of(GROWING, documents)).schema):
         found = list(rows_of(schema, documents))
@@ -349,7 +349,7 @@ def value(rng: random.Random, depth: int = 0) -> Any:
 
 
 def write(collection: Any, rng: random.Random, steady: bool) -> None:
-    """A change. ``steady``: one after which each place has the type that it had, but for new fields."""
+    """A change. ``steady``: apart from new fields, each place keeps its type."""
     one = {"_id": rng.randrange(12)}
     item = {"sku": rng.choice("abc"), rng.choice(("n", "m", "N")): rng.randrange(5)}
     turn = rng.randrange(6)
@@ -436,7 +436,7 @@ def test_a_table_whose_columns_become_nested_is_rewritten(
 def test_a_table_that_left_something_out_is_rewritten_when_its_policy_does_not(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path
 ) -> None:
-    """What came under the policy before it has no column, or no row: later files alone would have it."""
+    """Documents from before the policy have no column, or no row, so only later files would have it."""
 
     def follow(schema: TableSchema) -> list[Any]:
         settings = TableSettings(tmp_path, (TableRule(collection.full_name, schema),), every_s=0.0)

@@ -1,4 +1,4 @@
-"""Tables in a real object store: equal, also after what stores and networks do, or refused."""
+"""Tables in a real object store: equal, whatever stores and networks do, or refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.tables.unkind_proxy import Fault, UnkindProxy
 
 pytestmark = pytest.mark.mongod
 
-#: A run that changes one table asks so often at least.
+#: The least number of requests of a run that changes one table.
 REQUESTS = 85
 
 
@@ -142,7 +142,7 @@ def test_earlier_states_and_what_is_removed(
     table = CollectionTable(folder, collection.full_name)
     left = folder / "left.parquet"
     left.create(b"of a writer that was killed")
-    for ahead_s in (7200.0, -7200.0):  # a clock that is wrong lets nothing be removed early
+    for ahead_s in (7200.0, -7200.0):  # a wrong clock does not cause early removals
         root.bucket.clock[:] = [ahead_s]
         assert not table.expire(Keeping(1.0))
     root.bucket.clock[:] = [0.0]
@@ -170,7 +170,7 @@ def test_documents_that_do_not_fit(
 # -- what stores and networks do --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(  # "too many" differs from "slow down" by the status alone
+@pytest.mark.parametrize(  # "too many" differs from "slow down" only in the status
     "fault", ["slow down", "cut", "lost", "slow", pytest.param("too many", marks=pytest.mark.slow)]
 )
 def test_a_bad_day(  # noqa: PLR0917
@@ -286,7 +286,7 @@ def test_a_writer_that_does_not_see_the_other_cannot_commit(  # noqa: PLR0917
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The moment between the look at the owner and the commit: the log's numbers decide."""
+    """The moment between the check of the owner and the commit: the log's numbers decide."""
     one, other = (object_store.place(prefix, tmp_path / name) for name in ("one", "other"))
     change(collection, 0)
     with TablesWriter(replica_set.uri, settings_of(one, collection)) as first:
@@ -369,7 +369,7 @@ def test_a_store_that_is_set_back_while_a_writer_runs(
         writer.run_to_present()
         put_back(root, copy)
         change(collection, 2)
-        writer.run_to_present()  # the owner's object holds what it held, so the tables alone were set back
+        writer.run_to_present()  # the owner's object is unchanged, so only the tables were restored
         assert writer.progress.anew == 1
         assert_equal(root, collection)
         del copy["_tailrace/owner.json"]

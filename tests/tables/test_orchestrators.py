@@ -34,7 +34,7 @@ def shop(replica_set: ReplicaSet, tmp_path: Path) -> Iterator[Shop]:
 
 @pytest.fixture
 def run(replica_set: ReplicaSet, tmp_path: Path) -> Run:
-    """Runs a program of an environment, with ``tailrace`` and ``dbt`` among its commands."""
+    """Runs a program of an environment, which also has the commands ``tailrace`` and ``dbt``."""
     try:
         packages = pip(*DBT)
     except Unavailable as missing:

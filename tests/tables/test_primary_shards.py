@@ -1,4 +1,4 @@
-"""Tables while databases get other primary shards, shards are drained, and collections are distributed anew."""
+"""Tables while databases get other primary shards, shards are drained, and collections are redistributed."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def brought_up(cluster: ShardedCluster, root: Path, pattern: str) -> ClusterTime
 
 
 def test_a_table_follows_its_database_to_another_primary_shard(cluster: ShardedCluster, tmp_path: Path) -> None:
-    """The new primary's collections were taken for empty ones, and the old one's drop took the rows away: one row of
-    eleven was left. (Chunks had moved in the tests of tables, never a database.)"""
+    """The new primary's collections were taken for empty ones, and the old one's drop removed the rows: one row of
+    eleven was left. (In the tests of tables chunks had moved, but never a database.)"""
     root, router = tmp_path / "t", cluster.router
     recorded: list[tuple[ClusterTime, dict[bytes, bytes]]] = []
 
@@ -95,7 +95,7 @@ def test_a_table_follows_its_database_to_another_primary_shard(cluster: ShardedC
 
 
 def test_what_has_moved_with_its_database_is_sharded_then(cluster: ShardedCluster, tmp_path: Path) -> None:
-    """From then on migration entries of its shard copy documents, and delete ranges that were given away."""
+    """From then on the migration entries of its shard copy documents, and delete ranges that were moved away."""
     root, router = tmp_path / "t", cluster.router
     with database(cluster, "moved_then"):
         router.insert_many("moved_then.plain", [{"_id": number, "n": 0} for number in range(10)])
@@ -113,7 +113,7 @@ def test_what_has_moved_with_its_database_is_sharded_then(cluster: ShardedCluste
 
 
 def test_tables_that_begin_while_a_database_moves(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
-    """Whatever of a move comes before the tables' first look: what they cannot know they copy."""
+    """Whatever part of a move comes before the tables' first read: what they cannot know they copy."""
     cluster, router = sharded_cluster, sharded_cluster.router
     with database(cluster, "moved_meanwhile"):
         router.insert_many("moved_meanwhile.plain", [{"_id": number, "s": "x" * 500} for number in range(4000)])
@@ -170,8 +170,9 @@ def test_tables_while_shards_come_and_go(
 def test_a_shard_comes_and_goes_between_two_runs(
     start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
 ) -> None:
-    """No list that the tables read had it, so what was written there was lost: other shards got it by migration alone.
-    Every test had run the tables while the shard was there, or one that had been there from the beginning left."""
+    """It was in no list that the tables read, so what was written there was lost: other shards got it only by
+    migration. In every earlier test the tables ran while the shard was there, or the shard that left was an original
+    one."""
     cluster = start_sharded_cluster(2, version=version)
     router = cluster.router
     runs, late = tmp_path / "runs", tmp_path / "late"
@@ -203,7 +204,7 @@ def test_a_shard_comes_and_goes_between_two_runs(
 def test_tables_follow_a_collection_that_is_distributed_by_another_key(
     sharded_cluster: ShardedCluster, tmp_path: Path
 ) -> None:
-    """The page said that they do not, and no test had tried."""
+    """The page said that they are not, and no test had tried."""
     router = sharded_cluster.router
     with database(sharded_cluster, "resharded"):
         router.shard_collection("resharded.things", {"_id": 1})
@@ -225,8 +226,8 @@ def test_tables_follow_a_collection_that_is_distributed_by_another_key(
 def test_a_shards_name_is_given_to_another_replica_set(
     start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
 ) -> None:
-    """Under its name the former servers were read, and those that the cluster has were not. Whoever is added with data
-    brings it into the cluster, and no oplog entry that is read tells of it."""
+    """The former servers were read under its name, and the present ones were not. A shard that is added with data
+    brings it into the cluster, and no oplog entry that is read mentions it."""
     cluster = start_sharded_cluster(2, version=version)
     router = cluster.router
     settings = TableSettings(tmp_path, (TableRule("*.*"),), every_s=0.0)
@@ -261,7 +262,7 @@ def test_a_shards_name_is_given_to_another_replica_set(
 
 
 def added_with_data(cluster: ShardedCluster, name: str, database: str) -> None:
-    """Add a replica set that holds a collection already."""
+    """Add a replica set that already has a collection."""
     register = cluster._register
 
     def filled(shard: str, timeout_s: float) -> None:

@@ -1,4 +1,5 @@
-"""Micro-batches of several windows that are read ahead in a thread, and tables that take over several micro-batches."""
+"""Micro-batches of several windows that are read ahead in a thread, and tables that take several micro-batches at
+once."""
 
 from __future__ import annotations
 
@@ -136,7 +137,7 @@ def test_what_the_writer_states_is_what_the_tables_have(
 def test_rows_do_not_wait_for_a_window_that_does_not_come(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster that cannot tell its time at the moment has none."""
+    """A cluster that cannot tell its time at the moment: nothing is read ahead."""
     fill(collection)
     with tables_of(replica_set.uri, tmp_path) as tables:
         at = tables.progress.time
@@ -218,7 +219,7 @@ def test_a_read_that_fails_ahead_says_so_and_loses_nothing(
 def test_a_micro_batch_that_failed_is_read_again(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is read ahead then does not belong to the position."""
+    """What is read ahead in this case does not belong to the position."""
     plain = writer.Fold.apply
     failing = iter((False, True))
 
@@ -241,7 +242,7 @@ def test_a_micro_batch_that_failed_is_read_again(
 def test_a_table_that_fails_while_the_next_window_is_read(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its error comes, and the writer closes, though the read hangs; the next one goes on."""
+    """The error is raised and the writer closes, although the read hangs; the next writer goes on."""
     hangs, released = stuck_at(monkeypatch, 4)
     monkeypatch.setattr(writer, "_BEHIND_S", 0.0)
     fill(collection)
@@ -354,7 +355,7 @@ def test_killed_while_it_is_far_behind_nothing_is_lost_or_twice(
 
 
 def stuck_at(monkeypatch: pytest.MonkeyPatch, number: int) -> tuple[threading.Event, threading.Event]:
-    """The read ahead with this number hangs until the second event is set; the first says that it does."""
+    """Let the read ahead with this number hang until the second event is set; the first one tells that it hangs."""
     plain = OplogMember.read
     count = itertools.count(1)
     hangs, released = threading.Event(), threading.Event()

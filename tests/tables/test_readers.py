@@ -1,7 +1,8 @@
-"""Every reader of the page reads the same of every table: readers by features. Spark's column is in ``tests/spark``.
+"""Every reader on the page reads the same from every table: readers times features. Spark's column is in
+``tests/spark``.
 
-The tests had read tables by one reader, deltalake's for pyarrow: Polars had NULL in every partition column, and dates
-after the year 9999 were found by nobody.
+Earlier tests read tables with one reader, deltalake's for pyarrow: Polars had NULL in every partition column, and no
+reader found dates after the year 9999.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Tables and their state, each restored from a backup, damaged, swapped or lost: equal afterwards, or refused.
 
-Every test of tables had found both as it had left them. So nobody had seen that a table that was set back stayed wrong.
+In every earlier test of tables both were as the test had left them. So nobody had seen that a restored table stayed
+wrong.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def test_a_state_that_is_older_than_its_tables_goes_on(
     times = [one.time for one in stated(folder)]
     assert times == sorted(times, reverse=True)
     assert rows_of(as_of(root, collection.full_name, between, uri=replica_set.uri).rows) == held
-    # And the table is an older copy than that state.
+    # And the table is a copy that is older than that state.
     put_back(folder, root.with_name("backup") / folder.name)
     brought_up(replica_set.uri, root, collection)
     assert in_table(root, collection.full_name) == in_collection(collection)
@@ -239,7 +240,7 @@ def test_tables_with_their_state_that_are_older_than_the_oplog_are_refused(
 def test_a_bit_of_the_state_is_without_effect_or_refused(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path, seed: int
 ) -> None:
-    """Documents, metadata, and rows that the table has not taken over yet, since a crash came before."""
+    """Documents, metadata, and rows that the table does not have yet because of a crash."""
     rng = random.Random(seed)
     root, copy, refused = tmp_path / "t", tmp_path / "copy" / "t", 0
     folder = made(replica_set.uri, root, collection)
@@ -366,7 +367,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 def test_another_deployment_is_refused_before_anything_is_written(
     replica_set: ReplicaSet, start_replica_set: Callable[..., ReplicaSet], collection: Any, tmp_path: Path
 ) -> None:
-    """A's rows stayed, beside what B wrote."""
+    """A's rows stayed beside those that B wrote."""
     root = tmp_path / "t"
     made(replica_set.uri, root, collection)
     other = start_replica_set()
@@ -378,7 +379,7 @@ def test_another_deployment_is_refused_before_anything_is_written(
     ):
         brought_up(other.uri, root, collection)
     assert files_of(root) == before
-    # The state is gone: the tables tell whose they are.
+    # The state is gone, but the tables tell whose they are.
     shutil.rmtree(root / "_tailrace")
     with pytest.raises(OtherHistoryError, match="is of another deployment"):
         brought_up(other.uri, root, collection)
@@ -410,8 +411,8 @@ def test_a_first_copy_of_another_deployment_is_refused(
     ["6.0.27", pytest.param("5.0.4", marks=pytest.mark.slow), pytest.param("4.4.2", marks=pytest.mark.slow)],
 )
 def test_a_deployment_that_was_restored_from_an_older_backup_is_refused(tmp_path: Path, version: str) -> None:
-    """Updates that it had lost stayed in the tables: first where it has not come as far again, then where it has,
-    then under a process that runs."""
+    """Updates that it had lost stayed in the tables: if it has not reached the same time again, if it has, and while a
+    writer is running."""
     data = tmp_path / "data"
     with ReplicaSet(1, version=version, data_dir=data) as running, MongoClient[Any](running.uri) as client:
         client["restored"]["things"].insert_one({"_id": 1})
@@ -442,8 +443,8 @@ def test_a_deployment_that_was_restored_from_an_older_backup_is_refused(tmp_path
 
 
 def test_a_first_copy_is_not_ended_on_a_set_that_was_restored_from_a_backup_from_its_middle(tmp_path: Path) -> None:
-    """The copy knew an entry of its beginning alone, which such a backup holds too: what had been copied after it
-    stayed in the tables. Copies had been interrupted, deployments restored, but not one in the middle of the other."""
+    """The copy knew only an entry from its beginning, which such a backup has too: what had been copied since stayed in
+    the tables. Copies had been interrupted and deployments restored, but not one in the middle of the other."""
     data, backup, root = tmp_path / "data", tmp_path / "backup", tmp_path / "t"
 
     def die(name: str) -> None:
@@ -492,7 +493,7 @@ def test_as_of_refuses_a_table_that_was_set_back_and_an_archive_of_another_histo
         Recorder(there, None, tmp_path / "other", ArchivePolicy(once=True, images=False)).run()
     with pytest.raises(OtherHistoryError, match="another deployment"):
         as_of(root, collection.full_name, between, uri=other.uri)
-    # An archive that has no entry at any time of ours does not tell; one that has others does.
+    # An archive without an entry at any of our times does not tell; one with other entries does.
     Recorder(client, None, tmp_path / "own", ArchivePolicy(once=True, images=False)).run()
     assert as_of(root, collection.full_name, between, archive=tmp_path / "own").replayed == 1
     real = EntryMark.of

@@ -102,7 +102,7 @@ def test_quarantine_and_fail() -> None:
 
 
 def test_a_decimal_with_more_places_than_its_column_does_not_fit() -> None:
-    """No test had one of more than 28 digits, to which Python's context rounds: the run ended with Arrow's error."""
+    """Python's context rounds decimals to 28 digits, and the run ended with Arrow's error. No test had a longer one."""
     texts = (
         "1.000000000000000000000000000000001",
         "1.5000000000000000000000000000000000",

@@ -1,7 +1,7 @@
 """A transaction over several shards that moves documents between them: the shards commit in any order.
 
 No test had found it, although the random workload on clusters has such transactions: its shards nearly always commit in
-the order in which the transaction came to them, which is that of the delete and the insert.
+the order in which the transaction reached them, which is that of the delete and the insert.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def test_a_document_has_a_document_key(document: dict[str, Any], document_key: d
 
 
 class _Operation:
-    """As much of an operation as matters."""
+    """The relevant part of an operation."""
 
     collection_uuid = b"u"
 
@@ -143,7 +143,7 @@ class _Operation:
 
 
 def test_what_a_part_leaves_behind() -> None:
-    """The shard key value of a document may change on its shard too, before the document is deleted there."""
+    """A document's shard key value may also change on its shard, before the document is deleted there."""
     one, other = {"region": "a", "_id": 1}, {"region": "b", "_id": 1}
     update = _Operation("u", {"$v": 2, "diff": {}}, one)
     again = _Operation("u", {"$v": 2, "diff": {}}, other)

@@ -1,4 +1,4 @@
-"""Tables of a sharded cluster: copied and followed while chunks move, they equal their collections."""
+"""Tables of a sharded cluster, copied and followed while chunks move, equal their collections."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tables read from a hidden member, by a user who may not see all that the patterns select, and of names that no driver
-sends."""
+"""Tables read from a hidden member, by a user who may not see everything that the patterns select, and with names that
+no driver sends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_tables_from_a_hidden_member(
 def test_a_user_who_may_see_a_part_gets_no_tables_of_all(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
 ) -> None:
-    """Only what the user may see was copied, and of the rest later changes appeared."""
+    """Only what the user may see was copied, but later changes of the rest appeared."""
     running = start_replica_set(root_password="root")
     with MongoClient[Any](running.uri) as client:
         for name in ("shop", "hr"):
@@ -73,8 +73,8 @@ def test_a_user_who_may_see_a_part_gets_no_tables_of_all(
 def test_collections_whose_names_are_not_utf8_have_no_table_until_they_get_another_name(
     request: pytest.FixtureRequest, start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str
 ) -> None:
-    """Two such names were one table, which kept the rows of one of them when both were gone. All names in the tests
-    came from drivers, which send none of these."""
+    """Two such names shared one table, which kept the rows of one of them when both were dropped. All names in the
+    tests came from drivers, which send no such names."""
     uri = request.getfixturevalue("replica_set").uri if version == "6.0.27" else start_replica_set(version=version).uri
     with MongoClient[Any](uri) as client, Wire.to(uri) as wire:
         plain = client["odd_tables"]["plain"]

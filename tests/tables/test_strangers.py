@@ -1,4 +1,4 @@
-"""What a stranger to tables does to their directory: equal afterwards, or refused with a sentence.
+"""What people unfamiliar with tables may do to their directory: equal afterwards, or refused with a sentence.
 
 Half a copy, files of one table in the folder of another, and the tools that users of Delta tables run.
 """
@@ -142,7 +142,7 @@ STRANGERS |= {
 }
 
 
-#: What the sentence says to those that are refused.
+#: The messages for those that are refused.
 REFUSALS = {
     **dict.fromkeys(("go back", "delete", "change settings"), "another program has changed the table .*tables rebuild"),
     **dict.fromkeys(("shuffle pages", "cut the state short"), "state is damaged: .*Remove .*: the next run copies"),

@@ -61,7 +61,8 @@ def brought_up(uri: str, root: Path, database: Any) -> None:
 
 
 def spoil(root: Path, *, deletes: bool = True) -> None:
-    """Change the state's documents in ways that the tables take over, as a fault of ours would: the checksums fit."""
+    """Change the state's documents as a fault of ours would, with valid checksums, so that the tables take the changes
+    over."""
     state = TableState(root / "_tailrace" / "state")
     for collection in state.collections():
         spoiled = [one for one in state.documents(collection.number) if b"spoil" in one.document]
@@ -124,7 +125,7 @@ def test_what_differs_is_named_while_a_writer_runs(
     brought_up(replica_set.uri, root, database)
     database["gone"].drop()
     with writing(replica_set.uri, database.name), following(replica_set.uri, settings_of(root, database)):
-        # LMDB opens a state once in a process, and the writer has it open in this one.
+        # LMDB opens a state only once in a process, and in this one the writer has it open.
         done = commands.run_text("tables", "verify", replica_set.uri, str(root))
         assert (done.returncode, done.stderr) == (0, "")
         out = done.stdout
@@ -164,7 +165,7 @@ def test_a_flipped_bit_of_any_column_is_found(replica_set: ReplicaSet, database:
         except SinkError:
             continue
         rows = None if not report.good else in_table(root, f"{database.name}.things")
-        # A bit of the file's own description that nobody reads the rows by does no harm.
+        # A changed bit in the file's description that is not needed for reading the rows does no harm.
         assert not report.good or rows == in_collection(database["things"])
 
 
@@ -242,7 +243,7 @@ def test_a_copy_that_was_cut_short_begins_again(replica_set: ReplicaSet, databas
 
 
 def test_a_request_that_was_changed_is_refused(tmp_path: Path) -> None:
-    """It was taken as it was: another table was copied again, or none."""
+    """The name was used unchecked: another table was copied again, or none."""
     (tmp_path / STATE).mkdir()
     leave_request(tmp_path, "shop.orders")
     [path] = take_requests(tmp_path).values()

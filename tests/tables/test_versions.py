@@ -1,4 +1,4 @@
-"""Old versions of a table: which stay, for readers and for ``as of``, and what of the disk that costs."""
+"""Old versions of a table: which ones stay, for readers and for ``as of``, and how much disk that costs."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def names(made: Made) -> list[str]:
 def test_old_versions_are_thinned_and_a_time_between_them_is_told_from_one_that_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every version of a week had been kept whole, with all its files, however many there were."""
-    monkeypatch.setattr(delta_table, "CHECKPOINT_EVERY", amount(12, 50))  # one is before the oldest that is kept
+    """Every version of a week was kept, with all of its files, however many there were."""
+    monkeypatch.setattr(delta_table, "CHECKPOINT_EVERY", amount(12, 50))  # one is older than the oldest that is kept
     root = tmp_path / "t"
     count, retention = amount(40, 120), amount(24, 80)  # in minutes
     made, now = aged(root, count)
@@ -69,7 +69,7 @@ def test_old_versions_are_thinned_and_a_time_between_them_is_told_from_one_that_
     assert held(root) == [count - 1]
     for number in whole:
         assert held(root, number) == [number]
-    # What a version held until the next one is known of those whose next one is known.
+    # How long a version was valid is known if the next one is known.
     for time in range(101, 101 + count):
         base, following = versions.around(root, ClusterTime.of(time, 5))
         number = time - 101
@@ -188,7 +188,7 @@ def test_a_table_that_is_merged_has_a_larger_budget(
 
 
 def test_a_flipped_bit_in_a_data_file_is_found_where_it_is_read(tmp_path: Path) -> None:
-    """Nothing in the files had been checked: rows that were copied into a new file took the error with them."""
+    """Nothing in the files was checked: rows that were copied into a new file kept the error."""
     made = Made(tmp_path / "t", TableSchema())
     made.whole([{"_id": number, "text": f"text {number}"} for number in range(100)])
     (file,) = made.table.files()
@@ -201,7 +201,7 @@ def test_a_flipped_bit_in_a_data_file_is_found_where_it_is_read(tmp_path: Path) 
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
         try:
             with opened(made.table.root, file.name) as opening:
-                assert opening.read().equals(truth), place  # a bit of a page's header that says nothing of the rows
+                assert opening.read().equals(truth), place  # a bit of a page's header that does not affect the rows
         except SinkError:
             found += 1
     assert found > len(content) / 13 * 0.9
@@ -213,7 +213,7 @@ def test_a_flipped_bit_in_a_data_file_is_found_where_it_is_read(tmp_path: Path) 
 
 
 def test_the_directory_of_the_tables_is_for_its_owner_alone(tmp_path: Path) -> None:
-    """It was made as the umask says, and its documents could be read by every user of the machine."""
+    """It was created with the umask's mode, so every user of the machine could read its documents."""
     os.close(lock(tmp_path / "t"))
     assert stat.S_IMODE((tmp_path / "t").stat().st_mode) & 0o077 == 0
     (tmp_path / "shared").mkdir(mode=0o755)

@@ -1,4 +1,4 @@
-"""Tables and SIGKILL at any moment, two writers, others' changes, full disks, and schemas that change."""
+"""Tables under SIGKILL at any moment, two writers, other programs' changes, full disks, and changing schemas."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_tables_have_one_writer_and_others_changes_are_told(
             TablesWriter(replica_set.uri, settings)
         writer.run_to_present()
     folder = root / folder_of(collection.full_name)
-    DeltaTable(str(folder)).optimize.compact()  # that changes no row
+    DeltaTable(str(folder)).optimize.compact()  # which changes no row
     collection.update_one({"_id": 1}, {"$set": {"v": "one"}})
     brought_up(replica_set.uri, settings)
     DeltaTable(str(folder)).delete("v = '3'")
@@ -209,7 +209,7 @@ def test_documents_that_do_not_fit_are_in_quarantine_until_they_do(
 
 
 def test_other_columns_count_from_the_next_start(replica_set: ReplicaSet, collection: Any, tmp_path: Path) -> None:
-    # The page promises it for the policy `fail`; what the tests changed were documents, never rules.
+    # The page promises it for the policy `fail`; earlier tests changed documents, but never rules.
     root = tmp_path / "t"
     collection.insert_many([{"_id": 1, "n": 1, "day": "a"}, {"_id": 2, "n": 2, "day": "b"}])
     declared = TableSchema.declared({"n": "int"}, "fail")
@@ -229,7 +229,7 @@ def test_other_columns_count_from_the_next_start(replica_set: ReplicaSet, collec
 def test_a_table_that_failed_goes_on_when_the_document_fits_again(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path
 ) -> None:
-    # The writer stopped at what it had folded, and would not read the change that mends it.
+    # The writer stopped at what it had folded, and would not read the change that repairs it.
     root = tmp_path / "t"
     settings = one_table(root, collection, schema=TableSchema.declared({"n": "int"}, "fail"))
     collection.insert_many([{"_id": 1, "n": 1}, {"_id": 2, "n": 2}])
@@ -268,7 +268,7 @@ def test_no_document_is_in_neither_place_after_a_crash(
 def test_collections_that_are_selected_later_are_copied(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path
 ) -> None:
-    # A new pattern had been met only by collections that did not exist yet.
+    # Earlier tests had new patterns only for collections that did not exist yet.
     root = tmp_path / "t"
     other = collection.database["others"]
     other.insert_many([{"_id": number} for number in range(5)])
@@ -303,7 +303,7 @@ def test_a_state_that_was_removed_is_made_anew_with_the_tables(
 def test_collections_whose_names_begin_with_tmp_have_tables(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path
 ) -> None:
-    # The server's own names in passing had been told by these three letters.
+    # The server's temporary names had been recognised by these three letters.
     mine = collection.database["tmp_orders"]
     mine.insert_one({"_id": 1})
     collection.insert_one({"_id": 1})
@@ -322,7 +322,7 @@ def test_collections_whose_names_begin_with_tmp_have_tables(
 def test_ids_that_are_equal_numbers_change_places_within_a_transaction(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path
 ) -> None:
-    # The order of changes was that of their times, which all changes of a transaction share.
+    # Changes were ordered by their times, which all changes of a transaction share.
     root = tmp_path / "t"
     collection.insert_one({"_id": 1})
     brought_up(replica_set.uri, one_table(root, collection))
@@ -336,7 +336,8 @@ def test_ids_that_are_equal_numbers_change_places_within_a_transaction(
 
 
 def test_a_stream_goes_on_where_a_table_stands(replica_set: ReplicaSet, collection: Any, tmp_path: Path) -> None:
-    # A high-water mark stands before the changes of its time. It showed only where two changes had neighbouring times.
+    # A high-water mark comes before the changes of its time. The fault showed only if two changes had neighbouring
+    # times.
     root = tmp_path / "t"
     collection.insert_many([{"_id": number, "n": number} for number in range(5)])
     settings = one_table(root, collection, schema=TableSchema.declared({"n": "int"}))

@@ -47,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         fault = self.server.asked(
             self.command, self.path, len(body)
-        )  # who asks may be killed now: what it wants is here
+        )  # the client may be killed now: its request has arrived
         if fault == "cut":
             self._end()
         elif fault in _REFUSALS:
@@ -100,14 +100,14 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Print nothing."""
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _do  # noqa: N815
 
 
 class UnkindProxy:
-    """Passes requests on to ``target`` (``host:port``). ``fault`` says what happens to one, by its number, its method
-    and its path."""
+    """Passes requests on to ``target`` (``host:port``). ``fault`` decides what happens to one, by its number, method
+    and path."""
 
     def __init__(self, target: str, fault: Callable[[int, str, str], Fault | None]) -> None:
         self.fault = fault

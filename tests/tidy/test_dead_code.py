@@ -1,4 +1,4 @@
-"""Nothing stands at the top of a module that nobody asks for."""
+"""Nothing is defined at the top of a module that nobody uses."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.tidy.parsing import parse
 
 ROOT = Path(__file__).parents[2]
 WORD = re.compile(r"\w+")
-#: What may be a name that a module gives.
+#: What can be the name of a definition in a module.
 AT_THE_TOP = re.compile(r"^(?:(?:async )?def |class )?(\w+)", re.MULTILINE)
-#: Members of a list of numbers that stands for a whole: slots of a record, kinds, types of a format.
+#: Constants in a numbered list that only makes sense as a whole: slots of a record, kinds, types of a format.
 NUMBERED = re.compile(r"^[A-Z][A-Z0-9_]*$")
 
 
 def mentioned() -> Counter[str]:
-    """How often each word stands in what belongs to the project."""
+    """How often each word occurs in the project's files."""
     words: Counter[str] = Counter()
     for folder in ("src", "tests", "bench", "examples", "docs"):
         for path in sorted((ROOT / folder).rglob("*")):
@@ -29,8 +29,8 @@ def mentioned() -> Counter[str]:
 
 
 def defined(module: ast.Module) -> Iterator[str]:
-    """The names that a module gives at its top. Not those of a decorator, which may pass them on to others, and not the
-    numbers in a row of them."""
+    """The names that a module defines at its top. Not those with a decorator, which may register them elsewhere, and
+    not numbers in a list of them."""
     for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.decorator_list:
             yield node.name
@@ -48,7 +48,7 @@ def unasked(text: str, words: Counter[str]) -> list[str]:
 
 
 def test_every_name_at_the_top_of_a_module_is_asked_for() -> None:
-    """Names that lost their last caller stayed: nothing looked beyond a module, where a linter ends."""
+    """Names that had lost their last caller stayed: a linter does not look beyond a module."""
     words = mentioned()
     dead = {str(path.relative_to(ROOT)): unasked(path.read_text(), words) for path in (ROOT / "src").rglob("*.py")}
     assert {path: names for path, names in dead.items() if names} == {}

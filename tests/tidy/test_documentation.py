@@ -42,7 +42,7 @@ def test_every_exported_name_is_documented(name: str) -> None:
 
 
 def says_what_it_is_for(text: str) -> bool:
-    # Nearly all begin with it; parsing the others alone takes a tenth of the time.
+    # Nearly all files begin with one; parsing only the others takes a tenth of the time.
     return re.match(r'"""[^"\s]', text) is not None or bool(ast.get_docstring(parse(text)))
 
 

@@ -1,4 +1,4 @@
-"""The list of heavy tests says what there is, and what is kept in ``make test`` is there too."""
+"""The list of heavy tests names tests that exist, and so does the list of those that ``make test`` keeps."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ def prints(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def test_commands_print_through_one_module_alone() -> None:
-    """``print`` was called in ninety places, each with names as they came, and ``print`` of a console in eight more."""
+    """``print`` was called in ninety places, with names printed as they came, and a console's ``print`` in eight
+    more."""
     places = [place for path in sorted(CLI.glob("*.py")) for place in prints(path) if path.name != "output.py"]
     assert places == []
 

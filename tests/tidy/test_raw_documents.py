@@ -1,7 +1,8 @@
 """Nobody takes ``raw`` of PyMongo's documents but ``tailrace.core.raw_bson.bytes_of``.
 
 From 4 kB on it is a ``memoryview``, although its type says bytes: it has no ``find``, and a copy of it in a set or a
-dictionary is not what it looks like. Exact images could not begin where a document was as large, and mypy saw nothing.
+dictionary is not what it looks like. Exact images could not begin if a document was that large, and mypy saw nothing
+wrong.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import tailrace
 from tests.tidy.parsing import parse
 
 SOURCE = Path(tailrace.__file__).parent
-#: What these names stand for is of a class of ours everywhere, whose ``raw`` is bytes.
+#: These names always stand for objects of our own classes, whose ``raw`` is bytes.
 OURS = {"self", "batch", "self._batch", "read.batch", "run", "segment", "change"}
-#: What else is, by module. A new entry is a promise that it is no document of PyMongo's.
+#: Other such objects, by module. A new entry is a promise that it is not one of PyMongo's documents.
 OURS_IN = {
     "cli/dead_letters.py": {"letter"},
     "cli/panels/sources.py": {"letter"},

@@ -9,10 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RECIPES = (ROOT / "docs" / "design" / "recipes.md").read_text()
-#: Where a path of the page may begin; a file's name alone is that of a file beside another one that is named.
+#: Where a path on the page may begin; a bare file name stands for a file beside another one that is named.
 BEGINNINGS = (ROOT, ROOT / "src" / "tailrace")
 _PATH = re.compile(r"`([\w/.<>]+(?:/|\.(?:py|md|toml)))`")
-#: Constants, and functions that a module keeps to itself: those that a rename would lose without an error.
+#: Constants, and private functions of a module: names that a rename would break without an error.
 _NAME = re.compile(r"`(_[a-z_]{3,}|_?[A-Z][A-Z_0-9]{3,})`")
 _MODULE = re.compile(r"python -m ([\w.]+)")
 

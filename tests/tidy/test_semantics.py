@@ -11,7 +11,7 @@ PAGE = ROOT / "docs" / "reference" / "semantics.md"
 NUMBER = r"\d+(?:\.\d+)?"
 REFERENCE = re.compile(rf"\bsemantics\s+({NUMBER}(?:(?:,\s+|\s+and\s+|-){NUMBER})*)")
 HEADING = re.compile(rf"^##+ ({NUMBER})\.? ", re.MULTILINE)
-# Notes that only their writer had.
+# Notes that only their author had.
 PRIVATE = re.compile(r"\bseed " + r"0\d\d\b")
 
 

@@ -36,8 +36,8 @@ def too_long_in(path: Path, text: str) -> Iterator[tuple[str, int]]:
 
 
 def may_be_too_long(text: str) -> bool:
-    """Whether a definition might be above a bound: the next one at its depth or further out, or the end, is far away.
-    Parsing all modules takes seconds."""
+    """Whether a definition might be above a bound: whether the next one at its depth or further out, or the end of the
+    file, is far away. This spares parsing all modules, which takes seconds."""
     open_ones: list[tuple[int, int, int]] = []
     for at, line in enumerate([*text.split("\n"), "def"]):
         found = _DEFINITION.match(line)

@@ -1,8 +1,8 @@
-"""Every thread, process and task of the product has an end that is known, and told.
+"""Every thread, process and task of the product has an end that is known and reported.
 
-Whoever starts one does it by ``CheckedThread`` or hands its future to ``told``; every other place is on this list,
-with the reason why nothing ends there without a word. A thread that died unseen had taken the tables of
-``tailrace run`` with it, with exit status 0.
+Whoever starts one does it by ``CheckedThread`` or hands its future to ``told``; every other place is on this list, with
+the reason why nothing ends there unnoticed. A thread that died unseen had taken the tables of ``tailrace run`` with it,
+with exit status 0.
 """
 
 from __future__ import annotations

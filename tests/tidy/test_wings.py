@@ -1,6 +1,6 @@
 """Who may import whom: the contracts in ``pyproject.toml``, which import-linter reads, and the page that shows them.
 
-Each contract is also asked of a copy of the source in which it is broken.
+Each contract is also checked on a copy of the source that breaks it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ CONTRACTS: Final[dict[str, dict[str, Any]]] = {
     contract["id"]: contract
     for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 }
-#: For each contract a module and a line in it that break it. Imports are hidden in functions and from run time, too.
+#: For each contract a module, and a line in it that breaks the contract. Some of these imports are inside functions, or
+#: for type checkers only.
 BROKEN: Final = {
     "wings": ("core/oplog/entry.py", "from tailrace.read.source import base"),
     "lake": ("lake/tables/fold.py", "def f():\n    import tailrace.watch.client"),
@@ -83,7 +84,7 @@ def test_a_contract_that_is_broken_is_named(contract: str, told_of_broken: str) 
     name, line = BROKEN[contract]
     module = f"tailrace.{name.removesuffix('.py').replace('/', '.')}"
     imported = re.split(r"import ", line)[-1].strip()
-    if contract != "circles":  # it is told by its packages
+    if contract != "circles":  # this one is reported by packages
         assert re.search(rf"{re.escape(module)} -> \S*{re.escape(imported)}", told_of_broken)
 
 
@@ -111,7 +112,7 @@ def test_every_wing_and_every_face_is_in_the_contract() -> None:
 
 @pytest.mark.parametrize("folder", ["act", "lake/store", "lake/tables", "lake/spark", "watch/compare", "cli", "base"])
 def test_a_room_beside_a_face_lists_no_names_of_its_own(folder: str) -> None:
-    """What users import is listed once, by the face; everyone inside names the module."""
+    """What users import is listed once, in the public module; code inside imports from the defining module."""
     listing = [
         str(path.relative_to(SOURCE))
         for path in sorted((SOURCE / folder).rglob("__init__.py"))

@@ -27,7 +27,7 @@ COLUMNS = [
 
 
 def token(number: int) -> str:
-    """A token of event ``number``: timestamp as the server writes it, then what could follow."""
+    """A token of event ``number``: the timestamp as the server writes it, then a possible rest."""
     return f"82{MIDNIGHT + number:08X}000000012B04"
 
 
@@ -47,7 +47,7 @@ def stage(root: Path, numbers: Iterable[int], *, stem: str = "0-0", payload: int
 
 
 def planned_for(files: tuple[StagedFile, ...]) -> PlannedRange:
-    """The range that Spark would have planned for just these events: it begins at the event before them."""
+    """The range that Spark would have planned for exactly these events: it begins at the event before them."""
     first, last = cluster_time_of(files[0].first_token), cluster_time_of(files[-1].last_token)
     return PlannedRange(ClusterTime.of(first.seconds - 1, first.increment), last)
 
@@ -55,14 +55,15 @@ def planned_for(files: tuple[StagedFile, ...]) -> PlannedRange:
 def put(
     root: Path, claim: str, number: int, files: tuple[StagedFile, ...], planned: PlannedRange | None = None
 ) -> Commit | None:
-    """Commit a micro-batch; without ``planned`` its range is that of its events, from where the lake was read to."""
+    """Commit a micro-batch. Without ``planned`` its range is that of its events, beginning where the lake's last one
+    ended."""
     if planned is None:
         planned = as_spark_plans(root, number, planned_for(files)) if files else NOTHING
     return commit_batch(root, claim, number, planned, files)
 
 
 def as_spark_plans(root: Path, number: int, own: PlannedRange) -> PlannedRange:
-    """The range of micro-batch ``number``: ``own``, begun where the lake was read to."""
+    """The range of micro-batch ``number``: ``own``, beginning where the lake's last one ended."""
     head = CommitLog(root).head()
     if head.newest is not None and (head.newest.batch, head.newest.planned.until) == (number, own.until):
         return head.newest.planned  # given again
@@ -74,7 +75,7 @@ def make(root: Path, checkpoint: Path) -> Opening:
 
 
 def begin(checkpoint: Path) -> None:
-    """Leave what Spark leaves when it has planned its first micro-batch."""
+    """Leave the files that Spark leaves when it has planned its first micro-batch."""
     (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     (checkpoint / "offsets" / "0").touch()
 

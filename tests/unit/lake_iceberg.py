@@ -1,4 +1,4 @@
-"""A lake of made-up events beside its Iceberg table: what each reader reads of both, row by row."""
+"""A lake of made-up events and its Iceberg table: what each reader reads from both, row by row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def settings_of(folder: Path) -> IcebergSettings:
 
 
 def mirror_of(root: Path) -> LakeMirror:
-    """As another process has it: it knows nothing of what was shown before."""
+    """The catalogue as another process opens it, without knowing what was shown before."""
     return LakeMirror(root, settings_of(root.parent))
 
 
@@ -42,8 +42,8 @@ def rows_of(table: Any) -> Rows:
 
 
 def versions_shown(root: Path) -> list[int]:
-    """Compare each snapshot with the commit that it states, row for row, and the newest one for every reader with what
-    the lake itself gives. Gives the commits."""
+    """Compare each snapshot with the commit that it refers to, row for row, and the newest one, for every reader, with
+    what the lake itself gives. Returns the commits."""
     found, log, versions = table_of(root), CommitLog(root), []
     for snapshot in found.snapshots():
         version = version_of(snapshot)
@@ -85,5 +85,5 @@ def events_of(root: Path) -> list[tuple[str, bytes]]:
 
 
 def is_shown(root: Path) -> bool:
-    """Whether the newest snapshot is of the newest commit."""
+    """Whether the newest snapshot refers to the newest commit."""
     return version_of(table_of(root).current_snapshot()) == CommitLog(root).head().number

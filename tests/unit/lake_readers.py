@@ -1,4 +1,5 @@
-"""Reads of a lake that grows and is compacted meanwhile: each must see all that was committed before it, once."""
+"""Reads of a lake that grows and is compacted meanwhile: each must see, once, everything that was committed before
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def growing(root: Path, pause: float) -> Iterator[None]:
-    """A writer at work on the lake at ``root``. It must still be at work in the end."""
+    """A writer that works on the lake at ``root``. It must still be running in the end."""
     command = [sys.executable, "-m", "tests.unit.lake_writer", str(root), str(pause)]
     writer = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -37,7 +38,7 @@ def growing(root: Path, pause: float) -> Iterator[None]:
 
 
 def committed(root: Path) -> int:
-    """How many events the lake holds by its own word."""
+    """How many events the lake says it holds."""
     if not (root / "_tailrace" / "head.json").exists():
         return 0
     newest = CommitLog(root).head().newest

@@ -1,7 +1,8 @@
-"""What is on a disk after a power cut at any moment: a record of what a program syncs, links and renames, played back.
+"""What is on a disk after a power cut at any moment, played back from a record of what a program syncs, links and
+renames.
 
-A file system owes a program no more than this: a file's bytes are there once the file was synced, and a name once its
-directory was. What was not synced may be there or not. Two disks stand for all of those:
+A file system only promises that a file's bytes are there once the file was synced, and a name once its directory was.
+What was not synced may be there or not. Two disks stand for all possibilities:
 
 ``strict``   names that were synced, with the bytes that were synced
 ``eager``    every name that there is, with the bytes that were synced: names may reach the disk by themselves, before
@@ -22,7 +23,7 @@ from typing import Any
 
 import pytest
 
-#: The calls by which names change, and the one that makes bytes and names stay.
+#: The calls that change names, and the one that makes bytes and names durable.
 _CALLS = ("fsync", "fdatasync", "replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir")
 
 #: Directories (``None``) and files by their paths below the top.
@@ -31,7 +32,7 @@ Disk = dict[str, bytes | None]
 
 @dataclass(eq=False)
 class _File:
-    """A file or a directory under all its names: what of it has reached the disk."""
+    """A file or a directory under all its names, and what of it has reached the disk."""
 
     content: bytes = b""
     names: dict[str, _File] | None = None
@@ -59,7 +60,7 @@ class PowerCuts:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record while the block runs. What is there before counts as being on the disk."""
+        """Record while the block runs. What existed before counts as being on the disk."""
         self._note_all(synced=True)
         with pytest.MonkeyPatch.context() as patch:
             for name in _CALLS:
@@ -92,7 +93,7 @@ class PowerCuts:
             file.content = path.read_bytes()
 
     def _note_all(self, *, synced: bool = False) -> set[int]:
-        """Know the files that there are; one whose last name has gone is forgotten, as its number may be used again."""
+        """Note the existing files; one whose last name is gone is forgotten, as its number may be used again."""
         there = set()
         for folder, folders, files in os.walk(self.top):
             for path in (folder, *(os.path.join(folder, name) for name in (*folders, *files))):
@@ -124,7 +125,7 @@ class PowerCuts:
                 disk[os.path.relpath(path, self.top)] = self._file(path).content
 
     def played(self, below: Path) -> Iterator[tuple[Path, Moment, str]]:
-        """Each disk written out, where the store is opened after the cut."""
+        """Write out each disk, on which the store is opened after the cut."""
         number = 0
         for moment in self.moments:
             for kind, disk in moment.disks.items():

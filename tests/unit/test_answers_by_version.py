@@ -1,5 +1,5 @@
-"""What one version of the server answers otherwise than another, offline. The values were measured beside 4.4.2, 5.0.4,
-6.0.27 and 7.0.28 (``tests/differential/test_date_texts_live.py``, ``tests/gateway``): quick tests start none of them.
+"""What versions of the server answer differently, offline. The values were measured on 4.4.2, 5.0.4, 6.0.27 and 7.0.28
+(``tests/differential/test_date_texts_live.py``, ``tests/gateway``): quick tests start none of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a sink's note says of a checkpoint that is behind it: no event is passed over. Without Spark.
+"""What a sink's note reveals about a checkpoint that is behind it, so that no event is skipped. Without Spark.
 
-The tests with Spark gave a batch again as it was, and a fresh checkpoint always had a name of its own. So a batch whose
-number the sink has was never one with other events.
+The tests with Spark repeated a batch unchanged, and a fresh checkpoint always had a name of its own. So they never had
+a batch with a number that the sink has and with other events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def token(number: int) -> str:
 
 
 class Frame:
-    """Of a Spark DataFrame, what a batch asks of one whose rows are tokens."""
+    """The parts of a Spark DataFrame that a batch uses, with tokens as rows."""
 
     columns = ("token",)
 
@@ -64,7 +64,8 @@ def apply(connection: sqlite3.Connection, given: MicroBatch) -> list[str]:
 
 
 def test_an_old_copy_of_a_checkpoint_passes_no_event_over() -> None:
-    """It plans its next batches anew: they have numbers that the sink has, and reach further than the sink does."""
+    """Such a copy plans its next batches anew: they have numbers that the sink already has, and reach further than the
+    sink."""
     with closing(sqlite3.connect(":memory:")) as connection:
         for number in range(4):
             assert apply(connection, batch("one", number, number)) == [token(number)]
@@ -77,7 +78,7 @@ def test_an_old_copy_of_a_checkpoint_passes_no_event_over() -> None:
 
 
 def test_a_fresh_checkpoint_under_the_same_name_passes_no_event_over() -> None:
-    """The name is the user's where Spark does not tell the query's id, as with Spark Connect."""
+    """The name is chosen by the user if Spark does not tell the query's id, as with Spark Connect."""
     with closing(sqlite3.connect(":memory:")) as connection:
         for number in range(3):
             apply(connection, batch("orders", number, number))
@@ -94,8 +95,8 @@ def test_a_sink_that_has_only_empty_batches_takes_what_comes() -> None:
 
 
 def test_within_a_copy_no_fresh_checkpoint_goes_on() -> None:
-    """It went on at the copy's time: documents that had not been copied were passed over. Only sinks of streams without
-    a copy were started again."""
+    """It went on at the copy's time, which skipped documents that had not been copied. Earlier tests restarted only
+    sinks of streams without a copy."""
     start = ClusterTime.of(1_700_000_000, 7)
     copied = [
         bson.decode(snapshot_event(bson.encode({"_id": key}), "shop.c", b"u" * 16, start, None, position=key))

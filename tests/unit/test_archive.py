@@ -1,4 +1,5 @@
-"""An archive's files: what goes in comes out, what is damaged or missing is named, what may go goes."""
+"""An archive's files: what goes in comes out, damaged and missing files are named, and old ones are removed when they
+may be."""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ def test_what_cannot_be_judged_may_pass(query: dict[str, object]) -> None:
 
 
 def test_a_filter_with_values_that_python_lacks_leaves_out_nothing() -> None:
-    """A date of the year 292,278,994 came out of the random workloads."""
+    """Found by the random workloads: a date in the year 292,278,994."""
     query = bson.encode({"o.when": 1})
     date = query.replace(b"\x10o.when\0\x01\0\0\0", b"\x09o.when\0\xff\xff\xff\xff\xff\xff\xff\x7f")
     date = len(date).to_bytes(4, "little") + date[4:]
@@ -225,8 +226,8 @@ def test_a_start_before_the_archive_is_history_lost(root: Path) -> None:
 def test_an_archive_that_is_being_begun_is_not_taken_for_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sync looked while its recorder wrote the first record, and was refused; and a recorder that was killed there
-    left a directory that nobody could use any more."""
+    """A sync that looked while its recorder wrote the first record was refused, and a recorder that was killed at that
+    moment left a directory that nobody could use any more."""
     seen = []
 
     def killed(_: int) -> None:

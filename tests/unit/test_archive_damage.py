@@ -1,7 +1,7 @@
-"""An archive in which something was altered, lost or put elsewhere gives what it held, or says what is wrong.
+"""An archive in which something was altered, lost or moved gives what it held, or says what is wrong.
 
-An archive had been damaged in three places only, all of them in a length or a page's middle: a flipped bit in a
-page of values that were not compressed was read as other events, and one in a footer could end the process.
+Earlier tests damaged an archive in only three places, all of them in a length or in the middle of a page. A flipped bit
+in a page of uncompressed values was read as other events, and one in a footer could end the process.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def content(root: Path, oplog: str | None = None) -> tuple[list[bytes], list[bytes | None]]:
-    """All entries, each of them asked for by its time as well, and all pre-images."""
+    """All entries, each also looked up by its time, and all pre-images."""
     source = ArchiveSource(root, oplog)
     until = source.newest()
     got = [one for batch in source.read(source.start, until) for one in raw_bson.split(batch.raw)]
@@ -109,7 +109,7 @@ WHOLE = (entries_of(1, 120), [image(number) if number % 3 else None for number i
 
 
 def refused(root: Path) -> bool:
-    """Whether a reader is told of the damage; where it is not, what it reads is what was archived."""
+    """Whether a reader is told about the damage; if not, it must read what was archived."""
     try:
         found = content(root)
     except (SourceError, UsageError):
@@ -128,7 +128,7 @@ def test_a_whole_archive_gives_what_it_holds(root: Path) -> None:
 
 
 def test_an_archive_with_any_bit_flipped_gives_the_same_or_says_so(root: Path) -> None:
-    """Of the files that hold entries and pre-images every bit counts."""
+    """In the files that hold entries and pre-images every bit counts."""
     bits = [(path, bit) for path in files(root) for bit in range(path.stat().st_size * 8)]
     chosen = random.Random(30).sample(bits, amount(150, len(bits)))
     taken = 0
@@ -158,7 +158,7 @@ def test_a_file_cut_short_at_any_byte_is_told(root: Path) -> None:
 
 
 def test_a_file_that_is_lost_is_told(root: Path) -> None:
-    """Pre-images that were lost were given as none, and a lost head let the next writer delete every segment."""
+    """Lost pre-images were given as missing ones, and a lost head let the next writer delete every segment."""
     for path in files(root):
         aside = path.rename(path.with_suffix(".aside"))
         assert refused(root), path
@@ -168,7 +168,7 @@ def test_a_file_that_is_lost_is_told(root: Path) -> None:
 
 
 def test_what_is_lost_or_in_another_place_is_said_of_each_segment(root: Path, tmp_path: Path) -> None:
-    """That each is refused was tried for all files alike, and not what is said of a segment."""
+    """Another test checks only that each file is refused; this one checks the message about a segment."""
     other = tmp_path / "other"
     write_segments(other / "rs0", [0, 40, 60, 61, 120], namespace="shop.d")
     first, second, *_ = (segment.path for segment in listed(root / "rs0"))
@@ -270,7 +270,7 @@ def test_an_older_copy_of_the_head_hides_nothing(root: Path, tmp_path: Path) -> 
 def test_verify_compares_what_stands_beside_the_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A writer's own mistake: the sums are right, and a stream's filter would leave out entries."""
+    """A writer's own mistake: the checksums are right, but a stream's filter would leave out entries."""
 
     def wrong(raw: bytes) -> pa.RecordBatch:
         batch = columns.record_batch(raw)
@@ -329,7 +329,7 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 def written() -> Iterator[list[str]]:
     """What this process opens for writing."""
     if not _hooked:
-        sys.addaudithook(_note)  # it stays for ever
+        sys.addaudithook(_note)  # a deleted one stays for ever
         _hooked.append(True)
     _opened.clear()
     yield _opened

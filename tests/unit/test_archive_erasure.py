@@ -1,4 +1,5 @@
-"""Documents that are erased from an archive: nothing of them is left, and all else is what it was, killed or not."""
+"""Documents that are erased from an archive: nothing of them is left, and everything else is unchanged, killed or
+not."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def insert(document: dict[str, Any], where: str = "shop.people") -> dict[str, An
 
 
 def history() -> list[list[bytes]]:
-    """Three segments: all the ways in which an oplog holds a document, and others beside it."""
+    """Three segments, with all the ways in which an oplog can hold a document, and others beside it."""
     whole = {"op": "i", "ns": "shop.people", "ui": Binary(PEOPLE, 4), "o": SECRET}
     return [
         [
@@ -213,7 +214,7 @@ def test_a_collection_that_was_resharded_is_known_by_its_uuid(
 def test_a_pre_image_under_another_name_of_the_collection_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After a rename the UUID is the same, and the document another one to whoever names it."""
+    """After a rename the UUID is the same, but by name the document is a different one."""
     parts = [
         [entry(3, "d", "shop.people", o={"_id": 1}), entry(4, "u", "shop.old", o2={"_id": 1}, o={"$v": 2, "diff": {}})]
     ]
@@ -289,7 +290,7 @@ def test_an_old_segment_that_comes_back_is_erased_again(root: Path, capsys: pyte
 def test_a_segment_of_another_archive_does_not_take_the_place_of_one(
     tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own digest fits its name, and it says that it took the place of another one than the chain has."""
+    """Its own digest matches its name, but it claims to replace another file than the one in the chain."""
     (tmp_path / "other").mkdir()
     different = history()
     different[0][1] = entry(2, "i", "shop.people", o={"_id": 2, "who": "Clara"})

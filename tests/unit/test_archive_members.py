@@ -1,7 +1,7 @@
 """Which shards an archive follows and up to when, and from when on its streams may begin.
 
 The first version asked for every change since the cluster began, and took a shard that had been removed and added again
-long ago for one that is gone: it was not archived, without a word. Nobody had archived a cluster with a past.
+long ago for a removed one: it was silently not archived. Nobody had archived a cluster with a history.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def at(seconds: int) -> ClusterTime:
 
 
 class Cluster:
-    """What a recorder asks of one: shards ``a`` and ``b``, looked at just after ``at(50)``."""
+    """The parts of a cluster that a recorder uses: shards ``a`` and ``b``, read just after ``at(50)``."""
 
     def __init__(self) -> None:
         self.views = 0
@@ -49,7 +49,7 @@ class Cluster:
 
 
 class Starts(Recorder):
-    """Notes which oplogs would be archived from where."""
+    """Notes which oplogs would be archived, and from which time on."""
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         super().__init__(None, cluster, folder, ArchivePolicy())  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ PAST = [
 
 @pytest.fixture
 def history(monkeypatch: pytest.MonkeyPatch) -> list[ShardChange]:
-    """What the config server's oplog tells of its shards."""
+    """What the config server's oplog says about the shards."""
     told = list(PAST)
     monkeypatch.setattr(recorder, "Connection", lambda client: None)
     monkeypatch.setattr(recorder, "MongodSource", Source)
@@ -121,8 +121,8 @@ def test_what_came_and_went_since_is_followed_also_by_the_next_run(tmp_path: Pat
 def test_the_rest_of_a_removed_shard_is_archived_once(
     tmp_path: Path, history: list[ShardChange], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was left out without a word: the archive ended before its entries for ever, and so did its replay. This
-    module's own test had written that down as right, and no test had removed a shard while nobody archived."""
+    """It was silently left out: the archive, and so its replay, ended for ever before its entries. This module's own
+    test had required that, and no test had removed a shard while nobody archived."""
     made = Starts(tmp_path, Cluster())
     made._begin_cluster(made._cluster, None)  # type: ignore[arg-type]
     history += [

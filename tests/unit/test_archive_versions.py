@@ -1,6 +1,6 @@
-"""The servers' versions that an archive names. No test had an archive of a deployment that was upgraded: the version
-was written once, and replay gave an upgraded server's entries as those of the version before. Later it gave all entries
-as those of the newest version, and no test compared that with what the servers' streams had given at the time."""
+"""The servers' versions that an archive names. No test had an archive of an upgraded deployment: the version was
+written once, and replay gave an upgraded server's entries as those of the former version. Later it gave all entries as
+those of the newest version, and no test compared that with what the servers' streams had given at the time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_versions_are_kept_with_the_times_from_which_they_hold(tmp_path: Pat
 
 
 def test_after_a_downgrade_the_newest_version_counts_still(tmp_path: Path) -> None:
-    """Its entries are there, and the older one's events would lose some of them."""
+    """Its entries are there, and with the events of the older version some of them would be lost."""
     found = Description("rs0", (VersionNote("7.0.28"), VersionNote("6.0.27", LATER)), {})
     assert kept(tmp_path, found).server_version == "7.0.28"
 
@@ -160,7 +160,7 @@ def test_each_entry_is_replayed_as_the_servers_own_stream_gave_it_then(tmp_path:
 def test_one_version_for_all_entries_is_that_of_an_upgraded_server(tmp_path: Path) -> None:
     archive = Upgraded(tmp_path)
     given, newest = archive.given[PLAIN], archive.replayed("7.0.28")
-    # Each of the older servers passed over an applyOps of two operations, which 7.0 unwinds.
+    # The older servers ignore an applyOps of two operations, which 7.0 unwinds.
     assert len(newest) == sum(map(len, given)) + 2 * 2
     assert newest[-36:] == given[2]
     assert all("wallTime" in bson.decode(event) for event in newest)
@@ -199,7 +199,7 @@ def test_an_option_that_the_version_of_the_time_refuses_is_refused_with_the_way_
 
 
 def test_a_token_that_is_not_there_is_searched_for_over_an_upgrade(tmp_path: Path) -> None:
-    """As by a client that resumes again on the upgraded server: nothing is given, and nothing passed over."""
+    """As for a client that resumes again on the upgraded server: nothing is given, and nothing is skipped."""
     archive = Upgraded(tmp_path)
     key = bson.encode({"_id": 1})
     none = ResumeToken(ClusterTime(archive.starts[1] - 1), token_type=EVENT, uuid=bytes(16), event_identifier=key)
@@ -209,7 +209,7 @@ def test_a_token_that_is_not_there_is_searched_for_over_an_upgrade(tmp_path: Pat
 
 
 def test_the_explanation_of_a_dump_is_of_its_own_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It was that of 6.0 for every dump."""
+    """For every dump it was that of 6.0."""
     oplog = recording.load("crafted_entries_7.0.28").oplog
     (tmp_path / "oplog.bson").write_bytes(b"".join(as_written_by(7, entry) for entry in oplog))
     assert told(capsys, str(tmp_path)).startswith("tailrace: the events are those of MongoDB 7.0: the entry at ")
@@ -220,8 +220,8 @@ def test_the_explanation_of_a_dump_is_of_its_own_version(tmp_path: Path, capsys:
 
 
 def test_a_shard_that_was_removed_does_not_hold_an_upgrade_back(tmp_path: Path) -> None:
-    """Its writer has ended with the version of before: a recorder that went on noted no later one until it was started
-    again. No test had removed a shard from a cluster that was upgraded afterwards."""
+    """Its writer ended with the former version, and so a running recorder noted no later one until it was restarted. No
+    test had removed a shard from a cluster that was upgraded afterwards."""
     with MongoClient[Any]("localhost:1", connect=False) as client:
         recorder = Recorder(client, None, tmp_path)
         for name, version, seconds in (("kept", "6.0.27", 20), ("gone", "5.0.4", 5)):

@@ -57,7 +57,8 @@ def test_an_archive_that_ends_too_early_is_waited_for(oplog: ArchivedOplog, stop
 
 
 def test_one_whose_oldest_files_are_gone_is_not(oplog: ArchivedOplog, stopped: Waits, tmp_path: Path) -> None:
-    """It was waited for as long as it grew, and whoever follows lets it grow: a sync stood still and said nothing."""
+    """The archive was waited for as long as it grew, and it grows while a recorder follows: a sync hung without a
+    message."""
     assert retain(tmp_path / "rs0", Retention(bytes=1)) == 3
     with pytest.raises(ChangeStreamHistoryLost) as lost:
         list(oplog.read(time_of(5), time_of(60)))

@@ -1,6 +1,6 @@
 """Every command with every kind of file and argument that it cannot use: one sentence, an exit status, no traceback.
 
-Each reader had been tried with the damage that its author thought of; the ones below came through as tracebacks.
+Each reader had been tested with the damage that its author thought of; those below ended in tracebacks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ BAD_FILES: dict[str, Callable[[Path], Any]] = {
     "unreadable": _unreadable,
     "a loop": lambda path: path.symlink_to(path),
 }
-#: The commands with the place where a file goes.
+#: The commands, with the position of the file argument.
 COMMANDS: dict[str, Sequence[str]] = {
     "run": ("run", "{}"),
     "run --compact": ("run", "{}", "--compact"),
@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_used_is_told_in_one_sentence(
 
 
 def test_a_dump_that_is_a_pipe_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """It was opened twice, and the second time waited for ever."""
+    """The dump was opened twice, and the second time waited for ever."""
     os.mkfifo(tmp_path / "oplog.bson")
     assert main(["replay", str(tmp_path / "oplog.bson")]) == 1
     assert "standard input" in capfd.readouterr().err
@@ -194,7 +194,7 @@ def test_a_question_is_not_followed_by_a_full_stop(tmp_path: Path, capsys: pytes
 
 
 def test_a_version_that_nobody_knows_is_refused() -> None:
-    """It was taken for the newest that is known."""
+    """Such a version was treated as the newest known one."""
     with pytest.raises(UsageError, match=r"9\.9.*8\.3 is the newest"):
         tailrace.connect("mongodb://h", server_version="9.9")
     assert main(["replay", "-", "--explain", "--server-version", "9.9"]) == 1
@@ -210,7 +210,7 @@ def test_the_packages_names_are_those_that_it_exports() -> None:
 
 @pytest.mark.parametrize("no_color", ["", "1"])
 def test_no_color_takes_bold_too(no_color: str, tmp_path: Path) -> None:
-    """Only colours went: bold is an escape sequence as well."""
+    """Only colours were left out, but bold is an escape sequence too."""
     code = (
         "import sys, bson; sys.stdout.isatty = lambda: True\n"
         "from tailrace.cli.event_writer import new_writer\n"
@@ -222,7 +222,7 @@ def test_no_color_takes_bold_too(no_color: str, tmp_path: Path) -> None:
 
 
 def test_a_drivers_background_failure_is_no_traceback_on_the_terminal() -> None:
-    """A member that died left twenty lines of PyMongo's housekeeping between the events."""
+    """A member that died caused twenty lines of PyMongo's housekeeping between the events."""
     code = (
         "import logging\n"
         "from tailrace.cli.main import _log_in_sentences\n"
@@ -239,7 +239,7 @@ def test_a_drivers_background_failure_is_no_traceback_on_the_terminal() -> None:
 def test_an_archive_s_directory_alone_lacks_the_uri(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That the directory was missing was said, which was all that there was."""
+    """The message said that the directory was missing, which was the only argument given."""
     monkeypatch.delenv("TAILRACE_URI", raising=False)
     assert main(["archive", "kept"]) == 1
     assert capfd.readouterr().err.startswith("tailrace: the connection URI is missing: kept is not one. ")
@@ -250,7 +250,7 @@ def test_an_archive_s_directory_alone_lacks_the_uri(
 def test_a_namespace_where_the_uri_was_left_out_is_told(
     command: str, word: str, is_namespace: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was said not to begin with mongodb://, which nobody had asked of a namespace."""
+    """The message said that it does not begin with mongodb://, which a namespace never does."""
     monkeypatch.delenv("TAILRACE_URI", raising=False)
     assert main([command, word]) == 1
     said = capfd.readouterr().err

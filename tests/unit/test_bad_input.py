@@ -1,5 +1,5 @@
-"""Oplogs, tokens and options that break their format. Each ends in the server's code or a named error that keeps the
-entry's position; what stood before it has been delivered; nothing is skipped without a count, nothing crashes.
+"""Oplogs, tokens and options that break their format. Each ends in the server's code or a named error with the entry's
+position; everything before it has been delivered; nothing is skipped without being counted, and nothing crashes.
 
 What mongod itself does with broken entries is recorded (``broken_entries`` among the golden recordings).
 """
@@ -243,7 +243,7 @@ def test_an_option_of_a_wrong_type_has_the_servers_code(stage: dict[str, Any], c
 
 @pytest.mark.parametrize("name", ["transactions_6.0.27", "ddl_6.0.27", "update_descriptions_6.0.27", "sessions_6.0.27"])
 def test_damaged_bytes_end_in_a_named_error_or_in_events(name: str) -> None:
-    """Every entry of a recording with bytes changed or cut, alone in its batch, after what stands before it."""
+    """Every entry of a recording with bytes changed or cut, alone in its batch, after the entries before it."""
     source = recording.load(name)
     memory = memory_of(source)
     rng = random.Random(f"damage {name}")
@@ -263,7 +263,7 @@ def test_damaged_bytes_end_in_a_named_error_or_in_events(name: str) -> None:
             if rng.random() < 0.2:
                 del damaged[rng.randrange(len(damaged)) :]
             stream = OurStream(_Damaged(memory, bytes(damaged)), "admin", command, server=source.server)
-            # Whatever is raised besides our own errors comes through here and fails the test.
+            # Any exception other than our own errors gets through here and fails the test.
             stream.advance(ClusterTime(1 << 62))
             assert stream.raised is None or isinstance(stream.raised, TailraceError)
 

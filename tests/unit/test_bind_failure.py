@@ -1,4 +1,4 @@
-"""What is said where a program cannot listen: each cause has its own way out."""
+"""The messages of a program that cannot listen: each cause has its own remedy."""
 
 import errno
 import socket

@@ -1,4 +1,4 @@
-"""The events of a block as documents. Where events were made one by one, each was decoded as it was asked for."""
+"""The events of a block as documents."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_raw_document_is_as_its_constructor_makes_it() -> None:
 
 
 def test_large_events_are_cut_out_one_at_a_time() -> None:
-    """A list of 256 documents of a megabyte each would be what a stream that is read slowly holds."""
+    """Otherwise a stream that is read slowly would hold a list of 256 documents of a megabyte each."""
     documents = [event(number, 300_000) for number in range(5)]
     events = BlockEvents(block_of(documents), RAW)
     for number in range(5):
@@ -103,7 +103,7 @@ def test_what_cannot_be_decoded_fails_at_its_place() -> None:
 
 
 class _Slow(dict[str, Any]):
-    """A document that other threads come between the making of."""
+    """A document during whose construction other threads run."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, value)

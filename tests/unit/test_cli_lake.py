@@ -61,7 +61,7 @@ def test_a_damaged_lake_is_told_by_the_exit_status(lake: Path, capsys: pytest.Ca
 
 
 def test_wrong_usage_is_refused(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the flags that belong to one action, two had been tried with another; the rest, and 0, were passed over."""
+    """Of the flags that belong to one action, only two had been tried with another; the others, and 0, were ignored."""
     for arguments, said, status in (
         (["status", str(tmp_path)], "not a lake", 1),
         (["expire", str(tmp_path)], "is not a lake", 1),
@@ -78,7 +78,7 @@ def test_wrong_usage_is_refused(lake: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_missing_words_of_a_command_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They gave 1, which is for what went wrong; the parser's own complaints give 2, as ``main`` promises for both."""
+    """They gave 1, which is for failures; the parser's own errors give 2, as ``main`` promises for both."""
     (tmp_path / "_tailrace").mkdir()
     for arguments in (["status"], ["write", "mongodb://host"], ["as-of", str(tmp_path)], ["rebuild", str(tmp_path)]):
         assert main(["tables", *arguments]) == 2

@@ -128,14 +128,14 @@ def test_a_pipeline_that_is_none_is_a_usage_error(text: str) -> None:
 
 @pytest.mark.parametrize("text", ['[{"$match": {"a\\u0000": 1}}]', f'[{{"$match": {{"a": {"9" * 25}}}}}]'])
 def test_a_pipeline_that_has_no_bson_is_a_usage_error_of_replay_too(text: str) -> None:
-    """It was watched for in watch() alone, which encodes before the options are parsed."""
+    """Only watch() checked this, which encodes the pipeline before the options are parsed."""
     with pytest.raises(UsageError, match="BSON"):
         StreamOptions.parse(Scope.cluster(), {}, pipeline_of(parsed("--pipeline", text)))
 
 
 @pytest.mark.parametrize("text", ["²", "٣", "9" * 5000, "-1", ""])
 def test_an_end_that_is_no_number_and_no_time_is_a_usage_error(text: str) -> None:
-    """str.isdigit() takes digits that int() does not; only ASCII numbers had been tried."""
+    """str.isdigit() accepts digits that int() does not; only ASCII numbers had been tried."""
     with pytest.raises(UsageError):
         Until.parse(text, None)
 
@@ -180,7 +180,7 @@ def test_the_end_is_now_a_time_or_a_number_of_events() -> None:
         (SourceError("cannot use mongodb://ann:secret@h/"), 1, "tailrace: cannot use mongodb://ann:***@h/.\n"),
         (InternalError("odd"), 1, "tailrace: odd. This is a bug in tailrace: please report it.\n"),
         (KeyboardInterrupt(), 130, ""),
-        # Any broken pipe was taken for standard output's, whose reader has seen enough: exit status 0.
+        # Any broken pipe was taken for that of standard output, whose reader has seen enough: exit status 0.
         (BrokenPipeError(32, "Broken pipe"), 1, "tailrace: Broken pipe.\n"),
         (OSError(28, "No space left on device", "/lake/x"), 1, "tailrace: /lake/x: No space left on device.\n"),
         (
@@ -270,7 +270,8 @@ def test_a_missing_package_of_ours_is_not_explained_away(monkeypatch: pytest.Mon
 
 
 def test_the_parsers_of_all_commands_load_no_spark_driver_or_engine() -> None:
-    """``--help`` took a second of processor: most commands loaded the whole language of pipelines for two names."""
+    """``--help`` took a second of processor, since most commands loaded the whole language of pipelines for two
+    names."""
     heavy = ("pyspark", "pandas", "pyarrow", "numpy", "pymongo", "rich", "numba", "tailrace.core.expression")
     code = (
         f"import sys, tailrace.cli.main as main; main.build_parser(); print([x for x in {heavy} if x in sys.modules])"
@@ -280,7 +281,7 @@ def test_the_parsers_of_all_commands_load_no_spark_driver_or_engine() -> None:
 
 
 def test_a_command_loads_no_modules_of_others() -> None:
-    """Each start loaded the modules of all commands: ``tailrace token`` took 0.7 s of processor in place of 0.1."""
+    """Each start loaded the modules of all commands: ``tailrace token`` took 0.7 s of processor instead of 0.1."""
     code = (
         "import sys, tailrace.cli.main as main; main.main(['token', 'encode', '--timestamp', '1,1']);"
         "print([name for name in ('tailrace.watch.client', 'tailrace.act.consumer', 'numpy') if name in sys.modules])"
@@ -338,7 +339,7 @@ def test_sigterm_ends_a_command_as_an_interrupt_does(monkeypatch: pytest.MonkeyP
 def test_what_a_driver_complains_of_is_no_bug_of_ours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An error of the server that no command had expected came with a traceback."""
+    """A server error that no command expected ended in a traceback."""
     text = 'not authorized on shop to execute command { insert: "orders", documents: [ { pin: 1 } ] }'
 
     def refused(args: argparse.Namespace) -> int:
@@ -362,7 +363,7 @@ def test_the_gateway_looks_for_the_package_of_statistics_before_it_listens(
 def test_tables_in_a_store_are_told_of_the_one_extra_that_has_it_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They were told of ``tables``, and of ``s3`` when they had it."""
+    """The message named the extra ``tables``, and then, after its installation, ``s3``."""
     monkeypatch.setattr("tailrace.cli.tables.run", _lacks_pyarrow)
     for uri in ("s3://bucket/tables", "abfss://box@shop.dfs.core.windows.net/tables"):
         assert main(["tables", "write", "mongodb://h", uri, "shop.*", "--state", "state"]) == 1

@@ -1,5 +1,5 @@
-"""What reaches a terminal: names, messages and documents that hold control characters; standard streams that are not
-there, are full, or are not read."""
+"""What reaches a terminal: names, messages and documents with control characters; standard streams that are missing,
+full, or not read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_json_stays_the_same_value(text: str) -> None:
 def test_errors_warnings_and_complaints_of_the_parser_are_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Messages had been tried with plain names alone."""
+    """Messages had only been tried with plain names."""
 
     def fail(args: Any) -> int:
         raise SourceError(f"{HOSTILE} is gone", hint=HOSTILE)
@@ -119,7 +119,7 @@ def test_documents_are_escaped_and_json_is_exact(form: str, tmp_path: Path, caps
 
 
 def test_documents_on_a_terminal_are_escaped(tmp_path: Path) -> None:
-    """In colour rich writes them, which parses JSON and writes it anew: without the escapes."""
+    """In colour, documents are written by rich, which parses JSON and writes it anew, without the escapes."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "tailrace", "replay", str(dump_of(tmp_path, HOSTILE))]
     with subprocess.Popen(command, stdout=theirs, stdin=subprocess.DEVNULL) as process:
@@ -167,7 +167,7 @@ def test_a_full_disk_is_a_failure_and_a_reader_that_left_is_none(command: tuple[
 
 
 def test_where_standard_error_is_closed_its_words_are_not_mixed_with_events(tmp_path: Path) -> None:
-    """``print`` to a stream that is not there prints to standard output."""
+    """``print`` to a missing stream prints to standard output."""
     code = "import sys; sys.stderr = None; from tailrace.cli.output import tell; tell('words')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, check=True)
     assert done.stdout == b""

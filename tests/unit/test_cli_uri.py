@@ -1,4 +1,4 @@
-"""Where a command takes its connection URI from, so that no password need stand among its arguments."""
+"""Where a command gets its connection URI from, so that its arguments need not contain a password."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_namespace_alone_is_one_where_the_environment_has_the_uri(monkeypatc
 def test_every_command_reads_the_uri_from_the_environment_or_a_file(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Only as an argument could it be given, where every user of the machine sees it."""
+    """It could only be given as an argument, which every user of the machine can see."""
     (tmp_path / "uri").write_text(URI)
     monkeypatch.delenv("TAILRACE_URI", raising=False)
     assert main([command]) == 1
@@ -85,7 +85,7 @@ def test_a_pipeline_file_takes_the_uri_from_the_environment_or_a_file_too(tmp_pa
     ],
 )
 def test_wrong_usage_does_not_show_the_password(arguments: list[str]) -> None:
-    """argparse quotes what it does not understand; only our own sentences were masked."""
+    """argparse quotes what it does not understand; only our own messages were masked."""
     done = commands.run_text(*arguments)
     assert done.returncode == 2
     assert "usage: tailrace" in done.stderr
@@ -119,8 +119,8 @@ def test_wrong_usage_does_not_show_the_password(arguments: list[str]) -> None:
     ],
 )
 def test_a_uri_in_another_place_is_answered_with_its_own(arguments: list[str], told: str) -> None:
-    """It was read as a namespace ("write it with a dot"), as a file, or as an option ("did you mean --until"). Where
-    the URI belongs differs among the commands, and each test had it at its place."""
+    """It was taken for a namespace ("write it with a dot"), a file, or an option ("did you mean --until"). The URI's
+    place differs among the commands, and each test had it in the right place."""
     done = commands.run_text(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr
@@ -128,7 +128,8 @@ def test_a_uri_in_another_place_is_answered_with_its_own(arguments: list[str], t
 
 
 def test_the_tables_words_may_stand_before_or_after_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tables write --once URI DIR 'shop.*'` was "unrecognized arguments": argparse gave the words nothing."""
+    """`tables write --once URI DIR 'shop.*'` ended in "unrecognized arguments", since argparse had assigned no words to
+    the positional arguments."""
     expected = [URI, "DIR", "shop.*"]
     for arguments in (["--once", *expected], [*expected, "--once"], [URI, "--once", "DIR", "shop.*"]):
         args = parsed("tables", "write", *arguments)

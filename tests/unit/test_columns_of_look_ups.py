@@ -1,4 +1,4 @@
-"""Many look-ups and their answers as columns: one by one and in part they say what they were made of."""
+"""Many look-ups and their answers as columns: each element and each slice is what it was made from."""
 
 from __future__ import annotations
 

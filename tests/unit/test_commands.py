@@ -1,4 +1,4 @@
-"""What the tests fork from a process that has imported everything ends as what Python itself runs."""
+"""A program that the tests fork from a process that has imported everything ends like one that Python itself runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_ends_as_under_python_itself(program: str) -> None:
-    """An object of the program itself was let go of in silence: tests of what forgotten streams print would have
+    """An object of the program itself was released without its output: tests of what forgotten streams print would have
     passed whatever they print."""
     code = PROGRAMS[program]
     own = subprocess.run([sys.executable, "-c", code, "a", "b"], input=b"text", capture_output=True, check=False)

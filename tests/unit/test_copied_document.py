@@ -1,4 +1,4 @@
-"""The event of a document of a copy is made when somebody looks at it, and is what the copy would have given."""
+"""The event of a copied document is made when it is first used, and is what the copy would have given."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Entries that no server writes, as the servers read them when they are put into an oplog by hand. The golden recording
-reads each with expanded events only, and holds no chain that leads forward."""
+reads each with expanded events only, and has no chain that points forward."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _BY_NAME = {"migrateChunkToNewShard": "d.c", "fromShardId": "sh0", "toShardId": 
     ],
 )
 def test_a_new_shard_is_told_of_to_a_merge(version: str, merged: bool, expected: list[str]) -> None:
-    """Measured in ``test_crafted_entries_live.py``, but 8.0, where the field ``type`` tells nothing. The
+    """Measured in ``test_crafted_entries_live.py``, except for 8.0, where the field ``type`` means nothing. The
     recordings of 7.0.28 have no stream that is merged."""
     entries = [{"op": "n", "ns": "d.c", "ui": UI, "o": {"msg": "x"}, "o2": o2} for o2 in (_BY_TYPE, _BY_NAME)]
     assert _types(version, *entries, needs_merge=merged) == expected

@@ -1,4 +1,4 @@
-"""The cursor with a clock that the test moves: waits, kills, idle cursors, what a failing driver leads to."""
+"""The cursor with a clock that the test moves: waits, kills, idle cursors, the results of a failing driver."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def entry(seconds: int, collection: str = "c", increment: int = 1) -> bytes:
 
 
 def cursors(*entries: bytes, written: int) -> Cursors:
-    """Cursors over entries of which those up to the second ``written`` are there yet."""
+    """Cursors over entries of which only those up to the second ``written`` exist so far."""
     source = MemorySource(MemoryOplog(entries, (), lambda lookups: [None for _ in lookups]))
     source.written = source.operation_time = ClusterTime.of(written, 1)
     return Cursors(source)

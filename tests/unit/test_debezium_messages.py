@@ -1,6 +1,6 @@
-"""Debezium's records of changes: what is refused, what stands beside them, and the schema registry.
+"""Debezium's records of changes: what is refused, what goes with them, and the schema registry.
 
-That the bytes are Debezium's is what ``tests/golden/test_debezium.py`` says.
+``tests/golden/test_debezium.py`` checks that the bytes are Debezium's.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def test_brokers_without_tombstones_refuse_them_before_anything_is_sent() -> Non
     ("key", "headers", "told"),
     [
         (b"\x00", {}, "key is bytes"),
-        # The client of NATS strips values. Line breaks became spaces, or added headers, as the version had it.
+        # The client of NATS strips values. Line breaks became spaces, or added headers, depending on the version.
         (" a", {}, "no key with white space"),
         ("a\x85", {}, "no key with white space"),
         ("a\r\nNats-Msg-Id: 1", {}, "or with a line break: 'a"),

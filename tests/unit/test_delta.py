@@ -136,7 +136,7 @@ def test_a_directory_of_a_log_is_listed_as_commits_and_checkpoints(root: Path) -
 
 
 def test_all_files_of_a_checkpoint_go_with_it(root: Path) -> None:
-    """Of one in several files, which other programs write, the first ones stayed for ever."""
+    """If a checkpoint has several files, which other programs write, the first ones stayed for ever."""
     log = root / "_delta_log"
     parts = [f"{1:020d}.checkpoint.{part:010d}.{2:010d}.parquet" for part in (1, 2)]
     for name in [*parts, *(f"{number:020d}.json" for number in range(6)), f"{4:020d}.checkpoint.parquet"]:

@@ -1,4 +1,4 @@
-"""What ``tailrace doctor`` says of rights without a server."""
+"""What ``tailrace doctor`` says about rights, without a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace.cli import doctor_rights
     [(3, "this user may read every database"), (101, "this user may read each of the 100 databases tried, of 101")],
 )
 def test_of_what_was_not_tried_nothing_is_said(monkeypatch: pytest.MonkeyPatch, count: int, says: str) -> None:
-    """ "Every database" was what came, whatever the hundred-and-first would have answered."""
+    """The message was "every database", whatever the hundred-and-first would have answered."""
     monkeypatch.setattr(doctor_rights, "database_names", lambda _: [f"d{number}" for number in range(count)])
     monkeypatch.setattr(doctor_rights, "Connection", lambda client: client)
     monkeypatch.setattr(doctor_rights, "_may_find", lambda *_: True)

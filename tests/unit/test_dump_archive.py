@@ -1,5 +1,5 @@
-"""``tailrace replay`` of what ``mongodump --oplog --archive`` writes. It was refused, so whoever had such a dump had to
-find out how to make another one; no test had an archive. They are written here after the published format."""
+"""``tailrace replay`` of what ``mongodump --oplog --archive`` writes. Such archives were refused, so their owners had
+to find out how to make another dump; no test had one. Here they are written according to the published format."""
 
 from __future__ import annotations
 

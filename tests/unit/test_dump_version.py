@@ -85,7 +85,7 @@ def test_the_version_and_why(
 def test_where_the_prelude_and_an_entry_contradict_nothing_is_replayed(
     tmp_path: Path, said: str, proof: dict[str, Any], since: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A prelude of 7.0 was believed without a look at the entries: events were printed, and then an error."""
+    """A prelude of 7.0 was believed without checking the entries: events were printed, and then an error."""
     folder = dump(tmp_path / "dump", INSERT, proof, said=said)
     with pytest.raises(UsageError, match=f"says that the dump is of MongoDB {said}, but .* as only {since} and later"):
         found(folder)
@@ -148,7 +148,7 @@ def setting(number: int, **document: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_a_dump_is_replayed_by_the_feature_compatibility_version_that_it_holds(tmp_path: Path, zipped: bool) -> None:
-    """Nobody looked at it: a dump of 6.0 at 5.0 gave the events of 6.0."""
+    """The setting was ignored: a dump of 6.0 set to 5.0 gave the events of 6.0."""
     folder = dump(tmp_path / "dump", INSERT, said="6.0.27")
     assert found(folder)[0] == "6.0.27"
     (folder / "admin").mkdir()

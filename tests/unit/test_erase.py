@@ -1,4 +1,5 @@
-"""``tailrace erase``: documents named by collection and ``_id``, and what each store that needs no server says."""
+"""``tailrace erase``: documents named by collection and ``_id``, and the outcome for each store that needs no
+server."""
 
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ def test_what_a_lake_cannot_tell_is_left_and_said(tmp_path: Path, capsys: pytest
     assert "files that no commit names" in found["left"][0]
     loose.unlink()
     assert erase(capsys, *of(number), "--lake", root)[0] == 0
-    # The stream's pipeline has left out what says of which document an event is.
+    # The stream's pipeline has removed the fields that tell which document an event is about.
     bare = {"_id": {"_data": token(1)}, "operationType": "update", "ns": {"db": "shop", "coll": NAMES[1]}}
     for one, is_unclear in ((bare, True), ({**bare, "ns": {"db": "shop", "coll": "x"}}, False), ({"a": 1}, True)):
         put_aside(root, bson.encode(one))

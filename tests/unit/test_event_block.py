@@ -1,4 +1,4 @@
-"""Blocks that are cut, joined and put into another order: each event keeps its bytes and all that is known of it."""
+"""Blocks that are cut, joined and reordered: each event keeps its bytes and everything that is known about it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVENTS = [
 
 
 def known(block: EventBlock) -> list[tuple[Any, ...]]:
-    """Of each event: its bytes, and those of its token and namespace; 0 stands for one that it lacks."""
+    """For each event: its bytes, and those of its token and namespace; 0 stands for a missing one."""
     found = []
     for number in range(len(block)):
         start, end = int(block.offsets[number]), int(block.offsets[number + 1])

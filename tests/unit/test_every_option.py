@@ -1,5 +1,5 @@
-"""Each boolean option of ``$changeStream``, also one that is new, is known wherever options are listed, and changes the
-kernel's events as it changes those of the plain stages."""
+"""Each boolean option of ``$changeStream``, including any new one, is known wherever options are listed, and changes
+the kernel's events in the same way as those of the plain stages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tailrace.core.stream.stream import ONE_OPLOG, open_stream
 from tailrace.lake.spark.query.options import SERVER_FLAGS
 from tests.differential.cases import odd_stages, options_of
 
-#: The scope says it.
+#: Given by the scope.
 OF_THE_SCOPE: Final = {"allChangesForCluster"}
 NAMES: Final = sorted({name.decode() for name in _BOOLEANS} - OF_THE_SCOPE)
 #: ``tailrace watch`` has no flag for the server's own collections.
@@ -71,7 +71,7 @@ def events(name: str, kernel: Any) -> list[bytes]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_kernel_follows_each_option_as_the_plain_stages_do(name: str) -> None:
-    """An option that ``settings_for`` forgets: only tests with a list of options of their own had asked."""
+    """This finds an option that ``settings_for`` forgets; earlier tests had fixed lists of options."""
     plain = events(name, "never")
     assert len(plain) >= 8
     assert [bson.decode(event) for event in events(name, "always")] == [bson.decode(event) for event in plain]
@@ -79,14 +79,14 @@ def test_the_kernel_follows_each_option_as_the_plain_stages_do(name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_masks_know_the_fields_that_each_option_adds(name: str) -> None:
-    """A field that they do not know ends a masked stream."""
+    """A field that masks do not know ends a masked stream."""
     known = {*_PLAIN, *_DOCUMENTS, *_DESCRIPTIONS, b"documentKey", b"updateDescription", b"rawUpdateDescription"}
     shown = {field.encode() for event in events(name, "never") for field in bson.decode(event)}
     assert shown - known == set()
 
 
 def test_each_option_is_one_of_spark_of_the_commands_and_of_the_random_workloads() -> None:
-    """A new option passed all tests without being in any of the three lists."""
+    """Otherwise a new option passes all tests without being in any of the three lists."""
     names = set(NAMES)
     assert names == set(SERVER_FLAGS)
     assert names - WITHOUT_FLAG == {option for _, option, _ in _SWITCHES}

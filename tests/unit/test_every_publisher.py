@@ -1,4 +1,4 @@
-"""Each publisher is one that a pipeline file can name, and has a public face: one that had neither passed all tests."""
+"""Each publisher can be named in a pipeline file, and is public: one that was neither passed all other tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard's state: where it may begin again, and what it reads from."""
+"""A shard's state: where it may begin again, and what it reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def entry(op: str, time: int, o: dict[str, Any], o2: dict[str, Any] | None = Non
 
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oplog in memory is of no deployment that could be asked who it is."""
+    """The oplog in memory belongs to no deployment that could be asked for its identity."""
     monkeypatch.setattr("tailrace.read.images.source.identity_if_allowed", lambda client: DeploymentIdentity())
 
 
@@ -130,7 +130,7 @@ def test_a_state_that_was_copied_does_not_begin_earlier(tmp_path: Path) -> None:
 
 
 def test_a_state_that_no_reader_has_had_reads_from_the_source_it_is_given_last(tmp_path: Path) -> None:
-    """The first one may have been interrupted with its reader, which never came to read. (It was kept.)"""
+    """The first one may have been interrupted with its reader, which never got to read. (The state was kept.)"""
     first, second = _Shard(WRITES), _Shard(WRITES)
     source = exact(tmp_path, first)
     source.begin(at(4), cast(Any, None))

@@ -1,4 +1,4 @@
-"""The plan that ``explain`` shows: what of a ``$match`` is asked where, and what is left to read."""
+"""The plan that ``explain`` shows: which part of a ``$match`` is evaluated where, and what is left to read."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_images_are_looked_up_after_what_does_not_ask_for_them() -> None:
 
 
 def test_an_expression_is_asked_in_part_before_images() -> None:
-    """``explain`` had no word for it, since only whole parts of a match were moved."""
+    """``explain`` could not show it, since only whole parts of a match were moved."""
     both = {"$and": [{"$eq": ["$ns.coll", "c"]}, {"$lte": ["$fullDocument.a", 0]}]}
     shown = plan("db", {"$match": {"$expr": both}}, fullDocument="updateLookup")
     assert "MatchAhead" in shown["stages"]

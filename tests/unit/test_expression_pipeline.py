@@ -1,4 +1,4 @@
-"""What the compiled pipeline tells its caller, and what it takes from it."""
+"""What the compiled pipeline tells its caller, and what it accepts from it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def column(document: bytes, name: str = "full_document") -> str:
 
 @pytest.mark.parametrize(("kind", "value", "form"), CASES)
 def test_a_type_that_the_codec_loses_is_extended_json_at_any_depth(kind: int, value: bytes, form: object) -> None:
-    """They were a plain text, null and a DBRef: the tests compared JSON columns with the same codec."""
+    """They became plain text, null and a DBRef: earlier tests compared JSON columns with the codec itself."""
     leaf = raw_bson.encode_document(raw_bson.encode_element(kind, b"x", value))
     array = raw_bson.encode_document(
         raw_bson.encode_element(kind, b"0", value), raw_bson.encode_element(raw_bson.INT32, b"1", b"\1\0\0\0")

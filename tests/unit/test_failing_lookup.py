@@ -1,4 +1,4 @@
-"""A look-up that fails ends the stream at its own event: what comes before it is given first.
+"""A failing look-up ends the stream at its own event: everything before it is given first.
 
 The fuzzer found this after some 60,000 operations (a symbol as ``_id`` under a collation is error 201); no test had a
 look-up that fails for one document alone. Replay: ``make fuzz SEED=4013 OPS=2000``.
@@ -119,8 +119,8 @@ def _replies(source: _Refusing, batch_size: int) -> tuple[list[list[int]], int |
 def test_a_cursor_gives_the_replies_that_were_full_before_a_refused_look_up(
     batch_size: int, replies: list[list[int]]
 ) -> None:
-    """As the server does; the reply that was being filled is lost with the error, there too. Cursors were tried with
-    look-ups that succeed, and ``drive`` with some that fail: never both."""
+    """As on the server, where the reply that was being filled is lost with the error too. Cursors had been tried with
+    look-ups that succeed, and ``drive`` with failing ones, but not the two together."""
     assert _replies(_Refusing(4), batch_size) == (replies, 201)
 
 
@@ -150,8 +150,8 @@ class _Forgetful:
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 50, 1000])
 def test_where_look_ups_fail_for_many_events_each_is_asked_for_a_few_times(kept: int) -> None:
-    """After each event that was put aside all that came after it were asked for again: of a batch with ten thousand
-    lost pre-images, fifty million. No test had more than a few such events in a batch."""
+    """After each event that was put aside, all later ones were asked for again: for a batch with ten thousand lost
+    pre-images, fifty million look-ups. No test had more than a few such events in a batch."""
     count = 400
     options = StreamOptions.parse(Scope.of_collection("d", "c"), {"fullDocumentBeforeChange": "required"})
     plan = replace(build_plan(options).start_at(ClusterTime.of(1, 1)), quarantines=True)
@@ -213,7 +213,7 @@ def _of_a_merge(source: _Oplog) -> Iterator[EventBlock]:
 def test_every_reader_gives_the_events_before_a_refused_look_up(
     events: Callable[[_Oplog], Iterator[EventBlock]], refused: int
 ) -> None:
-    """Only a stream driven by hand and a cursor had been tried."""
+    """Before, only a stream driven by hand and a cursor had been tried."""
     given: list[int] = []
     code = None
     try:

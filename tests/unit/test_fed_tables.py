@@ -1,6 +1,6 @@
 """Tables from the rows of a query: what is applied, recognised and refused, with events made by hand.
 
-The guard of tests/tables/test_event_tables.py and tests/spark/test_tables_writer.py, which need a server.
+The quick guard of tests/tables/test_event_tables.py and tests/spark/test_tables_writer.py, which need a server.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def test_the_commands_for_tables_that_rest(begun: Path, tmp_path: Path, capsys: 
 
 
 def test_the_page_has_every_argument_and_says_which_settings_are_refused() -> None:
-    """Nothing had held the page's table against the function."""
+    """Nothing had compared the page's table with the function."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "tables.md").read_text()
     part = page[page.index("## From a stream of your own in Spark") : page.index("**What the rows must have.**")]
     rows = [line.split("|")[1].strip() for line in part.splitlines() if line.startswith("| `")]

@@ -66,7 +66,8 @@ def test_a_rename_or_a_sync_that_does_not_work_is_refused(tmp_path: Path, monkey
 def test_whatever_the_system_answers_is_one_sentence(
     place: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a missing rename, lock or sync and a full disk were tried: other answers came out as bare OSErrors."""
+    """Earlier tests had only a missing rename, lock or sync and a full disk: other failures came out as bare
+    OSErrors."""
     number = getattr(errno, code)
     calls = []
 

@@ -15,7 +15,7 @@ def entries(count: int, size: int) -> bytes:
 @pytest.mark.parametrize(
     ("matching", "size", "is_local", "pays"),
     [
-        (1.0, 500, False, False),  # everything passes: asking is for nothing
+        (1.0, 500, False, False),  # everything passes: a filter is useless
         (0.6, 500, False, False),
         (0.3, 500, False, True),  # what Spark's planner found with a bound of one half
         (0.02, 500, False, True),
@@ -35,7 +35,7 @@ def test_what_a_filter_spares_is_weighed_against_what_asking_costs(
 
 
 def test_bytes_count_and_not_entries_alone() -> None:
-    """Nine of ten match, and the tenth holds nearly all the bytes."""
+    """Nine of ten match, but the tenth holds nearly all the bytes."""
     small, large = Sample(1000, 1000 * 500, 900, 900 * 500), Sample(1000, 900 * 500 + 100 * 50_000, 900, 900 * 500)
     assert not filter_pays(small, is_local=False)
     assert filter_pays(large, is_local=False)
@@ -62,7 +62,7 @@ def test_a_choice_is_made_again_when_the_workload_changes() -> None:
     size = len(raw)
     choice.saw(raw, 20, size // 100, compiled=True)
     assert choice.asks
-    # Now all that is read matches: after some time it is looked at again, and the filter is dropped.
+    # Now everything that is read matches: after some time this is checked again, and the filter is dropped.
     batches = 0
     while choice.asks:
         choice.saw(raw, 2000, size, compiled=True)
@@ -94,8 +94,8 @@ def test_empty_replies_decide_nothing() -> None:
 
 @pytest.mark.parametrize("is_local", [True, False])
 def test_replies_that_hold_nothing_for_the_stream_speak_for_the_filter(is_local: bool) -> None:
-    """At the end of the oplog each write causes a reply, and so do a program's own writes. No test had shown it:
-    they counted entries, and not what a reply for each of them costs."""
+    """At the end of the oplog each write causes a reply, including the program's own writes. No test had shown this:
+    they counted entries, but not the cost of a reply for each of them."""
     choice = FilterChoice(is_local=is_local)
     backlog, foreign = entries(2000, 450), entries(1, 450)
     for _ in range(40):

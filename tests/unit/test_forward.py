@@ -1,4 +1,4 @@
-"""Whether a committed position is ahead of another: what a store compares before it lets a position go back."""
+"""Whether a committed position is ahead of another: a store compares them before it lets a position go back."""
 
 from __future__ import annotations
 

@@ -63,8 +63,9 @@ def stage(root: Path, names: Sequence[str], rows: Sequence[int], aside: Sequence
 
 
 def put(root: Path, claim: str, number: int, names: Sequence[str], aside: Sequence[int] = ()) -> None:
-    """Micro-batch ``number``, as Spark carries it out: what fails is aborted. If that fails too, Spark does not say
-    why the micro-batch has failed. (Either's error was taken here, and it was the same sentence.)"""
+    """Micro-batch ``number``, as Spark carries it out: one that fails is aborted. If the abort fails too, Spark does
+    not say why the micro-batch failed. (An earlier version of this test accepted either error, and the two had the same
+    text.)"""
     first = number * 20
     rows = [n for n in range(first, first + 20) if n not in aside]
     files: tuple[StagedFile, ...] = ()
@@ -153,7 +154,7 @@ def copied(disk: SmallDisk, folder: Path) -> Path:
 
 
 def refused(run: Callable[[], object]) -> str | None:
-    """How it says that there is no room; ``None`` where there is enough."""
+    """The message that there is no room; ``None`` if there is enough."""
     try:
         run()
     except durable.LakeFullError as error:

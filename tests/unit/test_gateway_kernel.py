@@ -1,5 +1,5 @@
-"""A service loads the compiled code before it serves. The gateway loaded it when enough had been read: its event loop
-stood still for seconds, with every stream. No test had looked at how long an event takes while it is loaded."""
+"""A service loads the compiled code before it serves. The gateway used to load it once enough had been read, which
+blocked its event loop, and so every stream, for seconds. No test had measured how long an event takes meanwhile."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a privilege covers, where the names begin with ``system.``: such a collection is covered by its own name alone.
+"""What a privilege covers if names begin with ``system.``: such a collection is covered only by its own name.
 
-Without this rule a user who may read a database would watch ``system.views`` and ``system.users`` of it through the
-gateway. Only tests with a server had asked for a database by its name.
+Without this rule a user who may read a database could watch its ``system.views`` and ``system.users`` through the
+gateway. Only tests with a server had named a database.
 """
 
 from __future__ import annotations

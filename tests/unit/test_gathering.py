@@ -80,8 +80,8 @@ def test_slow_requests_do_not_make_lanes_wait_for_seconds() -> None:
 def played(
     pauses: Sequence[Callable[[], float]], request: Callable[[], float], requests: int
 ) -> tuple[list[int], list[float], list[int]]:
-    """Lanes that work and commit again and again: how many commits each request had, how long the first of them
-    waited, and whose that was."""
+    """Lanes that work and commit again and again. Returns how many commits each request had, how long the first of them
+    waited, and whose it was."""
     gathering, waiting, sizes, waits = Gathering(), dict[int, float](), list[int](), list[float]()
     firsts: list[int] = []
     events = [(random.Random(lane).random() * _REQUEST_S, "came", (lane,), 0.0) for lane in range(len(pauses))]
@@ -113,7 +113,8 @@ def played(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_quick_lanes_that_are_out_of_step_come_together(seed: int) -> None:
-    """They begin at any time. An earlier rule left them in two groups for ever, each of which waited for the other."""
+    """The lanes begin at any time. An earlier rule left them in two groups for ever, each of which waited for the
+    other."""
     rng = random.Random(seed)
     lanes = rng.randrange(2, 9)
     pauses = [lambda: rng.uniform(0.02, 0.1) * _REQUEST_S] * lanes
@@ -125,7 +126,7 @@ def test_quick_lanes_that_are_out_of_step_come_together(seed: int) -> None:
 @pytest.mark.parametrize("pause", [(0.65, 0.9), (1, 3), (5, 200), (0.65, 200)])
 @pytest.mark.parametrize("lanes", [2, 4, 16])
 def test_where_all_lanes_are_slow_none_waits_for_another(lanes: int, pause: tuple[float, float]) -> None:
-    """In units of a request. It was tried with four lanes and pauses of one to three requests alone."""
+    """In units of a request. Earlier only four lanes with pauses of one to three requests were tried."""
     rng = random.Random(lanes)
     pauses = [lambda: rng.uniform(*pause) * _REQUEST_S] * lanes
     _, waits, _ = played(pauses, lambda: rng.uniform(0.7, 1.4) * _REQUEST_S, 400)
@@ -134,7 +135,7 @@ def test_where_all_lanes_are_slow_none_waits_for_another(lanes: int, pause: tupl
 
 @pytest.mark.parametrize("slow", [1, 3, 15])
 def test_a_quick_lane_waits_for_none_of_the_slow_ones(slow: int) -> None:
-    """The name of the test before this one promised it, and only slow lanes were played."""
+    """The previous test's name promises this too, but it only plays slow lanes."""
     rng = random.Random(slow)
     pauses = [lambda: 0.05 * _REQUEST_S] + [lambda: rng.uniform(1, 30) * _REQUEST_S] * slow
     _, waits, firsts = played(pauses, lambda: _REQUEST_S, 600)

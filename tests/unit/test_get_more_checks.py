@@ -1,4 +1,4 @@
-"""What a getMore of somebody else is told."""
+"""The reply to somebody else's getMore."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def identity(users: frozenset[tuple[str, str]], *, may_all: bool = False) -> Any
     ],
 )
 def test_who_is_not_the_owner_is_refused(session: bytes | None, asks: Any, says: str) -> None:
-    """On 4.4.2 a user who was dropped was told that another one made the cursor: the gateway's rights are asked at
-    moments of their own, and the differential test had met one of two orders."""
+    """On 4.4.2 a dropped user was told that another user made the cursor: the gateway asks for rights at different
+    moments, and the differential test had only hit one of two orders."""
     stream: Any = SimpleNamespace(owner=SimpleNamespace(users=ANN, session=session), cursor_id=7, scope=None)
     with pytest.raises(ServerError, match=says) as refused:
         check_owner(stream, asks, session, (4, 4))

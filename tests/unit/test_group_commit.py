@@ -1,4 +1,4 @@
-"""Commits of several lanes in one request: who waits for whom, and who hears what."""
+"""Commits of several lanes in one request: who waits for whom, and who gets which result."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_who_comes_while_a_request_is_on_its_way_shares_the_next_one() -> None:
 
 
 def test_lanes_wait_for_nobody_while_few_requests_are_on_their_way() -> None:
-    """A server takes several commits at a time: waiting for each other made lanes slower."""
+    """A server handles several commits at a time: waiting for each other made lanes slower."""
     store = Recording()
     several = leases(store, 6)
     commits = GroupCommit(store, requests_max=4)
@@ -157,7 +157,7 @@ def used_to_share(store: Recording, several: Sequence[Lease]) -> GroupCommit:
 
 
 def test_a_lane_that_others_leave_goes_on_alone() -> None:
-    """It waits a moment for them, and nobody wakes it."""
+    """It waits a moment for them, and nothing wakes it."""
     store = Recording()
     several = leases(store, 3)
     commits = used_to_share(store, several)
@@ -168,7 +168,7 @@ def test_a_lane_that_others_leave_goes_on_alone() -> None:
 
 
 def test_a_request_without_an_answer_holds_up_no_other_lane() -> None:
-    """Lanes whose request is on its way are waited for too: that must end before the request does."""
+    """Lanes with a request on its way are waited for too: that wait must end before the request does."""
     store = Recording()
     several = leases(store, 3)
     commits = used_to_share(store, several)

@@ -1,4 +1,4 @@
-"""Which line of a handler is named where it has raised: the user's own, wherever their project lies."""
+"""Which line of a failing handler is named: the user's own, wherever their project is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RAISING = "\n\ndef handle(change):\n    raise ValueError('no such customer')\n"
 
 
 def message_of(path: Path) -> str:
-    """What is said where a handler in a file at ``path`` raises on its fourth line."""
+    """The message for a handler in a file at ``path`` that raises on its fourth line."""
     names: dict[str, object] = {}
     exec(compile(RAISING, str(path), "exec"), names)
     handler = names["handle"]

@@ -1,4 +1,4 @@
-"""``$toHashedIndexKey`` where the table of operators does not ask: what mongod 6.0.27 answers at the edges."""
+"""``$toHashedIndexKey`` beyond the table of operators: what mongod 6.0.27 answers at the edges."""
 
 from __future__ import annotations
 

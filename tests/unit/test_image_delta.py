@@ -125,7 +125,7 @@ def test_an_entry_that_does_not_fit_its_document_is_an_error(entry: bytes) -> No
 
 
 def test_a_field_that_is_there_twice_is_told_of_with_what_to_do() -> None:
-    """It was told as if somebody else had written to the target of a sync."""
+    """The message was as if somebody else had written to the target of a sync."""
     with pytest.raises(ImageMismatchError, match="holds twice the field that is changed, 'a'") as raised:
         apply_entry(document([("_id", 1), ("a", 1), ("a", 2)]), delta(u={"a": 3}), again=True)
     assert "Give one of the two fields another name" in str(raised.value.hint)

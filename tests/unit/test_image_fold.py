@@ -1,4 +1,4 @@
-"""Batches of the oplog into the state of images: the compiled way makes what the plain way makes."""
+"""Batches of the oplog folded into the state of images: compiled code and plain code give the same."""
 
 from __future__ import annotations
 
@@ -196,7 +196,8 @@ def test_only_a_server_that_logs_each_loss_inserts_no_document_that_is_there(tmp
 
 
 def test_a_transaction_that_the_copy_has_already(tmp_path: Path) -> None:
-    """A prepared transaction can be seen from its commit timestamp on. Its entry is later, also than a copy between."""
+    """A prepared transaction is visible from its commit timestamp on. Its entry is later, and so may be later than a
+    copy in between."""
     operations = [
         {"op": "i", "ns": "shop.orders", "ui": UUID, "o": {"_id": 1}, "o2": {"_id": 1}},
         {"op": "u", "ns": "shop.orders", "ui": UUID, "o": {"$v": 2, "diff": {"d": {"a": False}}}, "o2": {"_id": 2}},

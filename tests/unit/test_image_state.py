@@ -1,4 +1,4 @@
-"""The state of exact images: batches that are whole or not there, given again, undone; buckets; what can go wrong."""
+"""The state of exact images: batches that are complete or absent, repeated, undone; buckets; what can go wrong."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_what_is_kept_to_undo_has_a_bound_that_says_so(tmp_path: Path) -> None:
 
 
 def test_what_is_held_can_be_undone_however_large_it_is(tmp_path: Path) -> None:
-    """A micro-batch of several batches is read again as a whole; two batches were all that a state kept for sure."""
+    """A micro-batch of several batches is read again as a whole, but a state was sure to keep only two batches."""
     (one,) = keys(1)
     with opened(tmp_path, undo_bytes=1) as state:
         for number in range(1, 40):
@@ -201,8 +201,8 @@ def test_a_dropped_collection_goes_when_it_can_no_longer_be_needed(tmp_path: Pat
 
 
 def test_a_dropped_collection_that_is_written_again_stays(tmp_path: Path) -> None:
-    """A shard may lose a collection and get it back. Its documents were deleted: on a replica set a UUID never comes
-    back."""
+    """A shard may lose a collection and get it back. Its documents were deleted, since on a replica set a UUID never
+    comes back."""
     other = bytes(16)
     mine, theirs = keys(1)[0], state_key(other, bson.encode({"_id": 0}))
     with opened(tmp_path, undo_bytes=2_000) as state:
@@ -293,7 +293,7 @@ while True:
 @pytest.mark.long
 @pytest.mark.parametrize("memory_bytes", [0, 100_000])
 def test_a_process_that_is_killed_leaves_whole_batches(tmp_path: Path, memory_bytes: int) -> None:
-    """Every document is of the position's batch, and no batch is gone that was said to be on disk."""
+    """Every document is of the position's batch, and no batch that was reported as on disk is gone."""
     rng = random.Random(5)
     for _ in range(8):
         command = [sys.executable, "-c", _WRITER, str(tmp_path), str(memory_bytes)]
@@ -314,7 +314,7 @@ def test_a_process_that_is_killed_leaves_whole_batches(tmp_path: Path, memory_by
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
-    """The size of files is limited in place of a disk: the same write fails."""
+    """The size of files is limited instead of the disk's: the same write fails."""
     code = (
         "import resource, signal, sys\n"
         "from tailrace.read.images.state import ImageState\n"

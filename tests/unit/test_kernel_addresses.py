@@ -1,4 +1,4 @@
-"""What compiled code is given by its address lives until compiled code is done with it."""
+"""Memory that is passed to compiled code by address lives until compiled code is done with it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SOURCE = Path(tailrace.__file__).parent
 
 
 def test_what_other_threads_allocate_meanwhile_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An archive of three shards crashed here: the list of addresses was gone before compiled code had read it. Tests
-    had one thread, in which nobody allocates in between."""
+    """An archive of three shards crashed here: the list of addresses was freed before compiled code had read it. Tests
+    had one thread, in which nothing else allocates in between."""
     taken: list[Any] = []
 
     def copy_runs(job: int) -> None:

@@ -1,7 +1,7 @@
 """When a program that watches gets the kernel, and in which thread.
 
-The loader used to import in a thread of its own, which took ten seconds beside a busy reader in place of 0.65. No test
-saw it, since all of them waited for that thread before they looked.
+The loader used to import in a thread of its own, which took ten seconds beside a busy reader instead of 0.65. No test
+noticed, since all of them waited for that thread first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_compiled_code_is_loaded_by_the_thread_that_reads_after_the_first_reply(
 ) -> None:
     loader = kernel_loader._KernelLoader()
     loader.read(ENOUGH)
-    assert not loader.ready  # a stream's first event waits for nothing
+    assert not loader.ready  # nothing delays a stream's first event
     loader.read(1)
     assert loader.ready
     assert set(imported) == {threading.current_thread()}
@@ -48,8 +48,8 @@ def test_compiled_code_is_loaded_by_the_thread_that_reads_after_the_first_reply(
 def test_a_large_first_reply_goes_to_the_plain_stages_with_its_beginning_alone(
     imported: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It went there whole, two thousand entries of it: a program of 20,000 events waited 70 ms more. Tests looked only
-    at whether the first event has to wait."""
+    """All of its two thousand entries went there: a program with 20,000 events waited 70 ms more. Tests only checked
+    whether the first event has to wait."""
     monkeypatch.setattr(kernel_loader, "_loader", kernel_loader._KernelLoader())
     entries = [bson.encode({"ts": bson.Timestamp(1, number), "text": "x" * 1000}) for number in range(1, 501)]
     batch = OplogBatch(b"".join(entries), ClusterTime.of(1, 600))
@@ -91,8 +91,8 @@ def test_a_batch_of_one_small_entry_is_left_to_the_plain_stages(monkeypatch: pyt
 def test_a_merge_is_done_in_compiled_code_once_it_is_loaded(
     use: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The floor for small batches refused every merge of ``watch()`` and of the gateway over a cluster: 17 us of CPU an
-    event where the shards write at the same time. Tests compared the two merges, not which of them is taken."""
+    """The minimum batch size excluded every merge of ``watch()`` and of the gateway over a cluster: 17 us of CPU for an
+    event when the shards write at the same time. Tests compared the two merges, but not which of them is used."""
     merges: list[int] = []
     monkeypatch.setattr(kernel, "merge_blocks", lambda blocks: merges.append(len(blocks)) or blocks[0])
     blocks = [EventBlock.of_bson([event((1, 1), shard, 0)]) for shard in range(2)]

@@ -1,4 +1,4 @@
-"""How the kernel comes to be: only on first use, from the cache where it can, and not at all where numba is missing."""
+"""How the kernel is loaded: only on first use, from the cache if possible, and not at all if numba is missing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_with_the_library_numba_is_not_needed() -> None:
 
 
 def test_what_is_changed_is_compiled_anew(tmp_path: Path) -> None:
-    """The library says from which source it was made: whoever changes the kernel does not run what it was."""
+    """The library names the source that it was made from, so that nobody who changes the kernel runs the old code."""
     package = Path(shutil.copytree(Path(tailrace.__file__).parent, tmp_path / "tailrace"))
     look = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import tailrace.core.kernel as k;"
     assert python(f"{look} print(k.__file__, k.comes_compiled())") == f"{package}/core/kernel/__init__.py True"
@@ -58,7 +58,7 @@ def test_what_is_changed_is_compiled_anew(tmp_path: Path) -> None:
 
 
 def test_a_module_that_no_machine_code_depends_on_may_change(tmp_path: Path) -> None:
-    """The checksum of the whole source is another then, so each entry point's is asked."""
+    """The checksum of the whole source is then different, so that of each entry point is compared."""
     package = Path(shutil.copytree(Path(tailrace.__file__).parent, tmp_path / "tailrace"))
     with (package / "core/kernel/steps.py").open("a") as source:
         source.write("\n# changed\n")
@@ -70,7 +70,8 @@ def test_a_module_that_no_machine_code_depends_on_may_change(tmp_path: Path) -> 
 
 
 def test_a_new_module_with_an_entry_point_is_compiled_too(tmp_path: Path) -> None:
-    """The library has nothing for it, and all that it has is of this source: the new module could not be imported."""
+    """The library has nothing for it, while everything that it has is of this source: the new module could not be
+    imported."""
     package = Path(shutil.copytree(Path(tailrace.__file__).parent, tmp_path / "tailrace"))
     new = (package / "core/kernel/runs.py").read_text()
     (package / "core/kernel/added.py").write_text(new)
@@ -80,7 +81,7 @@ def test_a_new_module_with_an_entry_point_is_compiled_too(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("harm", ["cut", "altered", "empty", "text", "other", "gone"])
 def test_a_library_that_cannot_be_loaded_counts_as_none(tmp_path: Path, harm: str) -> None:
-    """The system ends a process that loads one that was cut short."""
+    """Loading a truncated library kills the process."""
     package = Path(shutil.copytree(Path(tailrace.__file__).parent, tmp_path / "tailrace"))
     library = package / "core/kernel" / native.FILE
     if harm == "gone":
@@ -96,13 +97,14 @@ def test_a_library_that_cannot_be_loaded_counts_as_none(tmp_path: Path, harm: st
 
 
 def test_what_python_would_have_raised_is_an_error() -> None:
-    """An entry point gives a number; that of a failure is no address and no length."""
+    """An entry point returns a number; the one for a failure is neither an address nor a length."""
     with pytest.raises(ArithmeticError, match="tailrace_transform_transform failed in compiled code"):
         native._checked(native.FAILED, native.library().entry_point(transform.__name__, "transform"), ())
 
 
 def test_the_library_needs_nothing_but_memcpy_and_memmove() -> None:
-    """A wheel for every Linux of an architecture: with SSE2 alone it would have asked for ``floor`` of another one."""
+    """One wheel serves every Linux of an architecture: with SSE2 only, it would have needed ``floor`` from another
+    library."""
     listed = subprocess.run(["nm", "--dynamic", native.library().path], check=True, capture_output=True, text=True)
     wanted = {line.split()[-1].partition("@")[0] for line in listed.stdout.splitlines() if " U " in line}
     assert wanted == {"memcpy", "memmove"}
@@ -129,7 +131,7 @@ WRITERS = "; print(*(name for name in ('variant', 'extended_json') if f'tailrace
     ids=["watch", "events", "variants", "json"],
 )
 def test_nobody_waits_for_compiled_code_of_columns_that_he_does_not_ask_for(code: str, writers: str) -> None:
-    """No test had looked at what is compiled for whom: every ``watch()`` waited for the writers of JSON and VARIANT."""
+    """Every ``watch()`` waited for the writers of JSON and VARIANT: no test had checked what is compiled for whom."""
     assert python("import sys" + code + WRITERS) == writers
 
 
@@ -166,7 +168,7 @@ def test_a_damaged_cache_that_cannot_be_mended_does_not_stop_a_process(tmp_path:
 
 
 def test_a_package_in_a_zip_file_takes_the_library_from_there(tmp_path: Path) -> None:
-    """Spark puts --py-files into another directory for each application, and all was compiled anew."""
+    """Spark puts --py-files into a new directory for each application, and everything was compiled again."""
     source = Path(tailrace.__file__).parent
     target = tmp_path / "tailrace.zip"
     with zipfile.ZipFile(target, "w") as archive:

@@ -64,8 +64,8 @@ def test_packed_bits_are_unpacked_to_the_same(count: int) -> None:
     assert keystring.pack_type_bits("0" * count) is None
 
 
-#: Ascending. Between them lie the borders of the key's forms: of tiny numbers, 15 digits, 2^53, 2^63 and the largest
-#: double, and on each side of one the next decimal.
+#: Ascending. They include the borders between the key's forms: tiny numbers, 15 digits, 2^53, 2^63 and the largest
+#: double, and the next decimal on each side of one.
 ASCENDING = (
     "-Infinity", "-9E+6144", "-1.797693134862315708145274237317043E+308", "-1E+19", "-9223372036854775808.5",
     "-72057594037927937.25", "-9007199254740993.5", "-9007199254740992", "-1.5", "-1.000000000000000000000000000000001",
@@ -111,7 +111,7 @@ def test_a_large_decimal_with_the_type_bits_of_another_type_is_refused() -> None
 
 @pytest.mark.parametrize("number", [5_000_000_000, 7_000_000_000, -5_000_000_000, 1 << 31, -(1 << 31) - 1])
 def test_a_large_integer_without_the_type_bits_of_a_long_loses_its_upper_bits(number: int) -> None:
-    """As a cast in C does. No test had a key whose integer is larger than its type."""
+    """Like a cast in C. No test had a key whose integer is larger than its type."""
     identifier = bson.encode({"_id": Int64(number)})
     document = bson.decode(ResumeToken(ClusterTime.of(5, 1), uuid=bytes(16), event_identifier=identifier).to_bson())
     found = ResumeToken.parse({"_data": document["_data"]}).parts.event_identifier
@@ -157,7 +157,7 @@ def test_an_infinite_key_of_a_decimal_has_no_continuation(word: int, number: str
     ],
 )
 def test_a_key_that_is_nested_too_deeply_is_refused(kind: int, level: bytes) -> None:
-    """Objects were nested so deeply in tests, and arrays were not."""
+    """Tests had objects nested so deeply, but not arrays."""
     reader = keystring.KeyReader(level * 250)
     with pytest.raises(InvalidResumeToken, match="maximum allowable BSON nesting depth") as refused:
         reader.value(kind)

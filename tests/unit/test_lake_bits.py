@@ -1,8 +1,8 @@
 """A bit that is flipped in any file of a lake is refused or found: what is read is never silently something else.
 
-Only the data files had hashes before. A flipped bit in ``head.json`` moved the place where a fresh checkpoint goes on,
-one in a checkpoint of the log changed what the lake holds, one in the quarantine an event. No test had flipped bits in
-other files than those of events.
+Once only the data files had hashes. A flipped bit in ``head.json`` moved the place where a fresh checkpoint goes on,
+one in a checkpoint of the log changed the lake's contents, and one in the quarantine changed an event. No test had
+flipped bits in files other than those of events.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.amounts import amount
 from tests.unit.lake_events import COLUMNS, STREAM, as_spark_plans, batch, begin, make, numbers_in, planned_for, token
 
 FLIPS = amount(12, 300)
-#: By what a file's name ends with or holds.
+#: By what a file's name ends with or contains.
 KINDS = [
     "day=",
     "_quarantine/",
@@ -76,14 +76,14 @@ def aside_in(root: Path) -> list[dict[str, Any]]:
 
 
 def seen(root: Path, checkpoint: Path) -> tuple[Any, ...]:
-    """What a reader, an eraser and a new checkpoint are told of the lake."""
+    """What a reader, an eraser and a new checkpoint learn about the lake."""
     opening = open_lake(root, checkpoint, STREAM, COLUMNS)
     fresh = open_lake(root, checkpoint.with_name("fresh"), STREAM, COLUMNS)
     return numbers_in(root), aside_in(root), opening.after, fresh.after, fresh.start
 
 
 def flipped(content: bytes, kind: str) -> Iterator[tuple[int, bytes]]:
-    """The content with one bit flipped, at places that are drawn, and which bit it is."""
+    """The content with one bit flipped, at random places, and which bit it is."""
     rng = random.Random(kind)
     for _ in range(FLIPS):
         at = rng.randrange(len(content) * 8)
@@ -93,7 +93,7 @@ def flipped(content: bytes, kind: str) -> Iterator[tuple[int, bytes]]:
 
 
 def outcome(place: Path) -> object:
-    """What is seen of a lake whose damage nobody has noticed; ``None`` where it was noticed."""
+    """What a lake shows if nobody noticed the damage; ``None`` if it was noticed."""
     try:
         if verify(place / "lake", full=True).problems:
             return None
@@ -129,7 +129,7 @@ def test_a_flipped_bit_is_refused_or_found(sound: Path, tmp_path: Path, kind: st
     ],
 )
 def test_a_changed_digit_of_a_small_file_is_refused(sound: Path, tmp_path: Path, name: str, old: str, new: str) -> None:
-    """It is valid JSON still, and each value is of its kind: only the file's own digest tells."""
+    """It is still valid JSON with values of the right types: only the file's own digest reveals it."""
     place = tmp_path / "place"
     shutil.copytree(sound, place)
     text = (place / name).read_text()
@@ -141,7 +141,7 @@ def test_a_changed_digit_of_a_small_file_is_refused(sound: Path, tmp_path: Path,
 
 @pytest.mark.parametrize("work", [compact, lambda root: erase(root, {"n": 0})], ids=["compact", "erase"])
 def test_no_new_file_is_made_of_a_damaged_one(sound: Path, tmp_path: Path, work: Callable[[Path], object]) -> None:
-    """Its footer was not looked at: the bit would have got a hash of its own."""
+    """The footer was not checked: the flipped bit would have become part of the new hash."""
     root = tmp_path / "lake"
     shutil.copytree(sound / "lake", root)
     victim = min(root.glob("day=*/*.parquet"))
@@ -157,7 +157,7 @@ def test_no_new_file_is_made_of_a_damaged_one(sound: Path, tmp_path: Path, work:
 def test_no_event_in_quarantine_changes_where_a_damaged_file_is_read(
     sound: Path, tmp_path: Path, work: Callable[[Path], object]
 ) -> None:
-    """Checksums of its pages were written and not looked at. (A bit of what nobody reads may stay unnoticed.)"""
+    """Checksums of its pages were written but not checked. (A bit in a part that nobody reads may go unnoticed.)"""
     root = tmp_path / "lake"
     shutil.copytree(sound / "lake", root)
     victim = min(root.glob("_quarantine/*.parquet"))

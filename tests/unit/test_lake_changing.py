@@ -1,4 +1,4 @@
-"""The commit of a changed lake: whole or not at all, whatever is killed, and shut to what it was before."""
+"""The commit of a changed lake: complete or absent, whatever is killed, and closed to the lake's former stream."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_change_that_is_killed_has_happened_as_a_whole_or_not_at_all(lake: Pat
 
 
 def test_a_note_whose_change_has_not_happened_never_counts(lake: Path, tmp_path: Path) -> None:
-    """The old stream goes on, and its next commit takes the number that the change would have had."""
+    """The old stream goes on, and its next commit takes the number meant for the change."""
     killed_at(lake, "change.noted")
     claim = str((read_identity(lake) or {})["claim"])
     assert put(lake, claim, 3, stage(lake, range(61, 63), stem="more")) is not None
@@ -132,11 +132,11 @@ def test_an_older_lake_json_is_refused_after_a_change(lake: Path, tmp_path: Path
 
 
 def test_a_changed_lake_goes_on_where_its_stream_stood(lake: Path, tmp_path: Path) -> None:
-    """What the wider stream gives between the last event and there was added."""
+    """The change has already added what the wider stream gives after the last event, up to there."""
     widen(lake)
     opening = open_lake(lake, tmp_path / "fresh", WIDER, COLUMNS)
     assert (opening.after, opening.start) == (token(59), UNTIL.tick())
-    # Whoever loses that checkpoint before its first event begins there again; after an event, at the event.
+    # If that checkpoint is lost before its first event, the next one begins there again; after an event, at the event.
     assert open_lake(lake, tmp_path / "second", WIDER, COLUMNS).start == UNTIL.tick()
     put_on(lake, tmp_path / "third", WIDER)
     assert open_lake(lake, tmp_path / "fourth", WIDER, COLUMNS).start is None

@@ -1,4 +1,4 @@
-"""The lake's log without Spark: what a commit promises when it is interrupted, repeated, or made by the wrong one."""
+"""The lake's log without Spark: what a commit promises if it is interrupted, repeated, or made by the wrong stream."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_a_batch_given_again_with_another_range_is_refused(root: Path, checkpoin
 @pytest.mark.parametrize("again", [range(0), range(3), range(2, 9), range(1, 12)])
 def test_a_replay_is_known_by_its_planned_range_and_not_by_its_rows(root: Path, checkpoint: Path, again: range) -> None:
     """Where ``$match`` looks at a looked-up document, a replay may give fewer, other or more events than the first run.
-    It was known by its rows, and the stream stopped for good. No test had a pipeline whose events depend on when it
-    runs."""
+    A replay was recognised by its rows, so the stream stopped for good. No test had a pipeline whose events depend on
+    when it runs."""
     claim = make(root, checkpoint).claim
     first = stage(root, [2, 5, 8])
     planned = planned_for(stage(root, range(12), stem="plan"))

@@ -112,8 +112,8 @@ def in_checkpoint(root: Path) -> tuple[int, set[str], set[str]]:
 def test_a_checkpoint_of_the_log_names_replaced_files_for_as_long_as_they_are_there(
     lake: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were named for 30 days, whatever the lake's retention: 2.6 million at a commit a second. Only the sizes of
-    data files had been looked at."""
+    """The log named them for 30 days, whatever the lake's retention: 2.6 million with a commit a second. Tests had only
+    looked at the sizes of data files."""
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 3)
     root, claim = lake
     rows = list(EXPECTED)
@@ -151,14 +151,14 @@ def after(root: Path, number: int) -> set[str]:
 
 
 def open_again(root: Path, replaced: set[str]) -> bool:
-    """Open the lake, which removes what no commit names. Whether ``replaced`` are still there."""
+    """Open the lake, which removes what no commit names. Returns whether ``replaced`` are still there."""
     make(root, root.with_name("checkpoint"))
     return all((root / name).exists() for name in replaced)
 
 
 def test_filters_on_any_column_find_their_rows_by_every_reader(lake: tuple[Path, str]) -> None:
-    """Bounds of a column that the log does not hold were NULL for ``deltalake``: pyarrow and DuckDB left out every file
-    for any filter on such a column, and gave no rows and no error."""
+    """``deltalake`` takes missing bounds of a column for NULL: for any filter on such a column, pyarrow and DuckDB left
+    out every file, and gave no rows and no error."""
     import duckdb
     import polars
     import pyarrow.dataset as ds
@@ -221,8 +221,8 @@ def test_a_stream_compacts_every_so_many_commits_and_rewrites_rows_rarely(tmp_pa
 
 
 def test_the_last_small_files_are_merged_where_nothing_more_comes(tmp_path: Path) -> None:
-    """A stream merged every so many commits alone: what came before a pause stayed in small files until the next load,
-    and replaced files stayed as long. No test had looked at a lake whose stream had become idle."""
+    """A stream merged only after a number of commits: what came before a pause stayed in small files until the next
+    load, and replaced files stayed just as long. No test had looked at a lake whose stream had become idle."""
     root, checkpoint = tmp_path / "lake", tmp_path / "checkpoint"
     claim = make(root, checkpoint).claim
     policy = CompactionPolicy(every=64, fan_in=8, retention=NO_RETENTION)

@@ -1,4 +1,4 @@
-"""What is wrong in a lake is found and named, and nothing outside is touched: damage, holes, names that lead away."""
+"""Faults in a lake are found and named, and nothing outside is touched: damage, gaps, names that lead outside."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def test_what_spark_leaves_of_a_start_that_found_no_room_is_removed(root: Path, 
     assert {path.name for path in (checkpoint / "offsets").iterdir()} == {".12.54fd7a86-14fe.tmp", "other"}
     begin(checkpoint)
     (checkpoint / "offsets" / ".0.54fd7a86-14fe.tmp").touch()
-    make(root, checkpoint)  # a stream that has begun is Spark's own affair
+    make(root, checkpoint)  # once a stream has begun, this is up to Spark
     assert (checkpoint / "offsets" / ".0.54fd7a86-14fe.tmp").exists()
 
 
 def test_a_flipped_byte_of_an_event_is_found_by_verify_in_full(root: Path, four: str) -> None:
-    """It was "sound": only tokens are read, and nothing knew the bytes of the other columns. Pages carry checksums now,
-    which readers can check, and the log the hash of each file."""
+    """It was reported as "sound": only tokens are read, and nothing covered the bytes of other columns. Now pages have
+    checksums, which readers can check, and the log has the hash of each file."""
     import pyarrow.parquet as pq
 
     path = min(root.glob("day=*/*.parquet"))
@@ -114,7 +114,8 @@ def test_a_flipped_byte_of_an_event_is_found_by_verify_in_full(root: Path, four:
 def test_a_commit_that_was_deleted_by_hand_is_named_by_the_next_run_and_by_verify(
     root: Path, checkpoint: Path, four: str, lost: int
 ) -> None:
-    """The next run passed over it, and wrote another under its number. Holes were tried with damaged manifests only."""
+    """The next run ignored it, and wrote another one with its number. Gaps had only been tried with damaged
+    manifests."""
     path = root / "_delta_log" / f"{lost:020d}.json"
     path.unlink()
     with pytest.raises(
@@ -209,7 +210,7 @@ def test_a_damaged_file_of_the_lake_is_named_in_one_sentence(
 
 
 def test_every_part_of_a_commit_may_be_of_a_wrong_type(root: Path, checkpoint: Path, four: str) -> None:
-    """A class of faults: whatever stands in a commit, the answer is its name and one sentence."""
+    """Whatever a damaged commit contains, the error names it in one sentence."""
     path = root / "_delta_log" / f"{4:020d}.json"
     original = [json.loads(line) for line in path.read_text().splitlines()]
     tried, messages = 0, []

@@ -1,7 +1,7 @@
-"""Two shards that log one drop at one cluster time give two events with one token, and the server gives both. A lake of
-a cluster holds both, wherever the two are cut apart; a third one, or a second one on a replica set, is refused.
+"""If two shards log a drop at the same cluster time, the server gives two events with the same token. A lake of a
+cluster holds both, wherever they are cut apart; more events than shards, or a second one on a replica set, are refused.
 
-No test of the lake had two shards that log something at one time, and no test of the merge had a lake behind it."""
+No test of the lake had two shards that log something at the same time, and no test of the merge wrote a lake."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tailrace.lake.store.partitioning import Partitioning
 from tests.unit.lake_events import COLUMNS, STREAM, numbers_in, planned_for, put, token
 
 SHARDS = 3
-#: (number of the token, number of the row): 4 and 6 are given by two shards, 9, the last one, by three.
+#: (number of the token, number of the row): two shards give 4 and 6, and three give 9, the last one.
 ROWS = [(1, 0), (2, 1), (4, 2), (4, 3), (5, 4), (6, 5), (6, 6), (7, 7), (9, 8), (9, 9), (9, 10)]
 
 
@@ -106,7 +106,7 @@ def test_both_events_are_there_wherever_batches_row_groups_and_files_end(
 def test_a_file_is_not_closed_for_others_while_the_next_event_may_have_its_last_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a lake that is divided by collection few files are open at once."""
+    """In a lake that is partitioned by collection, few files are open at once."""
     monkeypatch.setattr(part_writer, "_OPEN_MAX", 1)
     names = ["a", "b", "c", "a", "a", "b"]
     places = [1, 2, 3, 4, 4, 5]
@@ -190,7 +190,7 @@ def test_every_reader_gives_both(tmp_path: Path) -> None:
 def test_an_event_that_is_there_once_more_than_the_footer_says_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number in the footer keeps what a strict order found by itself: an event that was written twice."""
+    """The number in the footer detects what a strict order used to detect: an event that was written twice."""
     root = tmp_path / "lake"
     claim = make(root, tmp_path / "checkpoint").claim
     put(root, claim, 0, staged(root, ROWS[:7]))

@@ -1,4 +1,4 @@
-"""Taking events out of a lake: the right ones, from the log, the files and every reader; everything else stays."""
+"""Erasing events from a lake: the right ones, from the log, the files and every reader; everything else stays."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_erasures_and_gaps_outlive_the_commits_that_the_log_forgets(
 
 @pytest.mark.parametrize("step", ["erasure.files", "commit.log", "commit.head"])
 def test_a_crash_in_the_middle_leaves_all_or_none(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill has no ``except``: what was made stays, and the next start of a stream removes it."""
+    """After a kill no ``except`` runs: new files stay, and the next start of a stream removes them."""
     root = tmp_path / "lake"
     fill(root)
     monkeypatch.setattr("tailrace.lake.store.erasure._Work.discard", lambda self: None)
@@ -222,7 +222,7 @@ def test_what_cannot_be_erased_changes_nothing(tmp_path: Path) -> None:
     report = erase(root, {"documentKey._id": "nobody"})
     assert (report.rows, report.files, report.searched, report.first_token) == (0, 0, 100, None)
     assert drop_days(root, date(2020, 1, 1)).rows == 0
-    # Only the empty document was refused before: this also says nothing of an event, or is true of every one.
+    # Only the empty document was refused before: these also say nothing about an event, or are true of every one.
     for everything in ({}, {"$comment": "Anna asked"}, {"$and": [{}, {"$comment": "x"}]}, {"$expr": True}):
         with pytest.raises(UsageError, match="would erase every event"):
             erase(root, everything)

@@ -212,7 +212,7 @@ def test_a_lake_that_was_set_back_is_shown_as_it_is(lake: Grown, tmp_path: Path)
 
 
 def test_a_lake_that_was_set_back_and_grew_again_while_nobody_looked(lake: Grown, tmp_path: Path) -> None:
-    """Its commits have the numbers of those that are no more, and other events."""
+    """Its commits have the numbers of commits that no longer exist, and other events."""
     lake.add()
     shutil.copytree(lake.root, tmp_path / "copy")
     for _ in range(2):
@@ -273,8 +273,8 @@ def test_a_catalogue_that_was_set_back_is_brought_up(lake: Grown) -> None:
 
 
 def test_a_catalogue_whose_file_was_replaced_is_opened_again(lake: Grown, tmp_path: Path) -> None:
-    """An open connection stays with the old file and cannot write: the sink's process went on asking it, also in the
-    next query. Tests had changed the catalogue in its file, or had opened it anew."""
+    """An open connection keeps the old file and cannot write: the sink's process went on using it, even in the next
+    query. Tests had changed the catalogue within its file, or had opened it anew."""
     lake.add()
     shutil.copy(tmp_path / "catalog.db", tmp_path / "copy.db")
     lake.add()

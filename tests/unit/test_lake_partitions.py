@@ -1,4 +1,5 @@
-"""Lakes that are divided by hour and collection: the same events for every reader, whole partitions, whole order."""
+"""Lakes that are partitioned by hour and collection: the same events for every reader, with correct partitions and
+order."""
 
 from __future__ import annotations
 
@@ -156,7 +157,7 @@ def test_many_collections_need_few_open_files_and_keep_their_order(
 
 
 def test_collections_of_few_rows_have_one_file_each_however_many_they_are(tmp_path: Path) -> None:
-    """Each batch of events from more than 64 collections made a file for each of them; lakes of so many had no test."""
+    """Each batch of events from more than 64 collections made a file for each of them; no test had so many."""
     root = tmp_path / "lake"
     fill(root, ["collection"], batches=0)
     names = [f"c{number:03d}" for number in range(150)]
@@ -221,7 +222,7 @@ def test_a_file_in_the_wrong_partition_is_found(tmp_path: Path) -> None:
 
 
 def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
-    """Only a file's own directory was looked at, which was enough while there was one level of them."""
+    """Only a file's own directory was checked, which was enough while there was one level of directories."""
     root = tmp_path / "lake"
     fill(root, ["hour"], batches=2)
     compact(root, target_bytes=1 << 20)

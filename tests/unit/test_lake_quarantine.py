@@ -1,4 +1,4 @@
-"""Events that a lake puts aside: in the commit of their micro-batch, once, whenever its process is killed."""
+"""Events that a lake puts aside: in the commit of their micro-batch, once, whenever the process is killed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def put(root: Path, claim: str, batch: int, rows: Sequence[int], put_aside: Sequ
 
 
 def held(root: Path) -> list[int]:
-    """The numbers of the events in quarantine, by reading the directory as anybody can."""
+    """The numbers of the events in quarantine, read from the directory as anybody could."""
     paths = sorted((root / "_quarantine").glob("*.parquet"))
     return sorted(int(row["reason"].split()[1]) for path in paths for row in pq.read_table(path).to_pylist())
 
@@ -94,7 +94,7 @@ def test_a_commit_brings_rows_and_what_was_put_aside(tmp_path: Path) -> None:
     found = verify(root, full=True)
     assert (found.problems, found.quarantined, found.rows) == ([], 2, 4)
     assert lake_status(root).quarantined == 2
-    # The lake has come to the last event, although that was put aside: a fresh checkpoint begins after it.
+    # The lake has reached the last event, although that was put aside: a fresh checkpoint begins after it.
     assert open_lake(root, tmp_path / "fresh", STREAM, LAKE_COLUMNS).after == token(2_000)
 
 
@@ -222,8 +222,8 @@ def test_events_are_erased_from_the_quarantine_too(tmp_path: Path, capsys: pytes
 
 
 def test_what_is_in_quarantine_alone_is_shown_and_erased(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A lake without rows was taken for one of which everything was selected. Every test of the quarantine had rows
-    beside it, and every test of a dry run had no quarantine."""
+    """A lake without rows was taken for one in which everything was selected. Every test of the quarantine had rows
+    too, and no test of a dry run had a quarantine."""
     root = tmp_path / "lake"
     claim = begun(root)
     assert erase(root, {"documentKey._id": 7}).quarantined == 0
@@ -331,8 +331,8 @@ ANNAS = json.dumps({"fullDocument.who": "anna@example.com"})
 def test_an_erasure_that_fails_half_way_says_so_and_is_finished_by_the_same_command(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After the lake's commit, an error of the quarantine did not say what had been erased already. In every test of a
-    failing erasure it had failed before the commit."""
+    """After the lake's commit, an error of the quarantine did not say what had already been erased. In every test of a
+    failing erasure, it failed before the commit."""
     root = tmp_path / "lake"
     claim = begun(root)
     assert put(root, claim, 0, range(1, 12), [20, 21]) is not None

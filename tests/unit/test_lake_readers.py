@@ -1,7 +1,7 @@
 """Other programs read a lake beside appends and compactions, by the calls that the page recommends.
 
-A test did so with DuckDB and a glob, let it fail for missing files, and looked at a small day only, so that a listing
-with a hole in it, or one that fell into a swap of directories, hardly ever happened.
+An earlier test did so with DuckDB and a glob, accepted missing files, and read only a small day, so that it hardly ever
+hit an incomplete listing, or one during a swap of directories.
 """
 
 from __future__ import annotations

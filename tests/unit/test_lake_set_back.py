@@ -1,8 +1,8 @@
 """A lake and its checkpoint are two records of one truth: each is compared with the other before anything is written.
 
-The lake that was set back (its directory from a backup) under its newer checkpoint lost events for good, and `verify`
-called it sound: a checkpoint older than its lake was refused, and nobody had asked the other way round. No test had put
-an older copy of a lake in its place.
+A lake that was restored (its directory from a backup) under its newer checkpoint lost events for good, and `verify`
+called it sound. A checkpoint that is older than its lake was refused, but the reverse was not checked: no test had
+restored an older copy of a lake.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def span(first: int, last: int) -> PlannedRange:
 
 
 def put(root: Path, checkpoint: Path, batch: int, numbers: range, *, empty: bool = False) -> Commit | None:
-    """Micro-batch ``batch``, as Spark gives it: with ``empty`` nothing has happened in its range."""
+    """Micro-batch ``batch``, as Spark gives it; with ``empty``, its range has no events."""
     claim = json.loads((checkpoint / CHECKPOINT_FILE).read_text())["claim"]
     files = () if empty else stage(root, numbers, stem=f"{batch}-{numbers.start}")
     return commit_batch(root, claim, batch, span(numbers[0], numbers[-1]), files, checkpoint=checkpoint)
@@ -61,7 +61,7 @@ def everything(root: Path) -> dict[str, bytes]:
 
 
 def set_back(root: Path, checkpoint: Path, tmp_path: Path) -> Path:
-    """A lake of one micro-batch whose checkpoint has seen two; gives the copy of the good lake."""
+    """A lake of one micro-batch whose checkpoint has seen two. Returns the copy of the good lake."""
     begun(root, checkpoint)
     shutil.copytree(root, tmp_path / "old")
     assert put(root, checkpoint, 1, range(10, 20))
@@ -154,7 +154,7 @@ def test_lake_and_checkpoint_that_were_set_back_together_go_on(root: Path, check
 def test_a_lake_that_is_newer_than_its_checkpoint_goes_on_where_spark_gives_the_micro_batch_again(
     root: Path, checkpoint: Path
 ) -> None:
-    """A kill between our commit and Spark's, and before the checkpoint was told."""
+    """A kill between our commit and Spark's, before the checkpoint was updated."""
     begun(root, checkpoint)
     known = (checkpoint / CHECKPOINT_FILE).read_bytes()
     assert put(root, checkpoint, 1, range(10, 20))
@@ -193,7 +193,7 @@ def test_a_checkpoint_that_was_set_back_under_its_newer_lake_is_refused(
 def test_a_hole_between_what_the_lake_was_read_to_and_a_range_is_refused(
     root: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Should the checkpoint's file be set back with the lake, and Spark's offsets not."""
+    """For the case that the checkpoint's file is restored with the lake, but Spark's offsets are not."""
     begun(root, checkpoint)
     assert put(root, checkpoint, 1, range(10, 20), empty=True) is None
     assert put(root, checkpoint, 2, range(20, 30)) is not None, "an empty micro-batch is no hole"
@@ -215,7 +215,7 @@ def test_without_its_head_a_lake_goes_on_if_the_checkpoint_has_seen_no_more(
     make(root, checkpoint)
     assert put(root, checkpoint, 2, range(20, 30))
     assert verify(root, full=True).problems == []
-    # The log has lost its end, and so has the witness beside it: the checkpoint knows.
+    # The log has lost its end, and so has the witness beside it, but the checkpoint knows.
     (root / "_tailrace" / "head.json").unlink()
     (root / "_delta_log" / f"{2:020d}.json").unlink()
     with pytest.raises(SinkError, match=OLDER):
@@ -243,7 +243,7 @@ def test_verify_finds_a_hole_between_the_planned_ranges_of_two_commits(root: Pat
 def test_a_lost_checkpoint_loses_nothing_of_a_lake_that_has_no_event_yet(
     root: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Such a lake began anew, by default with what comes from now on: what had come since was lost."""
+    """Such a lake began anew, by default from the present: events since the backup were lost."""
     make(root, checkpoint)
     begin(checkpoint)
     assert put(root, checkpoint, 0, range(10), empty=True) is None

@@ -1,6 +1,6 @@
-"""Whose events a lake holds: the server version that each micro-batch was planned with, in the log for ever. No test
-had looked at a lake over an upgrade: nothing in it said of which version its events are, and the cut of a new
-checkpoint was by whole tokens, which the two versions write differently."""
+"""Which version's events a lake holds: the log keeps for ever the server version with which each micro-batch was
+planned. No test had looked at a lake across an upgrade: nothing in it said which version its events are of, and a new
+checkpoint began at a whole token, which the two versions write differently."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tailrace.lake.store.manifest import Gap, WrittenVersion
 from tailrace.lake.store.status import lake_status
 from tests.unit.lake_events import COLUMNS, STREAM, as_spark_plans, begin, make, numbers_in, planned_for, put, stage
 
-#: What each micro-batch of ten events is planned with; "" is one of an earlier release.
+#: The version with which each micro-batch of ten events is planned; "" stands for an earlier release of Tailrace.
 UPGRADED = ("", "5.0.4", "5.0.4", "6.0.27", "6.0.27", "7.0.28")
 
 

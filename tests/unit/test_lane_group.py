@@ -1,5 +1,5 @@
-"""What a process with lanes asks its lease store, need by need: when it looks again, what it writes, and what it gives
-back."""
+"""What a process with lanes asks of its lease store, need by need: when it looks again, what it writes, and what it
+gives back."""
 
 from __future__ import annotations
 

@@ -70,8 +70,7 @@ def until(holds: Callable[[], Any]) -> None:
 def test_a_reader_rests_while_every_lane_has_enough_and_looks_again_when_one_runs_low(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was woken by each write of the lanes themselves: that took half of the process's time, and no test had
-    counted its looks."""
+    """Each of the lanes' own writes woke it, which took half of the process's time; no test had counted its reads."""
     monkeypatch.setattr(lane_reader, "_REST_S", 600.0)
     stream, rests = Stream(), threading.Event()
     queue = LaneQueue(BEGIN)
@@ -108,7 +107,7 @@ def test_a_reader_that_rests_is_woken_to_end(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_reader_that_is_stopped_just_before_it_rests_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It forgot that it was woken, and rested to the end; the test above met that moment by chance at most."""
+    """It forgot that it was woken, and rested to the end; the test above would hit that moment only by chance."""
     monkeypatch.setattr(lane_reader, "_REST_S", 600.0)
     stream = Stream()
     reader = LaneReader(lambda _: stream, LanePlan(1, BEGIN), {0: LaneQueue(BEGIN)}, "reading")  # type: ignore[arg-type, return-value]
@@ -168,8 +167,8 @@ def at_one_time(queue: LaneQueue, lane: int, *, begin: int = 0) -> list[tuple[in
 
 
 def test_lanes_are_given_each_event_of_a_token_that_several_have() -> None:
-    """A cluster's shards give events of their own with one token, and a lane was given the first alone: a reader took
-    the second for what it had put already. No test had a stream in which a token comes twice."""
+    """A cluster's shards may give different events with the same token, of which a lane got only the first: a reader
+    took the second for one that it had already queued. No test had a stream in which a token occurs twice."""
     assert key_hash_of_0() == 1, "the documents are of lane 1"
     queue = LaneQueue(BEGIN)
     assert at_one_time(queue, 0) == [(3, True), (4, False), (6, True)]

@@ -1,4 +1,4 @@
-"""Lanes: which one an event has, who holds which, and what a change of their number leaves to do."""
+"""Lanes: to which one an event belongs, who holds which, and what a change of their number leaves to do."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def test_keys_that_compare_equal_have_one_lane(equal: tuple[Any, ...]) -> None:
 
 
 def test_the_hash_is_the_same_in_every_version() -> None:
-    """What a release changed would move documents between lanes while the leases still hold the old places."""
+    """A change of this by a release would move documents between lanes while the leases still hold the old
+    positions."""
     oid = bson.ObjectId("6b016ba00000000000000001")
     keys = [oid, 1, "order-1", None, Regex("a"), b"\x01", {"region": "eu", "n": 7}]
     assert [hash_of(key) for key in keys] == [
@@ -393,8 +394,8 @@ def leaving() -> LaneGroupLogic:
 
 
 def test_a_group_that_is_given_up_while_it_leaves_asks_for_nothing_more() -> None:
-    """A process that is interrupted just then drops the generator. It asked for one thing more, which Python reports
-    as an ignored GeneratorExit; no test had interrupted a group in its last moments."""
+    """A process that is interrupted at this moment drops the generator. That still yielded one more need, which Python
+    reports as an ignored GeneratorExit; no test had interrupted a group in its last moments."""
     steps = leaving().leave()
     assert isinstance(next(steps), RunLanes)
     steps.close()

@@ -1,4 +1,4 @@
-"""Events that a listener's stream gives in fragments, or cannot give: only tests with a server had looked at them."""
+"""Events that a listener's stream gives in fragments, or cannot give: only tests with a server had covered them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_fragments_of_an_event_are_put_together_again() -> None:
 
 @pytest.mark.parametrize("split", [{}, {"splitEvent": 5}, {"splitEvent": {}}, {"splitEvent": {"fragment": 2, "of": 2}}])
 def test_what_is_no_first_fragment_is_given_back(split: dict[str, Any]) -> None:
-    """A user's stages can put anything into the field, and the fragments before this one may have been handled."""
+    """A user's stages can put anything into the field, and earlier fragments may already have been handled."""
     whole, fragments = bson.encode({"_id": TOKEN.to_document(), **split}), Fragments()
     assert fragments.add(whole) == whole
     assert not fragments.is_open

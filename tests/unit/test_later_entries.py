@@ -1,7 +1,7 @@
-"""Entries that only a later server writes, under the profile of an earlier one: refused, never passed over.
+"""Entries that only a later server writes, under the profile of an earlier one: refused, never ignored.
 
-No test had met them: each recording was replayed as the version that it is of, and a deployment in the middle of an
-upgrade was never one of the tests' servers.
+No test had such entries: each recording was replayed as its own version, and no test had a deployment in the middle of
+an upgrade.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def test_exact_images_fold_batched_deletes_or_refuse_them(
 
 @pytest.mark.parametrize("kernel", ["always", "never"])
 def test_what_comes_before_such_an_entry_is_given(kernel: Any) -> None:
-    """In one batch: the plain stages had not given it where the error was none of the entry's format."""
+    """In one batch: the plain stages did not give it unless the error was about the entry's format."""
     plan = build_plan(StreamOptions.parse(CLUSTER, {}), profile_for("6.0")).start_at(ClusterTime.of(1, 0))
     stream = open_stream(plan, kernel=kernel)
     stream.feed(ONE_OPLOG, OplogBatch(INSERT + BATCHED + RETRY_AFTER, END))
@@ -159,7 +159,7 @@ def test_what_comes_before_such_an_entry_is_given(kernel: Any) -> None:
 
 
 class NoEntries:
-    """An oplog that nothing may be asked of."""
+    """An oplog that must not be asked for anything."""
 
     def entries(self, times: Sequence[ClusterTime]) -> list[bytes | None]:
         raise AssertionError(f"the entries at {times} are no part of it")

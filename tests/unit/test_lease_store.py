@@ -96,7 +96,7 @@ class RevokesNothing(MemoryLeaseStore):
 
 
 class LooksBeforeItLeaps(MemoryLeaseStore):
-    """The look and the change are two steps."""
+    """The check and the change are two steps."""
 
     def acquire(self, resource: str, owner: str, seconds: float) -> Lease | None:
         record = self.read(resource)
@@ -185,7 +185,7 @@ class SeesBoth(SeesEachCommit):
 
 
 def test_a_store_whose_class_changes_commit_alone_is_given_each_commit_alone() -> None:
-    """Lanes passed such a class by, and every listener would."""
+    """Lanes bypassed such a class, and every listener would."""
     assert [commits_together(kind()) is not None for kind in (MemoryLeaseStore, SeesEachCommit, SeesBoth)] == [
         True,
         False,

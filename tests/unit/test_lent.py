@@ -1,4 +1,4 @@
-"""Buffers that are lent come back when nobody has them any more, and not before."""
+"""Lent buffers come back when nobody uses them any more, and not before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is said of a listener's health, from facts; how far a position is behind, from what was seen of a clock."""
+"""What is reported about a listener's health, given the facts; how far a position is behind, given the times seen so
+far."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a listener's statistics say of how far it has come: on a quiet stream, and while others hold the lease.
+"""What a listener's statistics say about its progress: on a quiet stream, and while others hold the lease.
 
-Tests had looked at the lag of listeners with changes to handle alone: that of a quiet one grew to half a minute between
-two commits of its position, and one that had lost its lease kept the position of that time.
+Tests had only looked at the lag of listeners with changes to handle. That of a quiet one grew to half a minute between
+two commits of its position, and one that had lost its lease kept its position from that time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a listener does about history that is lost and a source that stays away: it waits between tries, and says so.
+"""What a listener does about lost history and a source that stays away: it waits between attempts, and says so.
 
-The one test that lost history lost it once, on a server: fifty gaps in four seconds pushed the real one out of the
-twenty that are kept, and lanes whose stream could be opened and not read tried again for ever.
+The only earlier test of lost history lost it once, on a server. Fifty gaps in four seconds displaced the real one from
+the twenty that are kept, and lanes whose stream could be opened but not read retried for ever.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_an_oplog_that_is_being_truncated_makes_one_gap_and_is_waited_for() -> N
 
 
 def test_a_lane_whose_own_place_is_there_waits_for_the_one_that_has_lost_its_own() -> None:
-    """It was moved back to the oldest entry, which the store refuses."""
+    """The lane was moved back to the oldest entry, which the store refuses."""
     tries = 0
 
     def answers(need: ListenerNeed) -> Any:
@@ -147,7 +147,7 @@ def test_a_lane_whose_own_place_is_there_waits_for_the_one_that_has_lost_its_own
 
 
 def test_history_that_is_lost_during_a_copy_is_copied_again_and_no_gap() -> None:
-    """The rest of the copy would have been left out without a word."""
+    """The rest of the copy would have been silently left out."""
 
     def answers(need: ListenerNeed) -> Any:
         match need:
@@ -194,7 +194,8 @@ def test_a_read_that_was_cut_while_the_oldest_entry_was_looked_for_is_tried_agai
 
 @pytest.mark.parametrize("failing", [OpenStream, PullChange, FindStart])
 def test_a_source_that_stays_away_ends_the_listener_after_five_minutes(failing: type[Any]) -> None:
-    """One that could be opened and not read did not, as a lane's can: its reader is another thread."""
+    """A source that could be opened but not read did not end it. A lane's source can be like that, since its reader is
+    another thread."""
 
     def answers(need: ListenerNeed) -> Any:
         if isinstance(need, failing):

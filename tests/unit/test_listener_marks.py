@@ -1,6 +1,6 @@
-"""What a listener's position knows of the history that it is of, and what that costs.
+"""What a listener's position knows about its history, and what that costs.
 
-It knew its deployment alone, which a restored one has in common with what it was.
+It knew only its deployment, whose identity stays the same after a restoration.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_a_stream_whose_oplogs_cannot_be_read_now_stays_at_its_change() -> None:
 
 
 def test_a_stream_whose_oplogs_nobody_may_ask_moves_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``engine="server"``: it went on so before."""
+    """With ``engine="server"`` it goes on as before."""
     world = World([(40.0, quiet(11))], stored=STORED)
     answer = world._answer
     monkeypatch.setattr(world, "_answer", lambda need: None if isinstance(need, MarkEntries) else answer(need))

@@ -166,7 +166,7 @@ def test_a_policy_that_stops_commits_nothing_of_the_change() -> None:
 
 
 def test_an_error_names_the_handler_s_own_line() -> None:
-    """And not those of the packages that it calls, or of Tailrace."""
+    """Not the lines of packages that it calls, nor Tailrace's."""
     names: dict[str, Any] = {}
     exec(compile("\ndef inside(): raise ValueError('x')", "/env/site-packages/driver/pool.py", "exec"), names)
     exec(compile("\n\ndef handler(): inside()", "/app/shop/handlers.py", "exec"), names)
@@ -284,7 +284,7 @@ def test_waits_for_a_stream_that_cannot_be_read_double_until_it_can() -> None:
 
 @pytest.mark.parametrize("kind", [CommitPosition, RenewLease])
 def test_waits_for_a_store_that_is_away_double_and_a_stop_does_not_end_them(kind: type[Any]) -> None:
-    """A listener that is stopped still commits, and does not ask more often for that."""
+    """A listener that is stopped still commits, but does not retry more often for it."""
     left = [4]
 
     def answers(need: ListenerNeed) -> Any:
@@ -404,7 +404,8 @@ def test_a_lease_is_asked_for_until_it_is_there() -> None:
 
 
 def test_a_handler_that_was_fenced_while_the_store_is_away_loses_its_lease() -> None:
-    """Whether another owner has the lease cannot be asked: it is acquired again. No test without a server had that."""
+    """It cannot find out whether another owner has the lease, so it acquires it again. No test without a server covered
+    that."""
 
     def answers(need: ListenerNeed) -> Any:
         if isinstance(need, HandleChange) and len(world.of(AcquireLease)) == 1:

@@ -1,6 +1,6 @@
 """Bits flipped in what LMDB itself keeps: metas, headers, branches, places of records, lists of free pages.
 
-LMDB follows these without a look, and the process dies. Until now bits had been flipped in records alone, which have
+LMDB follows these without checks, and the process dies. Earlier tests flipped bits only in records, which have
 checksums. Each file is opened in a process of its own, and used as a stream uses it: the answers are the same, or there
 is an error that says which file it is.
 """
@@ -120,7 +120,7 @@ def test_no_flipped_bit_of_lmdb_s_own_ends_the_process_or_gives_another_image(tm
 
 @pytest.mark.long
 def test_the_state_of_tables_is_looked_at_too(tmp_path: Path) -> None:
-    """Its writer, and who only reads it."""
+    """For its writer, and for processes that only read it."""
     folder = tmp_path / "_tailrace" / "state"
     state = TableState(folder)
     state.close()
@@ -140,7 +140,7 @@ def test_the_state_of_tables_is_looked_at_too(tmp_path: Path) -> None:
 
 
 def test_random_files_that_lmdb_has_written_are_sound(tmp_path: Path) -> None:
-    """After each of many transactions of all kinds: nothing that LMDB writes is taken for damage."""
+    """Checked after each of many transactions of all kinds: nothing that LMDB writes is taken for damage."""
     rng = random.Random(5)
     with lmdb.open(str(tmp_path), map_size=256 << 20, max_dbs=4, sync=False) as environment:
         databases = [environment.open_db(name) for name in (b"documents", b"undo", b"meta")]

@@ -1,7 +1,7 @@
-"""LMDB files that are shorter than their count of pages: whole, where the missing page is nobody's, else damaged.
+"""LMDB files that are shorter than their number of pages: sound if the missing pages are unused, otherwise damaged.
 
-A state of exact images was taken for damaged after a stream had gone back to a token, now and then: every test had cut
-files, and none had left a page out that LMDB itself does not write.
+Now and then a state of exact images was taken for damaged after a stream had gone back to a token: tests had cut files,
+but none had a page missing that LMDB itself does not write.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ print(found.hexdigest())
 
 
 def what_lmdb_reads(directory: Path) -> str | None:
-    """A digest of all that is there; ``None`` if that kills the process."""
+    """A digest of the contents; ``None`` if reading them kills the process."""
     done = subprocess.run([sys.executable, "-c", _READ_ALL, directory], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
 

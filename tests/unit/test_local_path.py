@@ -1,4 +1,4 @@
-"""Where a lake may lie. No test had given it anything but a plain path, so a bucket's URI became a local folder."""
+"""Where a lake may be. No test had used anything but a plain path, so a bucket's URI became a local folder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Updates whose description is far longer than their oplog entry: bounded while it is made, in the plain stages and in
-the kernel. The size of an event was only ever looked at when it was there."""
+the kernel. The size of an event used to be checked only once it was made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tailrace.errors import ServerError
 
 UI = Binary(uuid.UUID(int=7).bytes, 4)
 PATH = "p" * 60_000
-#: More than this for one entry of 300 kB is no bound; the server's own limit is 64 MiB.
+#: Taking more than this for one entry of 300 kB would mean that there is no bound; the server's own limit is 64 MiB.
 _MEMORY_MAX = 400 << 20
 
 

@@ -1,4 +1,4 @@
-"""A look-up that fails is asked once more, and no longer than a resume is: see ``OplogResume.answers``."""
+"""A failing look-up is repeated once, and for no longer than a resume: see ``OplogResume.answers``."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def test_a_look_up_is_asked_twice() -> None:
 
 @pytest.mark.parametrize("failing", [none_is_selected, none_is_selected_after_a_cut])
 def test_a_look_up_that_no_server_was_there_for_in_time_is_not_asked_again(failing: Any) -> None:
-    """A call took twice ``serverSelectionTimeoutMS`` where PyMongo's takes it once. Look-ups had been let fail only by
-    cut connections, while the server was there."""
+    """A call took ``serverSelectionTimeoutMS`` twice, but PyMongo's only once. In tests look-ups had failed only
+    because of cut connections, while the server was there."""
     assert asked(failing) == 1

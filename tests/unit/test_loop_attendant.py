@@ -1,4 +1,4 @@
-"""The event loop takes pushed replies in place of a thread, and gives them back where nothing comes of it."""
+"""The event loop takes pushed replies in place of a thread, and returns them to a thread if it cannot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_S = 300
 
 
 async def attended(attendant: LoopAttendant, file: socket.socket, turn: Callable[[], bool]) -> None:
-    """``attend``, in a thread that does not hold up the test where it never returns."""
+    """``attend``, in a thread that does not block the test if it never returns."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def work() -> None:
@@ -29,9 +29,9 @@ async def attended(attendant: LoopAttendant, file: socket.socket, turn: Callable
 
 
 def test_a_connection_on_which_nothing_comes_goes_back_to_its_thread() -> None:
-    """PyMongo gives up a member that hangs without closing its connection, by its time-outs and its monitor. It could
-    not while the loop had the connection: nobody read from the member elected instead, until the end of the process.
-    The tests that stop a member do so while nothing is written, and then the thread is the one that reads."""
+    """PyMongo gives up a member that hangs without closing its connection, by its time-outs and its monitor. While the
+    loop had the connection, it could not: until the end of the process nobody read from the newly elected member. The
+    tests that stop a member do so while nothing is written, and then the thread is the one that reads."""
 
     async def run() -> None:
         ours, theirs = socket.socketpair()

@@ -1,5 +1,5 @@
-"""The outlines of many shards are asked at once. No test had shown it: a planner that asked one shard after the other
-was right, and a hundred times as slow with a hundred shards."""
+"""The outlines of many shards are asked at once. No test had checked this: a planner that asks one shard after the
+other is correct, but a hundred times as slow with a hundred shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.read.source.merged_outline import MergedOutline, in_waves
 from tailrace.read.source.outline import Bucket, Weights
 
 SHARDS = 6
-#: How long a shard waits for the others to be asked too; in a test that passes, nobody waits.
+#: How long a shard waits until the others are asked too; in a passing test nothing waits that long.
 PATIENCE_S = 20
 
 

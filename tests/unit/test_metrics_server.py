@@ -65,7 +65,7 @@ def asked(address: str, method: str = "GET") -> tuple[int, str]:
 def test_health_is_answered_beside_the_statistics(
     health: Health, live: tuple[int, str], ready: tuple[int, str]
 ) -> None:
-    """Whoever asked for anything was given the statistics, with 200, whatever was wrong."""
+    """Any request got the statistics, with status 200, whatever was wrong with it."""
     with serve_metrics(Counting(), "127.0.0.1", 0, health=lambda: health) as address:
         base = address.removesuffix("/metrics")
         assert (asked(f"{base}/livez"), asked(f"{base}/readyz")) == (live, ready)

@@ -1,4 +1,4 @@
-"""Every bit of a NaN that is computed, as mongod 6.0.27 gave it: in code that is cold, and in code that ran often.
+"""Every bit of a computed NaN, as given by mongod 6.0.27: in cold code, and in code that ran often.
 
 ``tests/differential/test_nans_live.py`` asks servers for more of them.
 """

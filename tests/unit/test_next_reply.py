@@ -38,7 +38,7 @@ def following() -> tuple[Any, Replies]:
 
 
 def test_a_forked_process_is_told_that_it_has_no_such_stream() -> None:
-    """The thread is the parent's alone: the child would have waited for a reply for ever, or made one up."""
+    """Only the parent has the thread: the child would wait for a reply for ever, or get a wrong one."""
     cursor, replies = following()
     child = os.fork()
     if not child:

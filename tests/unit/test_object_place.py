@@ -1,4 +1,4 @@
-"""Places in an object store, as far as no store is asked."""
+"""Places in an object store, as far as no store is needed."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_stores_that_nobody_has_tried_are_refused_with_what_to_do(scheme: str) -
 
 @pytest.mark.parametrize("suffixes", [True, False])
 def test_the_end_of_an_object(suffixes: bool) -> None:
-    """Azure cannot be asked for it without the size."""
+    """Azure needs the size for this."""
     place = ObjectPlace(ObjectBucket("memory://", MemoryStore(), {}, Path(), suffixes=suffixes), "a/b")
     obstore.put(place.bucket.store, place.key, b"0123456789")
     for size, end in ((3, b"789"), (10, b"0123456789"), (1000, b"0123456789")):
@@ -107,7 +107,7 @@ def test_the_end_of_an_object(suffixes: bool) -> None:
 
 
 def test_a_store_that_goes_away_while_a_checkpoint_is_read_is_no_damage(place: ObjectPlace, tmp_path: Path) -> None:
-    """``deltalake`` has no class of its own for that: users were told to remove the table, and versions counted as
+    """``deltalake`` has no separate class for that error: users were told to remove the table, and versions counted as
     lost. No test had cut the connection at a table with a checkpoint (``test_merged_in_store.py``)."""
     cut = "Kernel error: Arrow error: External: Generic {} error: Error performing GET http://h/b/k in 2ms - HTTP error"
     for kind in ("S3", "MicrosoftAzure"):

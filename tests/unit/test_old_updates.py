@@ -26,7 +26,7 @@ from tailrace.errors import OplogFormatError
 
 UUID = Binary(bytes(16), 4)
 SESSION: dict[str, Any] = {"lsid": {"id": UUID, "uid": bytes(32)}, "txnNumber": Int64(1)}
-#: The number that the message has, and the ``o`` of the update.
+#: The number in the message, and the ``o`` of the update.
 REFUSED = {
     "old modifiers": (1, {"$v": 1, "$set": {"a": 1}}),
     "modifiers without $v": (0, {"$set": {"a": 1}, "$unset": {"b": True}}),

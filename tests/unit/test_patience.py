@@ -1,4 +1,4 @@
-"""Who reads on by itself waits for what passes, and for nothing else."""
+"""Code that reads on by itself waits out passing failures, and no others."""
 
 from __future__ import annotations
 

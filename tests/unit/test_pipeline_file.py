@@ -1,4 +1,4 @@
-"""The pipeline file of ``tailrace run``: what it may hold, and what is said when it holds something else."""
+"""The pipeline file of ``tailrace run``: what it may contain, and the messages if it contains something else."""
 
 from __future__ import annotations
 
@@ -241,14 +241,14 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     "text", [BOMB, "source: &s {uri: *s}\n", "source: &s\n  x: [*s]\n", "a: &a {k: 1}\nb:\n  <<: *a\n"]
 )
 def test_aliases_are_refused_at_once(tmp_path: Path, text: str) -> None:
-    """Eight levels of them took 39 s and 2.8 GB, and one that stands for itself was a RecursionError."""
+    """Eight levels of aliases took 39 s and 2.8 GB, and one that refers to itself was a RecursionError."""
     with pytest.raises(UsageError, match=r"has the alias \*. at line \d+, column \d+, but aliases are not supported"):
         load(written(tmp_path, text), {})
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, "x: " + "[" * 3000 + "]" * 3000, "{a: " * 3000])
 def test_deep_nesting_is_refused(tmp_path: Path, text: str) -> None:
-    """The first would have been read for days."""
+    """Reading the first one would have taken days."""
     with pytest.raises(UsageError, match=r"nested too deeply at line 1, column \d+"):
         load(written(tmp_path, text), {})
 

@@ -1,5 +1,5 @@
-"""The JSON Schema of the pipeline file beside the reader of the file: what an editor calls good is read, and what is
-read an editor calls good."""
+"""The JSON Schema of the pipeline file compared with the reader of the file: what an editor accepts is read, and the
+reverse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tailrace.lake.spark.store.pipeline_schema import pipeline_schema
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "docs" / "reference" / "pipeline.schema.json"
-#: Of the YAML files among the examples those that have a lake; others are dbt's.
+#: The YAML files among the examples that have a lake; others are dbt's.
 PIPELINE_FILES = [path for path in sorted(ROOT.glob("examples/**/*.y*ml")) if "\nlake:" in f"\n{path.read_text()}"]
 SCHEMA = Draft202012Validator(pipeline_schema())
 LEAST: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "messages": {"to": "kafka://h:9092", "topic": "t", "collections": ["a.b"]},
     "masks": {"rules": {"a.b": {"c": "drop"}}},
 }
-#: What these keys of an entry of ``messages`` go with.
+#: Keys that these keys of an entry of ``messages`` need beside them.
 GO_WITH: dict[str, dict[str, Any]] = {
     "topicPrefix": {"format": "debezium"},
     "tombstones": {"format": "debezium", "topicPrefix": "p"},
@@ -48,7 +48,7 @@ VALUES: list[Any] = [
     [], ["x"], ["day"], ["token", "token"], ["token"], ["shop.orders"], {}, {"a": 1},
     {"shop.*": None}, {"shop.*": {"columns": {"total": "int"}}}, {"shop.*": {"x": 1}}, [{"$match": {}}],
 ]  # fmt: skip
-#: What these hold is free text for the schema: names, paths, positions, stages. Only the reader knows more.
+#: For the schema these values are free text: names, paths, positions, stages. Only the reader knows more.
 FREE = {
     "source": {
         "uri", "database", "collection", "collections", "pipeline", "collation", "resumeAfter", "startAfter",
@@ -60,7 +60,7 @@ FREE = {
     "masks": {"key", "rules"},
     "spark": {"config", "memory"},
 }  # fmt: skip
-#: Read, although an editor does not propose it: empty values.
+#: Accepted by the reader, although an editor does not propose them: empty values.
 LENIENT = {("source", "uri", None), ("tables", "onMismatch", None), ("masks", "key", None)}
 
 

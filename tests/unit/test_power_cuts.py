@@ -1,7 +1,8 @@
-"""The power is cut at each moment at which stores write: what was acknowledged is there and whole, and nothing else
-passes for it.
+"""The power is cut at each moment while stores write: what was acknowledged is there and complete, and nothing else is
+taken for it.
 
-``fsync`` could be removed everywhere unseen: processes that are killed leave the system's buffers as they are.
+Without these tests nobody would notice if every ``fsync`` were removed: killed processes leave the system's buffers as
+they are.
 """
 
 from __future__ import annotations

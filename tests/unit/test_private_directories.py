@@ -1,6 +1,7 @@
-"""The directory of a store is for its owner alone, unless the owner has made it otherwise.
+"""The directory of a store is private to its owner, unless the owner has created it with another mode.
 
-No test had looked at a mode before: lakes and archives were made as the umask says, which is 0755 nearly everywhere.
+No test had checked a mode before: lakes and archives were created with the umask's mode, which is 0755 nearly
+everywhere.
 """
 
 from __future__ import annotations

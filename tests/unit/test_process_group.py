@@ -1,4 +1,4 @@
-"""Processes of one command: what no deployment is needed for."""
+"""Processes of one command, as far as no deployment is needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Process:
 
 
 def test_where_one_cannot_be_started_those_before_it_are_stopped() -> None:
-    """Python waits for them at its end, so the command hung. Every process had always been started."""
+    """Python waits for them at its end, so the command hung. In earlier tests every process had been started."""
     processes: Any = [Process(), Process(OSError("no more processes")), Process()]
     with pytest.raises(OSError, match="no more processes"):
         _ProcessGroup(processes).run()

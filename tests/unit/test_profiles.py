@@ -1,4 +1,4 @@
-"""What newer servers do, by what is published of them: no server of these versions stands behind these cases."""
+"""What newer servers do, according to what is published: these cases were not checked on servers of these versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For whom the server pushes replies without being asked."""
+"""For which clients the server pushes replies."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ _OIDC: dict[str, Any] = {"authMechanism": "MONGODB-OIDC", "authMechanismProperti
 
 @pytest.mark.parametrize(("options", "may"), [({}, True), ({"username": "u", "password": "p"}, True), (_OIDC, False)])
 def test_nothing_is_pushed_to_who_must_log_in_again(options: dict[str, Any], may: bool) -> None:
-    """No server of the tests has OIDC: once its token had ended, the read would have stood until its time-out."""
+    """After the token expired, such a read would have hung until its time-out. No server of the tests has OIDC."""
     with MongoClient[Any]("mongodb://localhost:1", connect=False, **options) as client:
         assert _may_push(client) is may

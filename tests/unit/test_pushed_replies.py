@@ -1,5 +1,5 @@
-"""Replies that the server pushes, taken from the connection without waiting. What is not whole and ordinary stays where
-it is, for PyMongo to read."""
+"""Replies that the server pushes, taken from the connection without waiting. Anything incomplete or unusual stays there
+for PyMongo to read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pushed(NamedTuple):
     view: socket.socket
 
     def left(self) -> bytes:
-        """What was not taken."""
+        """What was left on the connection."""
         try:
             return self.view.recv(1 << 20, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -133,8 +133,8 @@ def test_a_view_is_a_handle_of_its_own(pushed: Pushed) -> None:
 
 
 def test_a_connection_that_compresses_is_not_looked_at(pushed: Pushed) -> None:
-    """No reply on it can be taken: the event loop was asked for each one, and the thread had to read it after all. The
-    tests knew no other connections than plain ones."""
+    """No reply can be taken from such a connection: the event loop was asked each time, and the thread had to read the
+    reply after all. Earlier tests had only plain connections."""
     pushed.cursor._sock_mgr.conn.compression_context = object()  # type: ignore[union-attr]
     assert pushed.cursor.pushed_socket() is None
 

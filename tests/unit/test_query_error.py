@@ -1,4 +1,4 @@
-"""What Spark says, in one sentence."""
+"""Spark's errors, in one sentence."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_foreign_error_is_named_without_its_stack() -> None:
 def test_pyspark_s_own_thread_tells_nothing_of_a_java_that_died(
     error: Exception, told: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The test that kills Java caught the traceback only when the thread was the slower one."""
+    """The test that kills Java caught the traceback only if the thread was slower."""
     before = accumulators.AccumulatorTCPServer.handle_error
     monkeypatch.setattr(accumulators.AccumulatorTCPServer, "handle_error", before)  # set back afterwards
     monkeypatch.setattr(accumulators.AccumulatorUnixServer, "handle_error", before)

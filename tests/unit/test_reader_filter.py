@@ -1,5 +1,5 @@
-"""Whether the one read of an oplog leaves out what no stream waits for: when it does, when it stops, and that it leaves
-out nothing else."""
+"""When the shared read of an oplog leaves out what no stream waits for, when it stops doing so, and that it leaves out
+nothing else."""
 
 from __future__ import annotations
 

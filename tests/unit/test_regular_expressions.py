@@ -1,7 +1,7 @@
-"""Regular expressions without a server: the limits hold, and what cannot be said in PCRE2 is refused by name.
+"""Regular expressions without a server: the limits work, and what PCRE2 cannot express is refused by name.
 
-That a search ends was tested with one short pattern, on which the library of before looked at its clock. In a long row
-of letters it did not, and every test of patterns took patterns from a short list of what was known to work.
+That a search ends was tested with one short pattern, for which the former library checked its clock. For a long row of
+letters it did not, and every test took its patterns from a short list of ones that were known to work.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_a_nul_in_the_input_is_a_letter() -> None:
     ],
 )
 def test_a_query_s_pattern_is_checked_when_the_stream_is_opened(query: dict[str, Any], code: int) -> None:
-    """A NUL went on into the regular expression that is sent to the server, and cut it off there."""
+    """A NUL was passed into the regular expression that is sent to the server, which was cut off there."""
     with pytest.raises(UsageError) as raised:
         compile_stages([bson.encode({"$match": query})])
     assert raised.value.code == code

@@ -1,7 +1,7 @@
 """The resume process as data: each rule of docs/reference/driver-rules.md that it keeps, by number.
 
-What PyMongo's stream did stood for these rules, and nothing of ours kept them: an option of the start was never chosen
-here, and any error of the oplog was waited out.
+Only PyMongo's stream followed these rules; ours never chose an option of the start, and waited out any error of the
+oplog.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_every_rule_that_the_code_names_is_on_the_page() -> None:
 
 
 def test_the_page_names_for_each_rule_a_test_that_there_is() -> None:
-    """Nothing but memory said which test shows which rule."""
+    """It was written down nowhere which test shows which rule."""
     root = Path(__file__).parents[2]
     page = (root / "docs" / "reference" / "driver-rules.md").read_text()
     section = page.partition("## How each rule is shown")[2].partition("\n## ")[0]

@@ -1,4 +1,4 @@
-"""Resume tokens: forms, fields, order, and the server's errors for what is none."""
+"""Resume tokens: forms, fields, order, and the server's errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -202,8 +202,8 @@ def test_a_bad_token_is_refused_with_the_servers_code_and_words(
     assert (refused.value.code, refused.value.message) == (code, message)
 
 
-#: Keys of decimals with more bits than a double has, which nobody but a stranger makes, and what mongod 6.0.27 makes of
-#: them in the first token of a stream (found by ``make fuzz SEED=43``, whose damaged tokens reach this now and then).
+#: Keys of decimals with more bits than a double has, which no server makes, and what mongod 6.0.27 makes of them in the
+#: first token of a stream (found by ``make fuzz SEED=43``, whose damaged tokens sometimes have them).
 MADE_UP_DECIMALS = [
     ("315AF83D84F85AC7E10BA6BF54F0E34340", "C022", "315AF83D84F85AD703008C939204934340"),
     ("30DDE10AC2CC45F3010000000569D33CB4", "C02C", "30DDE10AC2CC45F4010000000569D33CB4"),

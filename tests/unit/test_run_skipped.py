@@ -1,4 +1,4 @@
-"""Operations that Spark's workers skipped, read out of the log that they share with Spark."""
+"""Operations that Spark's workers skipped, read from the log that they share with Spark."""
 
 from __future__ import annotations
 

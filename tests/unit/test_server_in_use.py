@@ -34,7 +34,7 @@ def test_a_run_on_another_server_leaves_out_what_names_only_others(
 
 @pytest.mark.mongod
 def test_the_server_that_is_named_takes_the_place_of_the_default() -> None:
-    """The gateway's tests asked for 6.0.27 by name, whatever the run was about."""
+    """The gateway's tests named 6.0.27, whatever server the run was for."""
     environment = {**os.environ, "TAILRACE_MONGOD": str(find_mongod("4.4.2").path)}
     command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "not slow", "tests/gateway/test_tokens.py"]
     listed = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=True).stdout

@@ -37,7 +37,7 @@ def test_the_page_on_server_versions_is_the_one_that_the_table_makes() -> None:
 
 
 def test_every_rule_is_one_that_the_code_follows() -> None:
-    """A new field with its row on the page and in each profile passed all tests before any stage asked for it."""
+    """Otherwise a new field with its row on the page and in each profile passes all tests before any stage uses it."""
     source = Path(main_module.__file__).parents[1]
     own = {source / "core" / "plan" / name for name in ("profile.py", "reference.py")}
     code = "\n".join(path.read_text() for path in source.rglob("*.py") if path not in own)
@@ -93,8 +93,8 @@ def test_a_version_has_the_newest_profile_that_is_not_newer(version: str, name: 
     ],
 )
 def test_doctor_says_what_is_known_of_a_version_and_proposes_to_compare(version: Any, known: str) -> None:
-    """A series between two that are measured (6.3, 7.3) passed for measured, and 9.0 for derived: no test had asked for
-    a version that no server here has."""
+    """A series between two measured ones (6.3, 7.3) counted as measured, and 9.0 as derived: no test had used versions
+    that no server here has."""
     assert knowledge_of(version) == known
     name = version if isinstance(version, str) else ".".join(map(str, version))
     finding = version_finding(name)
@@ -132,14 +132,14 @@ def test_the_command_line_refuses_a_wrong_version(capsys: pytest.CaptureFixture[
 
 
 def changed(version: str) -> dict[str, object]:
-    """What a server does otherwise at the feature compatibility version that ``version`` names."""
+    """What a server does differently at the feature compatibility version ``version``."""
     at, own = profile_for(version), profile_for(version.partition("-")[0])
     names = [column.name for column in dataclasses.fields(ServerProfile) if column.name != "compatibility"]
     return {name: getattr(at, name) for name in names if getattr(at, name) != getattr(own, name)}
 
 
 def test_a_lower_feature_compatibility_version_has_a_profile_of_its_own_where_that_makes_a_difference() -> None:
-    """It was not a part of any profile: 6.0 at 5.0 gave events of 6.0."""
+    """It was not a part of any profile: 6.0 set to 5.0 gave events of 6.0."""
     assert changed("6.0.27-fcv5.0") == {"wall_time": False, "computes_post_images": False}
     assert changed("7.0.28-fcv6.0") == changed("7.0.25-fcv6.0") == {"disambiguated_paths": False}
     assert profile_for("7.0.28-fcv6.0").shows_index_builds

@@ -1,4 +1,4 @@
-"""What systemd is told, by a socket as it makes one."""
+"""What systemd is told, through a socket like the one that it creates."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_it_is_told_that_the_process_has_begun_lives_and_ends(manager: tuple[Man
         assert "STATUS=it works well" in systemd.until("READY=1")
         stopping()
         systemd.until("STOPPING=1")
-        systemd.until("WATCHDOG=1")  # what is in hand is finished
+        systemd.until("WATCHDOG=1")  # current work is finished
     assert "STOPPING=1" not in systemd.rest()
 
 

@@ -1,4 +1,4 @@
-"""What a shard's reader has read ahead, as it is given."""
+"""How what a shard's reader has read ahead is given."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Source:
 
 
 def given(batches: Sequence[OplogBatch]) -> list[OplogBatch]:
-    """What a reader gives that has read all of it before anybody asked."""
+    """What a reader gives that had read everything before it was asked."""
     source: Any = _Source(batches)
     reader = ShardReader(
         "shard0", source, ClusterTime(0), threading.Condition(), await_ms=250, batch_size=None, comment=None

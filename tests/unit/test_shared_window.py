@@ -1,5 +1,5 @@
-"""The shared window by itself: who is given what, what goes when there is no room, and that whatever the order in which
-the reader, fast streams and slow streams come to it, each gets its entries once."""
+"""The shared window by itself: who gets what, what is dropped when there is no room, and that each stream gets its
+entries once, in whatever order the reader, fast streams and slow streams use it."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_fast_and_slow_streams_get_every_entry_of_theirs_once_and_in_order(seed:
 
 
 def test_the_simulation_has_streams_that_fall_and_come_back() -> None:
-    """It would show nothing if all were always in the window, or never."""
+    """The simulation would show nothing if all streams were always in the window, or never."""
     rng, falls = random.Random(3), 0
     window, chains = opened(10_000), Chains()
     slow = _Reader(place(None), 0.1)
@@ -274,7 +274,7 @@ def test_the_simulation_has_streams_that_fall_and_come_back() -> None:
 
 
 class _NotWalked(dict[bytes, dict[TailPlace, None]]):
-    """Nobody goes through all of it."""
+    """Fails if anything iterates over all streams."""
 
     def _refuse(self, *_: object) -> Any:
         raise AssertionError("every stream is looked at")
@@ -283,7 +283,7 @@ class _NotWalked(dict[bytes, dict[TailPlace, None]]):
 
 
 def test_what_concerns_a_few_streams_costs_nothing_for_the_others() -> None:
-    """How many streams are joined was counted anew with every reply."""
+    """The number of joined streams was counted again with every reply."""
     shared = SharedTail(MongoClient("mongodb://localhost", connect=False), streams_min=1)
     reader: Any = object()
     shared._reader = reader
@@ -304,7 +304,7 @@ def test_what_concerns_a_few_streams_costs_nothing_for_the_others() -> None:
 
 
 def test_what_the_reader_fails_with_is_told_once_and_after_what_came_before() -> None:
-    """Streams that share a read waited for as long as it failed, and raised nothing."""
+    """Streams that share a read waited as long as it failed, and raised nothing."""
     shared = SharedTail(MongoClient("mongodb://localhost", connect=False), streams_min=1)
     reader: Any = object()
     shared._reader = reader

@@ -1,7 +1,7 @@
-"""What a signal's handler calls may need a lock that the interrupted thread holds.
+"""A signal handler may call something that needs a lock held by the interrupted thread.
 
-Every command called it in the handler itself, and ``tailrace top`` once went on for ever. The moments in question are a
-few steps of Python long, so no test that ends a command by a signal had met one; here the lock is held for certain.
+Every command made such a call in the handler itself, and ``tailrace top`` once went on for ever. These moments are only
+a few steps of Python long, so no test that ends a command by a signal had hit one; here the lock is certainly held.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Entries of a kind that nobody knows give no event, as on the server, and whoever reads the stream is told.
+"""Entries of unknown kinds give no event, as on the server, and the reader of the stream is told.
 
-The stages had counted operation letters from the start; the count reached the statistics of a cluster's stream and
-nobody else. Unknown commands, and no-ops of unknown forms, were passed over and not counted: no test had any."""
+The stages had always counted operation letters, but the count only reached the statistics of a cluster's stream.
+Unknown commands, and no-ops of unknown forms, were ignored and not counted: no test had any."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ UNKNOWN_KINDS = [
     (no_op(0, {"type": 1}), "no-op type"),
     (entry(0, "cd"), "cd"),
 ]
-#: Known ones, and what is not the stream's affair.
+#: Known kinds, and entries that do not concern the stream.
 KNOWN_KINDS = [
     command(0, {"startIndexBuild": "c", "indexes": []}),
     command(0, {"abortIndexBuild": "c", "indexes": []}),
@@ -258,7 +258,7 @@ MATCHES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("scope", ["db.c", "db", None])
 @pytest.mark.parametrize("match", MATCHES, ids=str)
 def test_the_oplog_query_lets_them_through_whatever_the_match_says(match: dict[str, Any], scope: str | None) -> None:
-    """A query that left them out would leave nobody to count them: with any ``$match`` of operations it did."""
+    """With any ``$match`` on operations, the oplog query left them out, so that nobody could count them."""
     stages = [{"$match": match}] if match else []
     options = StreamOptions.parse(Scope.parse(scope), {"startAtOperationTime": Timestamp(1, 1)}, stages)
     pipeline = open_stream(build_plan(options, profile_for("7.0")))

@@ -1,4 +1,4 @@
-"""Which change a listener may leave out where an operator asks for it: never one that has no position to move to."""
+"""Which change a listener may leave out if an operator asks for it: never one without a position to move to."""
 
 from __future__ import annotations
 

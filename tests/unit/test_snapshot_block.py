@@ -1,4 +1,4 @@
-"""The events of a chunk that compiled code makes are those of the plain way, byte for byte, and in order."""
+"""The events that compiled code makes of a chunk are those of plain code, byte for byte, and in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps: what is whole is given, damage is told with its byte, whatever byte it is."""
+"""Dumps: sound entries are given, and damage is reported with its position, whatever byte it is."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_dump_knows_no_current_documents(tmp_path: Path) -> None:
 
 
 def test_the_structure_check_agrees_with_the_codec_on_damaged_documents() -> None:
-    """Whatever the codec refuses for its lengths, the check refuses too."""
+    """Whatever the codec refuses because of lengths, the check refuses too."""
     whole = bson.encode({"a": [1, {"b": "text", "c": b"bytes"}], "d": {"e": {}}, "f": bson.Regex("x", "i"), "g": 1.5})
     raw_bson.check_structure(whole)
     disagreed = []

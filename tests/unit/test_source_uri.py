@@ -1,4 +1,4 @@
-"""Secrets of connection strings never come out again."""
+"""Secrets in connection strings are never shown."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_complaint_keeps_its_own_words() -> None:
 
 
 def test_a_name_without_an_srv_record_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "The connection URI does not parse", with a hint on percent signs, was what came."""
+    """The message was "The connection URI does not parse", with a hint on percent signs."""
     monkeypatch.setattr("dns.resolver.Resolver.resolve", _no_such_name)
     with pytest.raises(SourceError, match=r"was not found.*SRV record.*mongodb://host:27017") as raised:
         open_client(f"mongodb+srv://ann:{SECRET}@nosuch.example.invalid/")

@@ -77,7 +77,7 @@ def test_no_secret_is_written() -> None:
         (identity(fullDocument="updateLookup"), "fullDocument was 'updateLookup' and is not set"),
         (identity(database="shop"), "scope was 'shop' and is '(cluster)'"),
         (identity(pipeline='[{"$match": {"a": 1}}]'), "pipelineSha256 was"),
-        # Another collation selects other events. It was taken in silence.
+        # Another collation selects other events. It was silently accepted.
         (identity(pipeline='[{"$match": {}}]', collation='{"locale": "en", "strength": 2}'), "collationSha256 was"),
         (identity({"rs1": "65f0"}), "replica set was 'rs1' and is 'rs0'"),
         (identity({"rs0": "9999"}), "replica set 'rs0' is a different one of the same name"),

@@ -1,4 +1,4 @@
-"""The data source's options: what is understood, and what is said about what is not."""
+"""The data source's options: those that are understood, and the messages about others."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_an_unknown_option_is_a_usage_error() -> None:
 
 
 def test_every_option_is_one_that_a_reader_asks_for() -> None:
-    """A new option that was parsed, and on the page, passed all tests before anything used it."""
+    """Otherwise a new option that is parsed and on the page passes all tests before anything uses it."""
     own = Path(options_module.__file__)
     code = "\n".join(path.read_text() for path in own.parents[1].rglob("*.py") if path != own)
     asked = set(re.findall(r"\.(\w+)", code))

@@ -84,7 +84,7 @@ def test_a_full_micro_batch_has_as_many_slices_as_were_asked_for() -> None:
 
 
 def test_large_documents_that_were_written_at_once_are_cut_between() -> None:
-    """They are in one bucket, and that was one task."""
+    """They are in one bucket, which used to make one task."""
     entries = single([(1, 3 << 20)] * 40)
     whole = Bucket(entries[0].first, entries[-1].last, 40, 40, 120 << 20)
     assert len(cuts([whole], 4, refine=lambda _: entries)) == 3

@@ -1,4 +1,4 @@
-"""The page on the Spark source has each option and each column, and no other: a new one reaches the code first."""
+"""The page on the Spark source has exactly the options and columns of the code: a new one is in the code first."""
 
 from __future__ import annotations
 

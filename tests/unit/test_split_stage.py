@@ -53,7 +53,7 @@ def test_the_fragments_of_a_larger_one_are_of_its_namespace_and_time() -> None:
 
 
 def test_an_event_without_a_collection_stands_before_those_of_collections_at_its_time() -> None:
-    """As ``dropDatabase``, whose token has no UUID."""
+    """Such as ``dropDatabase``, whose token has no UUID."""
     identifier = bson.encode({"operationType": "dropDatabase"})
     places = [
         _place(ResumeToken(ClusterTime.of(5, 1), uuid=uuid, event_identifier=identifier, version=2).parts)

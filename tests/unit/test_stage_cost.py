@@ -1,4 +1,4 @@
-"""Which stages are plain, so that the gateway carries them out itself. What may compute for long never is."""
+"""Which stages are plain, so that the gateway carries them out itself. Stages that may compute for long never are."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_is_no_command_is_plain() -> None:
 
 
 def test_a_want_of_memory_is_not_taken_for_damage() -> None:
-    """It was: a document inside a pipeline may hold marks that are not BSON."""
+    """It was expanded: a document inside a pipeline may contain markers that are not BSON."""
     error = MemoryError()
     assert raw_bson.explained([b"damaged"], error) is error
 
@@ -109,7 +109,7 @@ def test_fields_weigh() -> None:
 
 @pytest.mark.parametrize(("size", "weight", "aside"), [(INLINE_BYTES, 1, False), (INLINE_BYTES // 4, 5, True)])
 def test_many_fields_send_a_small_batch_into_a_thread(size: int, weight: int, *, aside: bool) -> None:
-    """Bytes alone had decided."""
+    """Before, only the number of bytes decided."""
 
     def acting() -> Any:
         yield threading.get_ident()
@@ -122,7 +122,7 @@ def test_many_fields_send_a_small_batch_into_a_thread(size: int, weight: int, *,
 
 
 def test_images_in_one_buffer_have_a_size() -> None:
-    """They counted as nothing, so that any number of them was worked on in the event loop."""
+    """They counted as nothing, so any number of them was processed in the event loop."""
     assert size_of(FoundDocuments.of([b"abc", None, b"de"])) == 5
     assert size_of([b"abc", None]) == 3
     assert size_of(OplogRead(OplogBatch(b"abcd", ClusterTime(1)), True, 0)) == 4

@@ -1,4 +1,4 @@
-"""Stores of data refuse an entry of a kind that they do not know, where it may have changed what they hold.
+"""Stores of data refuse an entry of an unknown kind if it may have changed what they hold.
 
 They ignored it: a container write of 8.x to a collection with a table, or a ``truncateRange``, would have been lost,
 and the table would have said that it equals its collection. No test had fed a store an entry that no known server
@@ -80,7 +80,7 @@ _NAMES = [kind for _, kind in REFUSED]
 
 
 def _folded(raw: bytes, fold: Fold) -> int:
-    """How many changes ``fold`` takes out of entries."""
+    """How many changes ``fold`` gets from entries."""
     member = OplogMember("rs0", cast(OplogSource, SimpleNamespace(entries=None)), "7.0.28")
     rows = change_rows(raw)
     assert rows is not None

@@ -1,4 +1,4 @@
-"""Options of ``$changeStream`` as documents: each type that the server takes, and how the others are refused."""
+"""Options of ``$changeStream`` as documents: each type that the server accepts, and how others are refused."""
 
 from __future__ import annotations
 

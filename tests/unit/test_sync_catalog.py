@@ -1,4 +1,4 @@
-"""What of two catalogues counts as the same, by the versions of the servers."""
+"""What counts as the same in two catalogues, depending on the versions of the servers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def catalog(version: tuple[int, int], limit: Any) -> DeploymentCatalog:
 
 @pytest.mark.parametrize("version", [(4, 4), (5, 0), (6, 0)])
 def test_a_limit_of_age_that_was_altered_on_a_4_4_is_a_long_number(version: tuple[int, int]) -> None:
-    """A sync to 4.4 holds limits and restores them by collMod, which makes them long: verification and cut-over then
-    found a difference that was none. They had been run between 4.4s without such an index."""
+    """A sync to 4.4 holds limits of age and restores them by collMod, which makes them long: verification and cut-over
+    then found a difference where there was none. They had been tested between 4.4 servers without such an index."""
     source = catalog((4, 4), 1000)
     [spec] = source.collections["shop.a"].indexes
     held = {("shop.a", "ttl"): held_spec(spec)}

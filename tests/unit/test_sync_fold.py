@@ -1,4 +1,5 @@
-"""Windows as steps of a sync: definitions between segments, of one time before its changes; what is refused."""
+"""Windows as steps of a sync: definitions come between segments, those of a given time before its changes; what is
+refused."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def steps(
 
 
 def shown(found: list[Any]) -> list[Any]:
-    """Definitions by name; segments by their end and what was done to which ``_id``."""
+    """Definitions by name; segments by their end, with the operation on each ``_id``."""
     return [
         one.name.decode()
         if isinstance(one, Definition)
@@ -119,7 +120,7 @@ def test_while_a_segment_is_taken_names_are_those_of_then() -> None:
 
 
 def test_each_definition_has_a_position_before_it() -> None:
-    """Two in a row, done again, need not give what they gave."""
+    """Two in a row may give another result when repeated."""
     modify = {"collMod": "orders", "index": {"name": "n_1", "hidden": True}}
     found, _ = steps(command(2, modify) + command(3, modify))
     assert shown(found) == ["collMod", (before(3), []), "collMod", (END, [])]
@@ -152,7 +153,7 @@ def test_what_a_transaction_creates_is_there_before_its_changes() -> None:
 
 
 def test_a_definition_of_one_shard_comes_before_changes_of_that_time_on_another() -> None:
-    """A position just before that time must not have any of them."""
+    """A position just before that time must not include any of them."""
     found, _ = steps(
         entry(3, "i", {"_id": 1}) + entry(4, "i", {"_id": 2}),
         command(4, {"createIndexes": "orders", "v": 2, "key": {"n": 1}, "name": "n_1"}),
@@ -215,7 +216,7 @@ def test_what_applyops_of_a_user_inserts_need_not_have_been_missing() -> None:
 
 
 def test_a_change_of_a_collection_that_nothing_has_told_of_is_refused() -> None:
-    """Up to the end of the copy such changes were passed over, and what they belonged to was missing then."""
+    """Up to the end of the copy such changes were ignored, and the collection that they belong to was then missing."""
     with pytest.raises(SourceError, match=r"shop\.others was changed at 1970-01-01 00:00:02 UTC \(2,1\)") as refused:
         steps(entry(2, "i", {"_id": 1}, ui=NEW, ns="shop.others"))
     assert "a selection that holds both names" in str(refused.value.hint)
@@ -248,7 +249,7 @@ def test_only_what_a_resharding_makes_waits_for_its_name(gone: set[bytes] | None
 
 
 def test_a_collection_that_comes_back_from_outside_is_refused() -> None:
-    """Both in one window: it was no longer on the target, and nothing was said."""
+    """Both in one window: it was gone from the target, without a message."""
     away = command(3, {"renameCollection": "shop.orders", "to": "away.orders"})
     back = entry(4, "c", {"renameCollection": "away.orders", "to": "shop.orders"}, ns="away.$cmd")
     for gone in (None, set[bytes]()):
@@ -257,7 +258,7 @@ def test_a_collection_that_comes_back_from_outside_is_refused() -> None:
 
 
 def test_what_one_shard_has_dropped_may_change_on_another_in_a_later_window() -> None:
-    """It was forgotten at the end of the window, and the change refused."""
+    """The drop was forgotten at the end of the window, and the change was refused."""
     gone = set[bytes]()
     steps(command(3, {"drop": "orders"}), gone=gone)
     assert gone == {bytes(UUID)}
@@ -268,7 +269,7 @@ def test_what_one_shard_has_dropped_may_change_on_another_in_a_later_window() ->
 
 
 def test_a_collection_made_again_with_its_uuid() -> None:
-    """A restore does that. In one window its creation was passed over, since the UUID had been dropped."""
+    """A restoration does that. Within one window its creation was ignored, since the UUID had been dropped."""
     found, fold = steps(command(3, {"drop": "orders"}) + command(4, {"create": "orders"}) + entry(5, "i", {"_id": 1}))
     assert [one for one in shown(found) if isinstance(one, str)] == ["drop", "create"]
     assert shown(found)[-1] == (END, [(1, NOT_THERE)])

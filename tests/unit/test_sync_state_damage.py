@@ -1,4 +1,4 @@
-"""A sync's state that somebody has edited: refused, and not taken for something else."""
+"""A sync's state that somebody has edited is refused, and not misinterpreted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COLLECTION: dict[str, Any] = {
     "asOf": None,
 }
 OTHERS: list[Any] = ["x", 7, 1.5, True, None, [1], {"a": 1}, TIME]
-#: What a field may also be.
+#: Other values that a field may have.
 TAKEN: dict[str, tuple[Any, ...]] = {
     "epoch": (7,),
     "batch": (7,),
@@ -68,7 +68,7 @@ TAKEN: dict[str, tuple[Any, ...]] = {
     "capped": (True,),
     "asOf": (TIME, None),
 }
-#: What earlier versions did not write, or nobody has asked for yet.
+#: Fields that earlier versions did not write, or that have not been requested yet.
 MAY_BE_MISSING = ("stamp", "sessions", "prepared", "making", "paused", "asOf")
 
 

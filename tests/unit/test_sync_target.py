@@ -1,4 +1,4 @@
-"""Which errors of a sync's target are worth another try, and what the others say to do."""
+"""Which errors of a sync's target are worth a retry, and what the others advise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_error_says_what_to_do(error: PyMongoError, hint: str) -> None:
 
 
 def test_a_member_that_takes_no_writes_says_which_one_does() -> None:
-    """It was told that its disk may be full."""
+    """The message said that its disk may be full."""
     told = sink_error("read the state", NotPrimaryError("not primary, full error: {}", {"errmsg": "not primary"}))
     assert told.message == "the target cannot read the state: not primary"
     assert "Name the replica set in TARGET" in str(told.hint)

@@ -1,8 +1,7 @@
 """Bits flipped in the records of the tables' state: what is read is what was written, or there is an error.
 
 The records had no checksums. A bit of a document became a wrong row at its next update, a digit of the position skipped
-entries, and a bit of a name ended the process with a TypeError. Bits had been flipped in what LMDB keeps for itself
-alone.
+entries, and a bit of a name ended the process with a TypeError. Tests had only flipped bits in LMDB's own structures.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def made(folder: Path) -> Path:
 
 
 def used(folder: Path) -> list[Any]:
-    """All that a writer reads, and a change."""
+    """Read everything that a writer reads, and make a change."""
     state = TableState(folder)
     try:
         answers: list[Any] = [
@@ -114,8 +113,8 @@ def of_records(content: bytes) -> Iterator[range]:
 @pytest.mark.parametrize("seed", range(amount(2, 20)))
 @pytest.mark.parametrize("noticed", [True, False], ids=["the file was changed", "the disk has changed it"])
 def test_no_flipped_bit_of_a_record_gives_another_answer(tmp_path: Path, seed: int, noticed: bool) -> None:
-    """Also where the file looks as it was closed, so that its structure is not looked at: then the order of keys that
-    were changed is not compared by anybody else."""
+    """Also if the file looks as it was closed, so that its structure is not checked: then nothing else compares the
+    order of changed keys."""
     rng = random.Random(seed)
     data = made(tmp_path / "state")
     whole = data.read_bytes()
@@ -153,7 +152,7 @@ def test_a_damaged_document_is_refused_with_its_collection_and_two_ways_out(tmp_
 
 
 def test_a_database_that_is_lost_is_not_made_anew(tmp_path: Path) -> None:
-    """As by a flipped bit of its name in LMDB's list: a new one was made, and the tables became empty."""
+    """As if a bit of its name in LMDB's list were flipped: a new one was made, and the tables became empty."""
     made(tmp_path)
     with lmdb.open(str(tmp_path), max_dbs=9) as environment, environment.begin(write=True) as transaction:
         transaction.drop(environment.open_db(b"sealed-documents", transaction))
@@ -179,7 +178,7 @@ def test_metadata_that_this_version_does_not_know_is_refused(tmp_path: Path) -> 
 
 
 def test_a_user_who_may_not_write_is_told_who_may_read(tmp_path: Path) -> None:
-    """LMDB's words, twice with the path, were all that was said."""
+    """The message consisted of LMDB's words, with the path in it twice."""
     with (
         pytest.raises(SinkError, match=r"^this user may not write in .*as the user who writes"),
         clear_errors(tmp_path),

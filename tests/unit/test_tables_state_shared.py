@@ -1,7 +1,7 @@
-"""The tables' state is read in the process that writes it, as a console beside the writer does.
+"""The tables' state is read in the process that writes it, as by a console beside the writer.
 
-LMDB lets a process open a file once. No test had a reader there: what the console showed of tables was an error, and a
-writer that began during a look would have ended with one.
+LMDB lets a process open a file only once. No test had a reader in that process: the console showed an error instead of
+tables, and a writer that began during a read would have ended with one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_readers_see_what_the_writer_has_written(tmp_path: Path) -> None:
     moved(writer, 2)
     assert [reader.position() for reader in readers] == [position(2)] * 2
     readers[0].close()
-    readers[0].close()  # twice harms nobody
+    readers[0].close()  # closing twice is harmless
     moved(writer, 3)
     writer.close()
     assert readers[1].position() == position(3)

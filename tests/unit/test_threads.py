@@ -1,4 +1,4 @@
-"""Threads whose end is known, and those of the commands that do their work in one."""
+"""Threads whose end is noticed, and those of the commands that do their work in one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_where_nobody_waits_the_failure_is_logged(caplog: pytest.LogCaptureFixtu
 
 
 class Writer:
-    """In the place of ``TablesWriter``: an error ends it."""
+    """In place of ``TablesWriter``: it ends with an error."""
 
     error: BaseException
 
@@ -81,7 +81,7 @@ class Writer:
 def test_whatever_ends_the_tables_of_a_run_ends_the_run(
     once: bool, error: BaseException, kind: type[TailraceError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Errors of our own classes alone were passed on, and no other had been tried: the run went on without its tables,
+    """Only errors of our own classes were passed on, and no other had been tried: the run went on without its tables,
     and ended with exit status 0."""
     monkeypatch.setattr("tailrace.lake.tables.writer.TablesWriter", Writer)
     monkeypatch.setattr(Writer, "error", error, raising=False)
@@ -105,7 +105,7 @@ def test_whatever_ends_the_archive_of_a_run_ends_the_run(monkeypatch: pytest.Mon
 
 
 def test_whatever_ends_one_oplogs_writer_ends_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counted the thread as one that had come to its end: ``tailrace archive --once`` ended with exit status 0."""
+    """The thread counted as finished: ``tailrace archive --once`` ended with exit status 0."""
     client: Any = object()
     recorder = Recorder(client, None, tmp_path, ArchivePolicy(once=True))
 
@@ -150,14 +150,14 @@ def fail_in_ours() -> None:
 def test_a_thread_that_dies_unseen_decides_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The last resort: a traceback on standard error was all that was heard of it."""
+    """The last resort: a traceback on standard error was the only sign of it."""
     monkeypatch.setattr("tailrace.cli.watch.run", lambda args: forgotten(fail_in_ours))
     assert main(["watch", "mongodb://host"]) == 1
     said = capsys.readouterr().err
     assert "the thread forgotten was ended by error: " in said
     assert "This is a bug in tailrace" in said
     assert "Traceback" not in said
-    # Another library's thread is told of, and what it was for is not ours to judge.
+    # The failure of another library's thread is reported, but what it was for is not ours to judge.
     monkeypatch.setattr("tailrace.cli.watch.run", lambda args: forgotten(broken))
     assert main(["watch", "mongodb://host"]) == 0
     assert "the thread forgotten was ended by InvalidBSON" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Transactions in pieces: a large one streams through, whatever its size, and its chain is asked for piece by piece."""
+"""Transactions in pieces: one of any size streams through, and its chain is requested piece by piece."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def paths(diff: dict[str, Any]) -> dict[str, Any]:
 def test_a_name_that_reads_like_an_index_is_told_apart(name: str, is_ambiguous: bool) -> None:
     for section, given in (("u", {name: 1}), ("i", {name: 1}), ("d", {name: False})):
         assert paths({"sa": {section: given}}) == ({f"a.{name}": ["a", name]} if is_ambiguous else {})
-        assert paths({section: given}) == {}  # at the first level no array can be
+        assert paths({section: given}) == {}  # there can be no array at the first level
     expected = {f"a.{name}.b": ["a", name, "b"]} if is_ambiguous else {}
     assert paths({"sa": {f"s{name}": {"u": {"b": 1}}}}) == expected
 

@@ -1,5 +1,5 @@
 """On a machine without Wine the tests that want a mongod 7.0 are skipped, and the last line of a run says how many: it
-must not look as if 7.0 had been tested. Nothing tested that line."""
+must not look as if 7.0 had been tested. Nothing had tested that line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_other(): pass
 
 
 def last_words(folder: Path, *, has_wine: bool, options: list[str]) -> list[str]:
-    """What a run of ``TESTS`` says, with the hooks of the project's tests."""
+    """The output of a run of ``TESTS``, with the hooks of the project's tests."""
     (folder / "test_some.py").write_text(TESTS)
     (folder / "conftest.py").write_text(
         f"from tailrace.embedded import wine\nwine.is_installed = lambda: {has_wine}\n"

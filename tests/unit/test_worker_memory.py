@@ -28,8 +28,8 @@ print(kept, first, faults())
 
 
 def test_a_batch_after_another_touches_no_new_pages() -> None:
-    """64 MB are 16,384 pages; each was touched anew for each batch, which was a sixth of a worker's time. The
-    benchmark showed it only when faults were counted."""
+    """64 MB are 16,384 pages; each was touched anew for each batch, which was a sixth of a worker's time. The benchmark
+    showed this only once page faults were counted."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], check=True, capture_output=True, text=True)
     kept, before, after = done.stdout.split()
     if kept != "True":
@@ -40,8 +40,8 @@ def test_a_batch_after_another_touches_no_new_pages() -> None:
 
 @pytest.mark.parametrize(("largest", "sizes"), [(64 << 20, [64 << 20]), (32 << 20, [32 << 20]), (0, [])])
 def test_an_allocator_that_takes_no_large_size_is_left_as_it_was(largest: int, sizes: list[int]) -> None:
-    """Older glibc refuses more than 32 MB. Only the other number was set then, which ends the adaptation of this one,
-    so that each array was a block of the system's own: worse than nothing. The tests' systems take 64 MB."""
+    """Older glibc refuses more than 32 MB. Then only the other number was set, which stops this one from adapting, so
+    that each array was mapped separately: worse than nothing. The tests' systems accept 64 MB."""
     found: dict[int, list[int]] = {-1: [], -3: []}
 
     def mallopt(option: int, size: int) -> int:

@@ -1,6 +1,6 @@
-"""What is found of an entry at one go is what a walk over its elements finds, whatever the bytes are.
+"""What is found in an entry in one go is what a walk over its elements finds, whatever the bytes are.
 
-The property tests' random entries are not as servers write them, so none took this way before."""
+The property tests' random entries are unlike those of servers, so none of them had taken this path."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _PATIENCE_S = 120.0
 
 
 class Streams:
-    """Streams on both sides, each read by a task of its own; their events as BSON in hex."""
+    """Streams on both sides, each read by a task of its own; their events are BSON in hexadecimal digits."""
 
     def __init__(self) -> None:
         self.given: dict[str, list[list[str]]] = {"direct": [], "gateway": []}
@@ -48,7 +48,7 @@ class Streams:
         end = asyncio.get_running_loop().time() + _PATIENCE_S
         while self.count("direct") == before or self.count("gateway") < self.count("direct"):
             if asyncio.get_running_loop().time() > end:
-                break  # what one side lacks shows at the end
+                break  # what one side lacks is reported at the end
             await asyncio.sleep(0.02)
         return result
 

@@ -1,8 +1,8 @@
 """The batch kernel: many oplog entries to many change events at once, natively, without decoding a user's documents.
 
 The plain stages (``tailrace.core.stage``, driven by ``tailrace.core.pipeline``) are the reference. The kernel does the
-common case of their work in compiled code and marks every entry that is anything else; the caller runs the plain
-stages over exactly those, in order. Property tests hold the two equal, byte for byte.
+common case of their work in compiled code and marks every other entry; the caller runs the plain stages over exactly
+those, in order. Property tests check that the two give the same bytes.
 
 From entries to events
     ``transform_batch(raw, settings) -> KernelBatch``: ``raw`` is an ``OplogBatch.raw``, BSON entries one after the
@@ -87,7 +87,7 @@ __all__ = [
     "warm_up",
 ]
 
-#: Where each name is: a module is compiled as a whole, so none is imported for another's sake.
+#: The module of each name. A module is compiled as a whole, so none is imported because of another.
 _HOMES = {
     "batch": ("EVENT", "PLAIN", "SKIPPED", "KernelBatch", "KernelSettings", "transform_batch"),
     "arrays": ("Part", "gather", "is_utf8", "locate"),

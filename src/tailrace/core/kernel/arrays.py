@@ -61,7 +61,7 @@ def locate(
     """The wanted parts of the events in ``buffer``; event ``i`` is ``[offsets[i], offsets[i + 1])``.
 
     Of equal names at the top of an event the last one counts, inside ``_id`` and ``ns`` too. ``noted`` is what is known
-    of the events (``EventBlock.places``): the result is the same without it, and takes longer. Raises
+    about the events (``EventBlock.places``): without it the result is the same, but takes longer. Raises
     ``OplogFormatError`` where an event is no BSON document, ``UsageError`` for a part that does not exist.
     """
     data = as_bytes(buffer)

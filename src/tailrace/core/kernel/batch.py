@@ -31,7 +31,7 @@ _MARGIN = 1 << 16
 #: transaction is.
 _GROWTH = 4
 _OPERATION_BYTES = 96
-#: No entry is shorter than that, unless it is none.
+#: No valid entry is shorter.
 _ENTRY_BYTES = 64
 #: The buffer for a batch's events is not made larger than twice this; of 16 MB of oplog the events are 60 MB at most
 #: where none of them is much longer than its entry.
@@ -109,8 +109,8 @@ class KernelBatch:
     ``events``                uint8: a buffer that holds the events' BSON
     ``records``               int64[m, K]: a row for each event, in stream order; the columns below
 
-    One entry may give any number of events. A step that takes events away or rewrites them gives another batch; it
-    never changes these arrays.
+    One entry may give any number of events. A step that removes or rewrites events returns another batch; it never
+    changes these arrays.
     """
 
     raw: Bytes
@@ -136,7 +136,7 @@ class KernelBatch:
 
     @property
     def start(self) -> Offsets:
-        """int64[m]: event ``i`` is ``events[start[i] : end[i]]``. Others may lie between two events."""
+        """int64[m]: event ``i`` is ``events[start[i] : end[i]]``. There may be other bytes between two events."""
         return self.column(event_record.START)
 
     @property
@@ -158,7 +158,7 @@ class KernelBatch:
         return self.events[row[event_record.TOKEN_START // 8] : row[event_record.TOKEN_END // 8]].tobytes()
 
     def kept(self, events: npt.NDArray[np.bool_]) -> KernelBatch:
-        """The batch with those events only for which ``events`` (bool[m]) is true; the others are not shown."""
+        """The batch with only those events for which ``events`` (bool[m]) is true; the others are not shown."""
         return self if events.all() else replace(self, records=self.records[events])
 
     def left_plain(self, entries: npt.NDArray[np.bool_]) -> KernelBatch:
@@ -210,7 +210,7 @@ class KernelBatch:
 _KNOWN: Final = slice(event_record.START // 8, event_record.NS_END // 8 + 1)
 NOTED: Final = slice(event_record.PLACES // 8, event_record.RECORD_SIZE // 8)
 
-#: What stands between the transform and the finished blocks, in order: ``tailrace.core.kernel.fast_path``.
+#: The steps between the transform and the finished blocks, in order: ``tailrace.core.kernel.fast_path``.
 KernelStep: TypeAlias = Callable[[KernelBatch], Generator[Request, Answer, KernelBatch]]
 
 
@@ -243,7 +243,7 @@ def as_bytes(buffer: bytes | bytearray | memoryview | Bytes) -> Bytes:
 
 
 def transform_batch(raw: bytes | bytearray | memoryview | Bytes, settings: KernelSettings) -> KernelBatch:
-    """Turn a run of oplog entries into change events where they are the common case.
+    """Turn those entries of a run that are the common case into change events.
 
     Raises nothing for bad bytes: such entries, and all others that are not the common case, are marked ``PLAIN``.
     """
@@ -293,7 +293,8 @@ def transform_operations(
 def _entry_starts(data: Bytes) -> Offsets:
     """Where each document of a run begins, and where the last one ends: addresses."""
     start = address(data)
-    # An entry is longer than that, so the bytes are gone through once; more of them are only counted, and then noted.
+    # Entries are longer than that, so the bytes are scanned once; if there are more, they are first only counted, and
+    # then noted.
     room = data.size // _ENTRY_BYTES + 2
     while True:
         starts = np.empty(room, np.int64)
@@ -304,7 +305,7 @@ def _entry_starts(data: Bytes) -> Offsets:
 
 
 class _Job:
-    """A job's slots, and the memory that they point to. What is written moves along when its memory grows."""
+    """A job's slots, and the memory that they point to. What was written is copied when its memory grows."""
 
     def __init__(self, data: Bytes, starts: Offsets, settings: KernelSettings) -> None:
         count = starts.size - 1
@@ -367,11 +368,11 @@ class _Job:
         return self[job.EVENT_NEXT] - address(self.events), written // event_record.RECORD_SIZE
 
     def grow(self) -> None:
-        """Twice the room."""
+        """Double the room."""
         self._place(lend(2 * self.events.size), 2 * len(self._records), *self._written())
 
     def made(self) -> KernelBatch:
-        """The events that were written so far, as a batch; its buffers are these, not copies."""
+        """The events written so far, as a batch that shares these buffers."""
         size, count = self._written()
         starts = self._starts - address(self._data)
         return KernelBatch(self._data, self.kind, starts[:-1], starts[1:], self.events[:size], self._records[:count])

@@ -13,7 +13,7 @@ from tailrace.core.plan.request import Answer, Emit, Request, Running
 #: Events as they are finished, and what must be answered meanwhile.
 Blocks: TypeAlias = Generator[EventBlock | Request, Answer, None]
 
-#: Blocks of fewer bytes are joined with what comes next: a block has a price of its own.
+#: Smaller blocks are joined with what comes next, since each block has a cost of its own.
 _JOINED_BYTES: Final = 1 << 17
 
 

@@ -1,8 +1,8 @@
 """Where the parts of change events lie, and how parts are gathered into columns, in compiled code.
 
 It reads finished events, whatever made them: this kernel, the plain stages, a user's ``$project``. So there is one way
-from events to columns; a field that is not there is absent. Of an event whose parts were noted as it was written
-(``event_parts``) the places are taken from there: they are those that would be found.
+from events to columns. If the parts of an event were noted when it was written (``event_parts``), the places are taken
+from there: they are those that would be found.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ _TAIL_SCRIPTION = word_of(b"cription")
 
 @inner
 def _part_of(name: int, size: int) -> int:
-    """The part that a top-level field of an event is, or holds (``_id`` the token, ``ns`` and ``to`` a database); or
-    -1."""
+    """The part that a top-level field of an event is, or contains (``_id`` has the token, ``ns`` and ``to`` a
+    database); or -1."""
     word = name_word(name, size)
     if size < 8:
         if word == _ID:

@@ -40,7 +40,7 @@ def inner(function: F) -> F:
 
 def entry_point(signature: str) -> Callable[[F], F]:
     """A function that Python calls, with one signature, of int64 alone: ``"int64(int64, int64)"``. It comes from the
-    library; or numba compiles it, or loads it from its cache, when its module is imported."""
+    library; otherwise numba compiles it, or loads it from its cache, when its module is imported."""
     if LIBRARY is None:
         return jit.entry_point(signature)
     compiled = LIBRARY

@@ -185,7 +185,7 @@ def _put_operation(out: int, job: int, operation: int) -> int:
 
 @inner
 def _identifier(job: int, writer: int, operation: int) -> None:
-    """What stands before the document key's fields in a version 2 token."""
+    """What precedes the document key's fields in a version 2 token."""
     fragment = IDENTIFIER_DELETE
     if operation == _INSERT:
         fragment = IDENTIFIER_INSERT
@@ -218,7 +218,7 @@ def open_key_string(job: int) -> None:
 
 @inner
 def _key_string(job: int, operation: int, key: int) -> bool:
-    """The token's key string of an operation on a document; false where the key is not for us."""
+    """The token's key string of an operation on a document; false if the plain stages must make the key."""
     writer = load64(job + WRITER)
     version_2 = load64(job + FLAGS) & VERSION_2 != 0
     open_key_string(job)
@@ -323,7 +323,7 @@ def _put_session(out: int, job: int) -> int:
 
 @inner
 def put_times(out: int, job: int) -> int:
-    """From the cluster time's value to the wall time, with the collection's UUID between them where it is shown."""
+    """From the cluster time's value to the wall time, with the collection's UUID in between if it is shown."""
     flags = load64(job + FLAGS)
     store64(out, load64(job + EVENT_TIME))
     out += 8
@@ -381,7 +381,7 @@ def _put_event(job: int, operation: int, key: int) -> int:
 
 @inner
 def finish_record(job: int, record: int, operation: int, end: int) -> None:
-    """What the record holds besides the places in the event, and with them those of the parts."""
+    """Fill in what the record holds besides the places in the event, and then the places of the parts."""
     table = load64(job + TABLE)
     uuid = load64(table + UUID) + 5
     store64(record + ENTRY, load64(job + INDEX))
@@ -439,7 +439,7 @@ def take_times(job: int, table: int) -> None:
 
 @inner
 def is_sound_identifier(job: int, document: int) -> bool:
-    """Whether a document may stand in a token: it is none that the plain stages would refuse there."""
+    """Whether a document may be in a token: the plain stages would not refuse it there."""
     writer = load64(job + WRITER)
     if load32(document) > KEY_DOCUMENT_MAX:
         return False

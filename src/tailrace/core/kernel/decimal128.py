@@ -1,8 +1,8 @@
-"""Decimal128 numbers in compiled code, exactly: as keys that are compared, and cut to integers.
+"""Decimal128 numbers in compiled code, exactly: as keys for comparison, and truncated to integers.
 
 A *key* is four int64 slots: the class (NaN lowest, then -Infinity to Infinity), and for a number other than 0 the value
-``(high * 10**18 + low) * 10**exponent`` with 36 digits. Numbers that no key can express have none, and the reference
-decides: coefficients of more than 34 digits, and finite doubles that are no 64-bit integers.
+``(high * 10**18 + low) * 10**exponent`` with 36 digits. For numbers without a key the reference decides: coefficients
+of more than 34 digits, and finite doubles that are not 64-bit integers.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def class_of_decimal(value: int, key: int) -> int:
 
 @inner
 def cut(key: int, number: int) -> int:
-    """Cut a key to a 64-bit integer, stored at ``number``: 1 where nothing was cut off, 0 where something was, -1 where
-    there is none (NaN, an infinity, too large)."""
+    """Truncate a key to a 64-bit integer, stored at ``number``. Returns 1 if nothing was cut off, 0 if something was,
+    and -1 if there is no such integer (NaN, an infinity, too large)."""
     class_ = load64(key)
     store64(number, 0)
     if class_ == ZERO:

@@ -123,7 +123,7 @@ def _only_field(document: int, name: int, size: int) -> int:
 
 @inner
 def _put_others(out: int, document: int, element: int) -> int:
-    """A checked document less one of its elements, as a document."""
+    """A checked document without one of its elements."""
     size, limit = load32(document), document + load32(document) - 1
     after = value_end(load8(element), find_nul(element + 1, limit) + 1, limit)
     before = element - document
@@ -148,7 +148,7 @@ def _put_indexes(out: int, job: int, document: int, element: int) -> int:
 
 @inner
 def _put_built(out: int, document: int) -> int:
-    """``{indexes: [...]}`` as ``commitIndexBuild`` has it; or ``FALL_BACK``."""
+    """``{indexes: [...]}`` as in ``commitIndexBuild``; or ``FALL_BACK``."""
     limit = document + load32(document) - 1
     element = _only_field(document, _INDEXES, 7)
     if element < 0:
@@ -220,7 +220,8 @@ def _put_identifier(job: int, command: int, document: int, element: int, to: int
 
 @inner
 def _key_string(job: int, command: int) -> bool:
-    """The token's key string; false where the identifier is not for us. In version 1 a drop has none, and a rename."""
+    """The token's key string; false if the plain stages must make the identifier. In version 1 a drop and a rename have
+    none."""
     writer, identifier = load64(job + WRITER), load64(job + KEY_DOCUMENT)
     open_key_string(job)
     if load64(job + FLAGS) & VERSION_2 != 0 or command not in (DROP, RENAME):
@@ -289,7 +290,7 @@ def _put_event(job: int, command: int, document: int, element: int, to: int) -> 
 
 @inner
 def _scope_of(job: int, command: int, document: int, element: int, to: int) -> int:
-    """Whether the stream reads a definition: the answer for its collection's name, of a rename for either name."""
+    """Whether the stream reads a definition: the answer for its collection's name; for a rename, for either name."""
     kind, scope, scope_size = load64(job + SCOPE_KIND), load64(job + SCOPE), load64(job + SCOPE_SIZE)
     limit = document + load32(document) - 1
     value = find_nul(element + 1, limit) + 1
@@ -319,7 +320,7 @@ def _is_hidden(job: int, table: int, command: int, document: int) -> bool:
 @inner
 def put_definition(job: int, table: int, document: int) -> int:
     """The kind of a command that has nothing to do with transactions, or ``NO_ROOM``; its event is written. It is
-    skipped where it is out of scope, or one that the stream does not show."""
+    skipped if it is out of scope, or if the stream does not show it."""
     namespace, flags = load64(table + NAMESPACE), load64(job + FLAGS)
     kind, scope, scope_size = load64(job + SCOPE_KIND), load64(job + SCOPE), load64(job + SCOPE_SIZE)
     answer = command_in_scope(namespace + 4, namespace + 3 + load32(namespace), kind, scope, scope_size)
@@ -344,7 +345,7 @@ def put_definition(job: int, table: int, document: int) -> int:
         return PLAIN
     if flags & WITH_COLLECTION_UUID == 0 and command not in (DROP, RENAME):
         return SKIPPED if _is_hidden(job, table, command, document) else PLAIN
-    # What a stream on one collection watches ends with these.
+    # These end what a stream on one collection watches.
     ends = kind == COLLECTION and command in (DROP, RENAME)
     if ends or command in (DROP_INDEXES, MODIFY) or load64(table + UUID) == 0:
         return PLAIN

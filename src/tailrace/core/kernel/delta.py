@@ -39,8 +39,8 @@ _PATHS = 80
 _FIELDS_LEFT = 88
 DELTA_SIZE = 96
 _DESCRIPTION_MAX = 16_793_600
-#: The server's document of the updated fields is limited to 64 MB in the making (``event.update_description``). With no
-#: more fields than this in no more than 16 MB it is well below that; the plain stages count where there are more.
+#: The server's document of the updated fields is limited to 64 MB in the making (``event.update_description``). With at
+#: most this many fields in at most 16 MB it is well below that; if there are more, the plain stages count.
 _FIELDS_MAX = 500_000
 
 #: Each of the four areas of scratch memory; what does not fit is left to the plain stages.
@@ -144,7 +144,7 @@ def _truncated(delta: int, prefix: int, value: int) -> int:
 
 @inner
 def _is_ambiguous(name: int, end: int, depth: int) -> bool:
-    """Whether a field's name holds a dot or, below the first level, reads like an array index (semantics 3.3)."""
+    """Whether a field's name contains a dot or, below the first level, looks like an array index (semantics 3.3)."""
     digits = depth > 0 and end > name and (end - name == 1 or load8(name) != 0x30)
     for i in range(name, end):
         byte = load8(i)
@@ -260,7 +260,7 @@ def _array_part(  # noqa: PLR0917
 
 @inner
 def _section_rank(pos: int, nul: int) -> int:
-    """The place of a section in the order that a document diff keeps; -1 for what is none."""
+    """The place of a section in the order that a document diff keeps; -1 for anything else."""
     kind = load8(pos + 1)
     if load8(pos) != OBJECT:
         return FALL_BACK
@@ -311,7 +311,7 @@ def _diff(delta: int, document: int, end: int) -> int:
     depth = 0
     pos, limit, prefix, rank = document + 4, end - 1, 0, _NO_SECTION
     is_first, ambiguous = True, False
-    # A level's deleted fields are reported after its updated and inserted ones, though they stand before them.
+    # A level's deleted fields are reported after its updated and inserted ones, although they come before them.
     deleted, deleted_end = 0, 0
     while True:
         if deleted != 0 and (pos == limit or load8(pos + 1) == _LETTER_S):

@@ -1,4 +1,4 @@
-"""The places of the fields of many documents, by name, in compiled code.
+"""Where the fields of many documents are, by name, in compiled code.
 
 The documents have been read whole before (``encode_json`` took them), so they are valid and no name occurs twice.
 """

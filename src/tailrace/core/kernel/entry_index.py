@@ -15,7 +15,7 @@ from tailrace.core.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.core.kernel.memory import load8, load32, load64, store64
 from tailrace.core.kernel.scan import STRING, document_end, equal, name_word, read_element, word_of
 
-#: In place of a group's number: a command, a no-op with an ``o2``, or what else the plain form has to say more about.
+#: In place of a group's number: a command, a no-op with an ``o2``, or another entry that the plain form has to decide.
 COMMAND: Final = -1
 
 _OP = word_of(b"op")
@@ -23,7 +23,7 @@ _NS = word_of(b"ns")
 _O2 = word_of(b"o2")
 _LETTER_C = 0x63
 _LETTER_N = 0x6E
-#: An entry of a server is longer. Where there are shorter ones, room is made for as many as can be.
+#: Servers' entries are longer. If there are shorter ones, room is made for the largest possible number.
 _ENTRY_MIN: Final = 64
 _DOCUMENT_MIN: Final = 5
 _MIXER = 0x61C8864680B583EB
@@ -75,7 +75,7 @@ def _namespace(start: int, end: int) -> int:
 
 @inner
 def _group_of(namespace: int, table: int, mask: int, groups: int, count: int) -> int:
-    """The number of the group with this namespace, or ``count`` for a new one, which is written down."""
+    """The number of the group with this namespace, or ``count`` for a new one, which is added."""
     start, size = (namespace + 4, load32(namespace) - 1) if namespace != 0 else (namespace, 0)
     slot = _hash(start, size) & mask
     while True:
@@ -95,8 +95,9 @@ def _make_index(sources: int) -> Callable[..., int]:
     def index(  # noqa: PLR0917
         raw: int, size: int, starts: int, numbers: int, room: int, table: int, mask: int, groups: int
     ) -> int:
-        """Write each entry's place to ``starts`` and the number of its group to ``numbers``; of each group, where its
-        namespace is and how long. How many entries there are; -1: more than ``room``, -2: a length leads astray."""
+        """Write each entry's place to ``starts`` and the number of its group to ``numbers``, and for each group the
+        place and length of its namespace. Returns the number of entries; -1: more than ``room``, -2: a length leads
+        astray."""
         if sources == 0:
             return 0
         pos, end, count, named = raw, raw + size, 0, 0

@@ -3,7 +3,7 @@
 ``columns.locate`` finds the parts of any event, and is the reference. Of an event that the kernel wrote it need not
 look: the event's record has a word for each part, its start in the lower half and its end in the upper one, counted
 from the event's first byte. So the words stay right wherever the event is copied. A word is 0 where the event has no
-such part. A record without a place of the token says that nobody noted anything; ``locate`` then looks itself.
+such part. A record without a place for the token means that nothing was noted; then ``locate`` searches.
 
 The places follow from those that the record has anyway and from the constant bytes between them (``fragments``), so
 ``note_parts`` notes them all, after the last byte of an event.
@@ -81,7 +81,7 @@ def _note_names(record: int, event: int, part: int, document: int, end: int) -> 
 
 @inner
 def _note_before_token(record: int, event: int, end: int) -> None:
-    """What an event has in front of ``_id``: the transaction, or the target of a rename."""
+    """What an event has before ``_id``: the transaction, or the target of a rename."""
     if end == 4:
         return
     if load8(event + 4) == INT64:

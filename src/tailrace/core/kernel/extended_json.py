@@ -349,7 +349,7 @@ def _put_rare(state: int, out: int, type_: int, value: int, end: int) -> int:
 
 @inner
 def _is_new(state: int, document: int, name: int, size: int) -> bool:
-    """Whether the document does not hold the name yet; it does from now on. False also where the table is full."""
+    """Add a name. Returns whether the document did not have it yet; false also if the table is full."""
     count = load64(state + _NAMES)
     if count == _NAMES_MAX:
         return False

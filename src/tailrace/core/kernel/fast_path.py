@@ -2,8 +2,8 @@
 
 A batch becomes a ``KernelBatch``, which goes through *block steps* in the order of the stages: transform, the user's
 ``$match`` as far as it stands before images, images, the user's stages, the limit of an event's size. A step that
-cannot do an entry leaves it to the plain stages, which do it whole, in its place in the stream. The pipeline's state
-moves as if it had done all the work itself.
+cannot handle an entry leaves it to the plain stages, which process all of it at its place in the stream. The pipeline's
+state changes as if it had done all the work itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch) -> Blocks:
     """The events of one batch, in blocks, and requests: send their answers, or throw what the source raised. Afterwards
     the pipeline stands where ``pipeline.process(batch)`` would leave it.
 
-    Of a shard's part of a merged stream the blocks are without what is for the merge alone: witnesses (while the
+    For a shard's part of a merged stream, the blocks leave out what is only for the merge: witnesses (while the
     pipeline ``searches_unmatched``), and the announcements of new shards, which the router's stages leave out.
 
     Ends early when the pipeline is invalidated. Raises what the plain stages raise, after the events that come before
@@ -93,7 +93,7 @@ def _given(unwinding: Unwinding, made: KernelBatch) -> Blocks:
         if made.kind[entries[0]] == CHAIN_ENTRY:
             yield from unwinding.events(raw)
         else:
-            # What is promised stays as it was: later entries of the batch are not given yet.
+            # The promised time stays as it was: later entries of the batch are not given yet.
             yield from of_plain_stages(pipeline.process(OplogBatch(raw, pipeline.high_water)), pipeline)
         if pipeline.invalidated:
             return
@@ -101,7 +101,7 @@ def _given(unwinding: Unwinding, made: KernelBatch) -> Blocks:
 
 
 def _remembered(pipeline: ChangeStreamPipeline, made: KernelBatch) -> KernelBatch:
-    """The batch as its steps expect it: what a later batch's transaction may refer to is put by."""
+    """The batch as its steps expect it; entries to which a later batch's transaction may refer are remembered."""
     members = np.flatnonzero(made.kind == MEMBER_ENTRY)
     if not members.size:
         return made
@@ -112,13 +112,13 @@ def _remembered(pipeline: ChangeStreamPipeline, made: KernelBatch) -> KernelBatc
 
 
 def _is_shards_own(pipeline: ChangeStreamPipeline) -> bool:
-    """Whether events go to a merge of the server's, with a sort key in each."""
+    """Whether events go to a merge by the server, with a sort key in each."""
     return pipeline.plan.options.needs_merge and not pipeline.shard_part
 
 
 def _is_under_way(pipeline: ChangeStreamPipeline) -> bool:
-    """Whether the stream has neither ended nor is it still looking for the event resumed from. Up to that event's time
-    tokens have the version of the token given, so the kernel comes in after it."""
+    """Whether the stream has not ended and is no longer looking for the event that it resumes from. Up to that event's
+    time tokens have the version of the token given, so the kernel comes in after it."""
     token = pipeline.plan.start_token
     if token is not None and not token.is_high_water_mark and pipeline.high_water < token.cluster_time:
         return False

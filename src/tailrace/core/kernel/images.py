@@ -1,7 +1,7 @@
 """AddPreImage and AddPostImage on blocks of events: asked for in bulk, put into the events in one pass.
 
 What cannot be done in bulk is left to the plain stages: a required image that is missing, a look-up that fails, a delta
-that does not fit its image. They ask again, and raise at the event concerned.
+that does not fit its image. They ask again, and raise at that event.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tailrace.errors import OplogFormatError, TailraceError, invariant
 
 ChosenRows = npt.NDArray[np.bool_]
 
-#: Images are asked for this many at a time at the most, and as many fewer as make this many bytes, judged by the size
-#: of those that came before. The first ones of a stream are few, since nothing is known about them. Where documents
-#: have grown so much that a source gives up (``source.lookup``), or that those of all collections are more than
-#: ``_FOUND_BYTES_MAX``, proportionally fewer are asked for.
+#: At most this many images are asked for at a time, and at most this many bytes, judged by the size of earlier ones. A
+#: stream first asks for few, since nothing is known about their size. Where documents have grown so much that a source
+#: gives up (``source.lookup``), or that those of all collections are more than ``_FOUND_BYTES_MAX``, proportionally
+#: fewer are asked for.
 _ASKED_MAX: Final = 4_000
 _ASKED_BYTES: Final = 16 << 20
 _FOUND_BYTES_MAX: Final = 64 << 20
@@ -51,7 +51,7 @@ _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
 _NOTHING: Bytes = np.zeros(1, np.uint8)
 
 
-#: A stream's step, kept from batch to batch: it knows how large the images are.
+#: A stream's step, kept from batch to batch, since it knows how large the images are.
 _KEPT: WeakKeyDictionary[ChangeStreamPipeline, AddImages] = WeakKeyDictionary()
 
 

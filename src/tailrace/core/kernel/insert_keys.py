@@ -1,7 +1,7 @@
 """Document keys of inserts on a shard before 5.3, whose oplog does not have them.
 
-The kernel has taken only ``_id``. That is right for collections that are not sharded, or by ``_id``; inserts into the
-others are left to the plain stages, which build the key.
+The kernel has used only ``_id``. That is right for collections that are not sharded, or sharded by ``_id``; inserts
+into others are left to the plain stages, which build the key.
 """
 
 from __future__ import annotations

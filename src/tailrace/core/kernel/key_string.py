@@ -1,4 +1,4 @@
-"""Document keys as KeyString bytes, in compiled code (semantics 1.3-1.5). ``tailrace.core.event`` holds the reference.
+"""Document keys as KeyString bytes, in compiled code (semantics 1.3-1.5). ``tailrace.core.event`` has the reference.
 
 A *writer* is a block of int64 slots: where the next byte goes, and the type bits so far. The bytes go to scratch memory
 that is at least ``2 * size + 64`` long for a document of ``size`` bytes, which no encoding below exceeds.

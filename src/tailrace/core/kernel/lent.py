@@ -17,17 +17,17 @@ import numpy.typing as npt
 
 _Bytes = npt.NDArray[np.uint8]
 
-#: Smaller buffers are the allocator's, which keeps them on its own; larger ones are rare.
+#: Smaller buffers are left to the allocator, which keeps them by itself; larger ones are rare.
 LENT_MIN: Final = 4 << 20
 LENT_MAX: Final = 96 << 20
-#: Buffers are this much larger from one to the next: each size is a class for ctypes, which only the garbage collector
-#: takes away.
+#: The ratio between one size of buffers and the next: each size is a class for ctypes, which only the garbage collector
+#: removes.
 _STEP: Final = 1 << 20
 #: The events of a batch, their records, what a stage makes of them, and one more.
 KEPT_MAX: Final = 4
 
-#: By their addresses. Each operation on it is one that threads cannot come between: buffers also come back while the
-#: garbage collector runs, where nobody may wait for a lock.
+#: By their addresses. Each operation on it is atomic: buffers also come back while the garbage collector runs, where
+#: nothing may wait for a lock.
 _kept: dict[int, _Bytes] = {}
 
 

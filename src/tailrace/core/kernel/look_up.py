@@ -1,5 +1,5 @@
-"""Look-ups in bulk: the ``$in`` that asks for many documents by ``_id``, and the documents of the reply put to their
-keys. Both are made in compiled code, without an object for a key or a document.
+"""Look-ups in bulk: the ``$in`` that asks for many documents by ``_id``, and the assignment of the reply's documents to
+their keys. Both are made in compiled code, without an object for a key or a document.
 
 Whether keys that are equal but have other bytes match (3 and 3.0, collations, regular expressions in a key) is not
 decided here: ``Keys.types`` says what the keys are, and a document with an ``_id`` that was not asked for ends the
@@ -136,7 +136,8 @@ def _pre_image(start: int, limit: int) -> int:
 def _make_match(sources: int) -> Callable[[int], int]:
     @entry_point("int64(int64)")
     def match(job: int) -> int:
-        """Put a reply's documents to the ids; 0. -1 where one has an id that was not asked for, or another shape."""
+        """Assign a reply's documents to the ids. Returns 0, or -1 if one has an id that was not asked for, or another
+        shape."""
         if sources == 0:
             return 0
         run, limit = load64(job + RUN), load64(job + RUN_END)
@@ -211,8 +212,8 @@ class Keys:
             self._job[slot // 8] = value
 
     def among(self, run: bytes | npt.NDArray[np.uint8], *, within: bool = False) -> FoundDocuments | None:
-        """Each key's document among those of a reply, or with ``within`` its field ``preImage``. ``None`` where that
-        cannot be known by the bytes alone."""
+        """Each key's document among those of a reply, or with ``within`` its field ``preImage``. ``None`` if the bytes
+        alone do not decide."""
         data = np.frombuffer(run if len(run) else b"\0", np.uint8)
         start, end = np.full(self.different, -1, np.int64), np.full(self.different, -1, np.int64)
         place = _address(data)

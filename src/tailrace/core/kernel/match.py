@@ -1,8 +1,9 @@
 """A ``$match`` on many events at once, in compiled code. ``tailrace.core.expression.match`` is the reference.
 
-The answer has three values: an event passes, it fails, or the reference has to say (``UNKNOWN``): a double beside a
-decimal inside documents, bytes that do not hold together, and whatever ``match_program`` has no instruction for.
-``$and``, ``$or`` and ``$nor`` go on with three values, so what is unknown matters only where the rest does not decide.
+The answer has three values: an event passes, it fails, or the reference has to say (``UNKNOWN``). The last is for a
+double compared with a decimal inside documents, for invalid bytes, and for anything for which ``match_program`` has no
+instruction. ``$and``, ``$or`` and ``$nor`` work on three values, so an unknown answer matters only if the others do not
+decide.
 
 A *program* is rows of eight int64, run one after another by a small machine with two stacks: answers, and the values
 of expressions. ``match_test`` tests values, ``match_path`` finds them, ``match_expression`` evaluates. Paths and

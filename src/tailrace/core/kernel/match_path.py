@@ -82,7 +82,8 @@ def found_lookup(lookup: int, type_: int, value: int, end: int) -> None:
 
 @inner
 def _note(memory: int, parent: int, name: int, size: int, type_: int, value: int, end: int) -> int:  # noqa: PLR0917
-    """Note a field that is asked for; gives its look-up, or 0 where nobody asks (or the name came before)."""
+    """Note a field if it is asked for. Returns its look-up, or 0 if it is not asked for (or the name occurred
+    before)."""
     child = load64(parent + CHILD)
     while child != 0:
         lookup = memory + child
@@ -97,7 +98,7 @@ def _note(memory: int, parent: int, name: int, size: int, type_: int, value: int
 
 @inner
 def _seek(memory: int, parent: int, wanted: int) -> None:
-    """Go on through the fields of a document until the one that is wanted."""
+    """Go on through the fields of a document up to the wanted one."""
     pos, limit = load64(parent + _SCAN), load64(parent + LOOKUP_END) - 1
     status = _ABSENT
     while pos < limit:

@@ -35,7 +35,7 @@ _ORDERS: Final = {
     "$gte": match_test.GREATER | match_test.EQUAL,
 }
 _TYPE_BITS: Final = {v.MIN_KEY: 32, v.MAX_KEY: 33}
-#: A pattern that is a text: perhaps the beginning, signs that mean themselves, perhaps the end.
+#: A pattern that is a text: perhaps an anchor at the beginning, literal characters, perhaps an anchor at the end.
 _TEXT: Final = rb"(?s)(\^?)((?:[^\\^$.\[|()?*+{]|\\[!-/:-@\[-`{-~])*)(\$?)"
 _ESCAPED: Final = rb"(?s)\\(.)"
 
@@ -138,7 +138,7 @@ class _Memory(NamedTuple):
 
 
 def match_program(node: tree.Node) -> MatchProgram | None:
-    """The program of a ``$match`` under the simple collation; ``None`` where it would never decide anything.
+    """The program of a ``$match`` under the simple collation; ``None`` if it would never decide anything.
 
     Where the reference could fail (an ``$expr`` other than of comparisons and logic), the program answers only what is
     decided before.
@@ -191,7 +191,7 @@ class _Writer:
         self._gathers = False
 
     def add(self, node: tree.Node, mode: str = "event") -> bool:
-        """Append the rows of a node; gives whether it can ever decide anything. ``mode`` says what its tests are of:
+        """Append the rows of a node. Returns whether it can ever decide anything. ``mode`` says what its tests are of:
         paths in the "event", paths in the current "document", or the current "value" itself."""
         if isinstance(node, tree.And | tree.Or | tree.Nor):
             return self._logic(node, mode)

@@ -5,8 +5,8 @@ compile, and no array headers are passed about. Nothing here checks bounds. A ca
 address with the end of what it reads; a caller of ``store`` or ``copy`` has made sure of the room. The Python side
 keeps the arrays alive while compiled code holds their addresses.
 
-Python has no such operations. ``jit_memory`` says in LLVM what they are, for compilation; where the compiled code
-came with the installation, nobody calls them.
+Python has no such operations. ``jit_memory`` says in LLVM what they are, for compilation; if the compiled code came
+with the installation, nothing calls them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Blocks of several participants made one, in the order of their resume tokens, in compiled code.
 
-``tailrace.core.pipeline.waiting.merged_blocks`` is the reference. It takes three to five microseconds an event where
-the shards write at the same time: many of their events have the same cluster time, and hardly two neighbours come from
-one block. This takes a fifth of a microsecond.
+``tailrace.core.pipeline.waiting.merged_blocks`` is the reference. It takes three to five microseconds an event if the
+shards write at the same time: then many of their events have the same cluster time, and neighbours rarely come from the
+same block. This takes a fifth of a microsecond.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _make_merge(sources: int) -> Callable[[int, int], int]:
     @entry_point("int64(int64, int64)")
     def merge(table: int, count: int) -> int:
         """Take all events of the ``count`` rows of the table, in order, into the row after them, which has room for
-        them; how many there were."""
+        them. Returns how many there were."""
         if sources == 0:
             return 0
         into, target = table + _ROW * count, 0

@@ -30,7 +30,7 @@ FAILED: Final = -(1 << 63)
 
 _SEAL: Final = struct.Struct("<I8s")
 _MARK: Final = b"tailrace"
-#: Patterns that are compiled where they are needed: a process that loads a current library needs none.
+#: Patterns that are compiled only when they are needed: a process that loads a current library needs none.
 _ENTRY_POINT: Final = rb"(?m)^ *@entry_point\("
 #: Modules on which no machine code depends.
 _NO_MACHINE_CODE: Final = ("compiled", "native")
@@ -157,7 +157,7 @@ _choice: Final = _Choice()
 
 def use(path: str | None) -> None:
     """From now on use the library at ``path``, or none (``None``): for a package inside a zip file, from which no
-    library can be loaded, and for tests. To be called before any entry point is imported."""
+    library can be loaded, and for tests. Must be called before any entry point is imported."""
     _choice.path, _choice.none = path, path is None
     library.cache_clear()
 

@@ -80,7 +80,7 @@ def put_digits(out: int, number: int, count: int, pairs: int) -> int:
 
 @inner
 def put_integer(out: int, number: int, pairs: int) -> int:
-    """An int64 but the least one, which has no positive counterpart."""
+    """An int64, except the least one, which has no positive counterpart."""
     if number < 0:
         store8(out, 0x2D)
         out += 1

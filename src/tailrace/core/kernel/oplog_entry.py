@@ -76,7 +76,7 @@ _COMMIT = word_of(b"commitTransaction")
 _COMMIT_MIDDLE = word_of(b"ansactio")
 _PREPARE = word_of(b"prepare")
 _PARTIAL_TXN = word_of(b"partialTxn")
-# By these a command tells what it does to a collection; of the longer names the first eight bytes.
+# The names by which a command tells what it does to a collection; of longer names the first eight bytes.
 _DROP = word_of(b"drop")
 _DROP_DATABASE = word_of(b"dropDatabase")
 _DROP_INDEXES = word_of(b"dropIndexes")
@@ -267,7 +267,7 @@ def read_command(table: int, document: int) -> bool:
 
 @inner
 def _is_definition(name: int, size: int) -> bool:
-    """Whether a command of this name may give an event: all that ``Transform`` knows."""
+    """Whether a command of this name may give an event: whether ``Transform`` knows it."""
     if size < 4 or size > 16:
         return False
     word = name_word(name, size)

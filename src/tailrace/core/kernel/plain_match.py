@@ -1,7 +1,7 @@
 """A ``$match`` whose test has no program: a general regular expression, or an ``$expr`` of other operators.
 
-Compiled code finds what the test asks for in all events together, and plain code tests that. So no event is handed over
-as a whole, and the stages after it stay compiled.
+Compiled code finds the values that the test needs in all events together, and plain code tests them. So no event is
+passed on as a whole, and the stages after it stay compiled.
 """
 
 from __future__ import annotations

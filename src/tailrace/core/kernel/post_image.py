@@ -1,8 +1,8 @@
 """Post-images from pre-images and deltas, in compiled code: the counterpart of ``oplog.update_delta.apply_diff``.
 
 A *level* is a document or an array that a diff changes. The parts of its diff stand in a table, one after another in
-the order of the diff; levels nest, and so do their tables. What is rare (a name twice in a diff, a deleted ``_id``, an
-odd diff, an array that grows far) has no post-image here: ``apply_diff`` makes it.
+the order of the diff; levels nest, and so do their tables. Rare cases (a name twice in a diff, a deleted ``_id``, an
+odd diff, an array that grows far) get no post-image here: ``apply_diff`` makes it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _UPDATED = 1
 _INSERTED = 2
 _NESTED = 3
 
-#: More parts than this, on all levels that are open, are looked up faster in Python's dictionaries.
+#: With more parts than this, on all open levels, Python's dictionaries are faster.
 _PARTS_MAX = 1024
 _DEPTH_MAX = 100
 

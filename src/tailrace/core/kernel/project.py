@@ -1,8 +1,8 @@
 """The user's ``$project``, ``$set``, ``$unset`` and ``$replaceWith`` on many events at once, in compiled code.
 
-``tailrace.core.expression.stages`` is the reference. An event that this module does not know to the last byte (bytes
-that do not hold together, nesting near the server's limit, a result that is no document) is ``UNKNOWN``, and the plain
-stages say what becomes of it.
+``tailrace.core.expression.stages`` is the reference. If this module cannot give an event to the last byte (invalid
+bytes, nesting near the server's limit, a result that is no document), it is ``UNKNOWN``, and the plain stages process
+it.
 
 A *node* is one level of a projection: a table of names, those first that are set or descended into, in the order of the
 specification. An *expression* is a row of instructions that write a value: constants, paths, and documents and arrays
@@ -128,7 +128,7 @@ def find_element(name: int, size: int, pos: int, limit: int) -> int:
 
 @inner
 def holds_gone(start: int, end: int) -> bool:
-    """Whether any byte in [start, end) is that of a field that went."""
+    """Whether any byte in [start, end) is the mark of a removed field."""
     pos = start
     while pos + 8 <= end:
         word = load64(pos) ^ _GONE_BYTES

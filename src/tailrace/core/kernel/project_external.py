@@ -20,7 +20,7 @@ from tailrace.core.kernel.batch import address
 from tailrace.core.kernel.project_look_up import NOT_FOUND_OUT, look_up
 from tailrace.core.kernel.project_pool import Pool
 
-#: How many bytes of what is computed for one block are kept; the events after those are left to the plain stages.
+#: How many computed bytes are kept for one block; the events after those are left to the plain stages.
 _BYTES_MAX: Final = 128 << 20
 
 

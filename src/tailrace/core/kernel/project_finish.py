@@ -33,7 +33,7 @@ from tailrace.core.kernel.scan import (
     word_of,
 )
 
-#: Near the server's limits of an event, and beyond, the plain stages decide: they split it, or they raise.
+#: Near the server's limits for an event, and beyond them, the plain stages decide: they split it, or they raise.
 GIVEN_MAX = 16 * 1024 * 1024 - (1 << 16)
 _DEPTH_MAX = 200
 

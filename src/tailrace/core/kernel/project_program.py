@@ -25,8 +25,8 @@ LEFT: Final = 3
 
 #: More names than this at one level are looked up faster by the reference's sets; and each needs its bit in a word.
 _NAMES_MAX: Final = 60
-#: One event's result that needs more room than this is left to the plain stages, and so is what of a block comes after
-#: more results than that.
+#: If one event's result needs more room than this, it is left to the plain stages, and so is the rest of a block after
+#: that many bytes of results.
 _EVENT_ROOM: Final = 40 << 20
 _BLOCK_ROOM: Final = 128 << 20
 _MARGIN: Final = 1 << 12
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """The resume tokens that a block's events came with: what ``_id`` must still hold at the end."""
+    """The original resume tokens of a block's events, which must still be in ``_id`` at the end."""
 
     buffer: Bytes
     start: Offsets

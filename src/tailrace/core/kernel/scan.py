@@ -1,8 +1,8 @@
 """BSON by address, in compiled code: the same cuts as ``tailrace.core.raw_bson``, with -1 in place of an exception.
 
-Every function takes the address where its document's final NUL lies (``limit``) and reads nothing at or after it
-before it has compared. -1 means "not as BSON has it"; the caller gives the entry to the plain stages, which raise the
-proper error. Where this module is stricter than ``tailrace.core.raw_bson``, the plain stages decide in the same way.
+Every function takes the address where its document's final NUL lies (``limit``) and reads nothing at or after it before
+it has compared. -1 means "not valid BSON"; the caller gives the entry to the plain stages, which raise the proper
+error. Where this module is stricter than ``tailrace.core.raw_bson``, the plain stages decide in the same way.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The events of a snapshot, in compiled code: ``tailrace.read.snapshot.event.snapshot_event`` of many documents at
 once.
 
-What all documents of a chunk have in common comes as finished bytes; each document brings its ``_id``, which goes to
-the token and the document key, and itself. Documents that the plain way has to make are left undone: those with a large
-``_id``, or one of a rare type.
+What the events of a chunk have in common comes as finished bytes; each document contributes its ``_id``, for the token
+and the document key, and itself. Documents that the plain way has to make are left undone: those with a large ``_id``,
+or one of a rare type.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _put_event(out: int, job: int, document: int, size: int) -> int:
 def _make_events(sources: int) -> Callable[[int], int]:
     @entry_point("int64(int64)")
     def make(job: int) -> int:
-        """Make events until the documents end or one is not for us; how many were made."""
+        """Make events until the documents end or one is left to the plain way. Returns how many were made."""
         if sources == 0:
             return 0
         pos, limit = load64(job + _DOCUMENTS), load64(job + _END)

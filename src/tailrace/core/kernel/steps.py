@@ -62,13 +62,13 @@ def through(
 
 
 def block_of(pipeline: ChangeStreamPipeline, made: KernelBatch, first: int, last: int) -> Blocks:
-    """The events [first, last) as a block, where there are any; the pipeline moves on to the last one's token."""
+    """The events [first, last) as a block, if there are any; the pipeline moves on to the last one's token."""
     if first < last:
         pipeline.advance(made.token(last - 1), pipeline.high_water)
         yield made.block(first, last)
 
 
 def _check_size(made: KernelBatch) -> Generator[Request, Answer, KernelBatch]:
-    """Events that a step has made too large are the plain stages', which say so."""
+    """Events that a step has made too large are left to the plain stages, which raise."""
     yield from ()
     return made.left_plain_by_event(made.end - made.start > EVENT_MAX)

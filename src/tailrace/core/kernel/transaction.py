@@ -1,8 +1,8 @@
 """Transactions in compiled code: the operations of an ``applyOps`` entry as events, alone or as a part of a chain.
 
-One primitive, ``_put_operations``, does the operations of one array with what they take from the entry that commits
-them. An entry that stands alone and a chain whose entries are all in the batch are done here whole or not at all; for
-a chain that reaches further back, the Python side brings one entry after the other (``put_piece``).
+One primitive, ``_put_operations``, handles the operations of one array, with what they take from the entry that commits
+them. An entry that stands alone and a chain whose entries are all in the batch are done here whole or not at all; for a
+chain that reaches further back, the Python side brings one entry after the other (``put_piece``).
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def put_command(job: int) -> int:
         if 1 in (prepare, partial):
             return MEMBER_ENTRY if session != 0 else SKIPPED
         if session == 0 and number == 0 and flags & UNWINDS_WITHOUT_SESSION == 0:
-            # The operations alone are an entry of a later version, which the plain stage refuses.
+            # Operations without anything else are an entry of a later version, which the plain stage refuses.
             return PLAIN if _holds_alone(document, apply_ops) else SKIPPED
     elif session == 0 or not _is_one(commit):
         return PLAIN
@@ -298,7 +298,7 @@ def put_command(job: int) -> int:
     take_times(job, table)
     _take_session(job, table)
     if is_multi_op:
-        # Its prevOpTime leads to the session's earlier statements, which are no part of it.
+        # Its prevOpTime leads to the session's earlier statements, which are not a part of it.
         previous = 0
         store64(job + LSID, 0)
     if apply_ops == 0:

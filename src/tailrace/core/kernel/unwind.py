@@ -19,14 +19,14 @@ from tailrace.core.pipeline.shard import ChangeStreamPipeline
 from tailrace.core.plan.request import Answer, Request
 from tailrace.errors import OplogFormatError
 
-#: How many operations the plain stages do at first where the kernel stops; twice as many each time after that: they
-#: come to their place by passing all operations before it.
+#: How many operations the plain stages handle first where the kernel stops, and twice as many each time after that,
+#: since they get to their place by skipping all operations before it.
 _PLAIN_OPERATIONS: Final = 50
 
 
 @dataclass(frozen=True)
 class Unwinding:
-    """How the stream at hand does its transactions."""
+    """How a stream handles its transactions."""
 
     pipeline: ChangeStreamPipeline
     settings: KernelSettings

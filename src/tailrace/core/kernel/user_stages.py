@@ -1,7 +1,7 @@
 """The user's pipeline over a block of finished events.
 
 It is compiled once into a row of block programs: the ``$match`` stages, the projections and the replacements that
-compiled code knows. Where the row ends before the pipeline does, only what has passed goes through the other stages, in
+compiled code knows. If these end before the pipeline does, only events that passed go through the other stages, in
 plain code and event by event; so does an event about which a program cannot decide. An event on which the plain code
 fails is left to the caller, and so is everything after it: the plain stages then raise the error at its place.
 """
@@ -133,7 +133,7 @@ class BlockStages:
         return StagedEvents(verdict, run.buffer, run.offsets, run.places)
 
     def _finished(self, run: Run, waiting: list[_Waiting], tokens: Tokens | None) -> Run:
-        """The events of a run and those that waited, in order, ready to be given."""
+        """The events of a run and those that waited, in order and finished."""
         verdict = run.verdict.copy()
         numbers, documents = self._plain(waiting, verdict)
         if self._only_matches or (self._checked is not None and not documents):
@@ -256,7 +256,7 @@ def user_steps(pipeline: ChangeStreamPipeline) -> list[KernelStep] | None:
 
 
 def match_step(program: MatchProgram) -> KernelStep:
-    """Takes away the events that fail, and leaves entries of which the program does not know to the plain stages."""
+    """Removes the events that fail, and leaves entries that the program cannot decide to the plain stages."""
 
     def step(made: KernelBatch) -> Generator[Request, Answer, KernelBatch]:
         yield from ()
@@ -302,6 +302,6 @@ _LOST: Final = [slot // 8 for slot in (event_record.KEY_START, event_record.KEY_
 
 
 def _leave_large(made: KernelBatch) -> Generator[Request, Answer, KernelBatch]:
-    """An event that may have to be split is the plain stages'."""
+    """An event that may have to be split is left to the plain stages."""
     yield from ()
     return made.left_plain_by_event(made.end - made.start >= GIVEN_MAX)

@@ -2,8 +2,8 @@
 it.
 
 What it leaves to the reference (``ok`` false): types other than the usual ones, names that are not ASCII or occur
-twice, text that is not UTF-8, very wide or deep documents. Values are written where they are met; when a container
-closes, they are put into its order after its header.
+twice, text that is not UTF-8, very wide or deep documents. Values are written in the order of the document; when a
+container closes, they are sorted and put after its header.
 
 A *state* is a block of int64 slots. *Records* are a stack: one for each field or array element whose container is still
 open: name, name size, place and size of the value, sort key, rank.
