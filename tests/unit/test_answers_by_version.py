@@ -75,8 +75,11 @@ def test_codes_limits_and_tokens_are_those_of_the_version() -> None:
         with pytest.raises(UsageError) as raised:
             GetMoreCommand.parse("shop", command, version)
         said.append(raised.value.message)
-    assert said == ["-1 value for maxTimeMS is out of range"] * 3 + [
-        "-1 value for maxTimeMS is out of range [0, 2147483647]"
+    assert said == [
+        "maxTimeMS is out of range",
+        "-1 value for maxTimeMS is out of range",
+        "-1 value for maxTimeMS is out of range",
+        "-1 value for maxTimeMS is out of range [0, 2147483647]",
     ]
     for asked, versions in ((None, [1, 2]), (False, [1, 1]), (True, [2, 2])):
         options = StreamOptions.parse(Scope.parse("shop.c"), generate_v2_tokens=asked)
