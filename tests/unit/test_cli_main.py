@@ -389,3 +389,29 @@ def test_a_package_of_others_that_is_missing_is_named(
         monkeypatch.setattr(f"tailrace.cli.{command}.run", missing)
         assert main([command, "mongodb://h", *(["dir"] if command == "archive" else [])]) == 1
         assert capsys.readouterr().err.endswith(f"Install it: pip install {wanted}.\n")
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer in this system")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_python_drops_comes_again(number: signal.Signals) -> None:
+    """A watch went on after Ctrl-C once in some hundred tries: the signal had come in a callback of an import. The test
+    of interrupts at any moment meets that far too rarely."""
+    program = f"""
+import os, sys, time
+from tailrace.cli import main
+
+class Dropping:
+    def __del__(self):
+        os.kill(os.getpid(), {int(number)})
+        time.sleep(30)
+
+def run(arguments):
+    Dropping()
+    time.sleep(30)
+    return 0
+
+main._run = run
+sys.exit(main.main([]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=25, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")

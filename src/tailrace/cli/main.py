@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -103,6 +103,8 @@ _IN_A_STORE: Final = frozenset({"deltalake", "lmdb", "numpy", "obstore", "pyarro
 _OUR_FOLDER: Final = str(Path(__file__).parents[1]) + os.sep
 _BUG: Final = " This is a bug in tailrace: please report it."
 _WRONG_USAGE: Final = 2
+#: How long after it was dropped an interrupt is raised again.
+_AGAIN_S: Final = 0.01
 #: As a shell has it: 128 and the signal's number.
 _WHEN_SIGNALLED: Final[dict[int, int]] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _DESCRIPTION = """\
@@ -187,11 +189,38 @@ def _noted_interrupts() -> Iterator[list[int]]:
     for number in noted:
         signal.signal(number, note)
     try:
-        yield seen
+        with _repeated_where_lost() if noted else nullcontext():
+            yield seen
     finally:
         for number in noted:
             if signal.getsignal(number) is note:
                 signal.signal(number, defaults[number])
+
+
+@contextmanager
+def _repeated_where_lost() -> Iterator[None]:
+    """Python drops what is raised in a destructor or in the callback of a weak reference, of which each import has
+    some. An interrupt that comes there is raised again a moment later."""
+    before = sys.unraisablehook
+
+    def again(dropped: Any) -> None:
+        if not isinstance(dropped.exc_value, KeyboardInterrupt) or not hasattr(signal, "setitimer"):
+            before(dropped)
+            return
+        kind = type(dropped.exc_value)
+
+        def interrupt(_number: int, _frame: FrameType | None) -> None:
+            raise kind
+
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        if sys.unraisablehook is again:
+            sys.unraisablehook = before
 
 
 def _run(arguments: Sequence[str] | None) -> int:
