@@ -68,10 +68,11 @@ _HEADER = (
 
 class SteppingClock:
     """A clock that stands still while a writer works, and is moved on where the writer would wait. It takes the place
-    of the module ``time``."""
+    of the module ``time``. It begins ``ahead`` seconds ago: whatever goes by the machine's clock, as the library does
+    that writes checkpoints, must not take what this clock has dated for something of the future."""
 
-    def __init__(self) -> None:
-        self._seconds, self._begun_ns = time.monotonic(), time.time_ns()
+    def __init__(self, ahead: float) -> None:
+        self._seconds, self._begun_ns = time.monotonic(), time.time_ns() - round(ahead * 1e9)
         self._passed = 0.0
 
     def monotonic(self) -> float:
@@ -267,7 +268,7 @@ def follow(uri: str, root: Path, collection: Any, args: argparse.Namespace) -> N
     settings = TableSettings(root, (TableRule(_NAME),), every_s=args.every, merge_on_read=not args.rewritten)
     with TablesWriter(uri, settings) as writer:
         writer.run_to_present()
-    oplog, clock, begun = MadeOplog(collection, args.documents), SteppingClock(), time.monotonic()
+    oplog, clock, begun = MadeOplog(collection, args.documents), SteppingClock(args.minutes * 60), time.monotonic()
     with clock.installed(), TablesWriter(uri, settings) as writer:
         writer.begin()
         hour = Hour(writer, clock, root, args)
