@@ -62,6 +62,12 @@ def test_a_wrong_field_is_named_in_the_words_of_4_4(command: dict[str, Any], cod
     assert message in raised.value.message
 
 
+def test_a_database_that_is_no_utf_8_is_shown_as_far_as_it_goes() -> None:
+    raw = bson.encode(_MORE | {"collection": "", "$db": "dXb"}).replace(b"dXb", b"d\xffb")
+    with pytest.raises(UsageError, match="Invalid namespace for getMore: d\ufffdb"):
+        GetMoreCommand.parse("d", raw, (4, 4, 2))
+
+
 def test_what_4_4_takes_is_taken() -> None:
     wanted = _parse(_STREAM | {"cursor": {"batchSize": 1.9}, "hint": "x", "comment": 1})
     assert wanted.batch_size == 1

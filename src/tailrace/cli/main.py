@@ -202,6 +202,7 @@ def _repeated_where_lost() -> Iterator[None]:
     """Python drops what is raised in a destructor or in the callback of a weak reference, of which each import has
     some. An interrupt that comes there is raised again a moment later."""
     before = sys.unraisablehook
+    alarm: list[Any] = []
 
     def again(dropped: Any) -> None:
         if not isinstance(dropped.exc_value, KeyboardInterrupt) or not hasattr(signal, "setitimer"):
@@ -212,7 +213,7 @@ def _repeated_where_lost() -> Iterator[None]:
         def interrupt(_number: int, _frame: FrameType | None) -> None:
             raise kind
 
-        signal.signal(signal.SIGALRM, interrupt)
+        alarm.append(signal.signal(signal.SIGALRM, interrupt))
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
 
     sys.unraisablehook = again
@@ -221,6 +222,9 @@ def _repeated_where_lost() -> Iterator[None]:
     finally:
         if sys.unraisablehook is again:
             sys.unraisablehook = before
+        if alarm:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, alarm[0])
 
 
 def _run(arguments: Sequence[str] | None) -> int:

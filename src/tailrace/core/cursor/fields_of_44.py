@@ -51,34 +51,33 @@ def check_aggregate(command: bytes) -> None:
 
 def check_get_more(command: bytes) -> None:
     """The same for a ``getMore``."""
-    shown = f"in: {spaced_document_text(command)}"
     for element in raw_bson.elements(command):
         name = element.name.decode("utf-8", "replace")
         match element.name:
             case b"getMore" if element.type != INT64:
-                raise UsageError(f"Field 'getMore' must be of type long {shown}", code=14)
+                raise UsageError(f"Field 'getMore' must be of type long {_in(command)}", code=14)
             case b"collection" if element.type != STRING:
-                raise UsageError(f"Field 'collection' must be of type string {shown}", code=14)
+                raise UsageError(f"Field 'collection' must be of type string {_in(command)}", code=14)
             case b"batchSize":
                 if element.type not in _NUMBERS:
-                    raise UsageError(f"Field 'batchSize' must be a number {shown}", code=14)
+                    raise UsageError(f"Field 'batchSize' must be a number {_in(command)}", code=14)
                 size = _whole(command, element)
                 if size < 0:
                     raise UsageError(f"Batch size for getMore must be positive, but received: {size}", code=2)
             case b"maxTimeMS":
                 _check_time_limit(command, element)
             case b"term" if element.type != INT64:
-                raise UsageError(f"Field 'term' must be of type NumberLong {shown}", code=14)
+                raise UsageError(f"Field 'term' must be of type NumberLong {_in(command)}", code=14)
             case other if other not in _GET_MORE | {b"term"}:
                 text = f"Failed to parse: {spaced_document_text(command)}. Unrecognized field '{name}'."
                 raise UsageError(text, code=9)
     collection = raw_bson.find(command, b"collection")
     if collection is None:
-        raise UsageError(f"Field 'collection' missing {shown}", code=9)
+        raise UsageError(f"Field 'collection' missing {_in(command)}", code=9)
     if raw_bson.value(command, collection) == _EMPTY_STRING:
         database = raw_bson.find(command, b"$db")
-        named = "" if database is None else raw_bson.read_string(command, database.value_start).decode()
-        raise UsageError(f"Invalid namespace for getMore: {named}.", code=73)
+        named = b"" if database is None else raw_bson.read_string(command, database.value_start)
+        raise UsageError(f"Invalid namespace for getMore: {named.decode('utf-8', 'replace')}.", code=73)
     cursor = raw_bson.find(command, b"getMore")
     if cursor is not None and not any(raw_bson.value(command, cursor)):
         raise UsageError("Cursor id for getMore must be non-zero", code=2)
@@ -86,13 +85,12 @@ def check_get_more(command: bytes) -> None:
 
 def check_kill_cursors(command: bytes) -> None:
     """The same for ``killCursors``, which takes any other field, and an id at least."""
-    shown = f"in: {spaced_document_text(command)}"
     collection = raw_bson.find(command, b"killCursors")
     if collection is None or collection.type != STRING:
-        raise UsageError(f"First parameter must be a string {shown}", code=9)
+        raise UsageError(f"First parameter must be a string {_in(command)}", code=9)
     listed = raw_bson.find(command, b"cursors")
     if listed is None or listed.type != ARRAY:
-        raise UsageError(f"Field 'cursors' must be of type array {shown}", code=9)
+        raise UsageError(f"Field 'cursors' must be of type array {_in(command)}", code=9)
     array = raw_bson.value(command, listed)
     ids = list(raw_bson.elements(array))
     for element in ids:
@@ -100,7 +98,11 @@ def check_kill_cursors(command: bytes) -> None:
             one = spaced_document_text(raw_bson.encode_document(array[element.start : element.end]))[2:-2]
             raise UsageError(f"Field 'cursors' contains an element that is not of type long: {one}", code=9)
     if not ids:
-        raise UsageError(f"Must specify at least one cursor id {shown}", code=2)
+        raise UsageError(f"Must specify at least one cursor id {_in(command)}", code=2)
+
+
+def _in(command: bytes) -> str:
+    return f"in: {spaced_document_text(command)}"
 
 
 def _be(element: Element, wanted: int, called: str) -> None:

@@ -171,19 +171,15 @@ def exchange_sealed(
     """As ``write_sealed``: ``made`` makes the new content of what is there (``None``: nothing), or says by ``None``
     that it is not what the caller has known. Returns the new content. Raises SinkError where it is not, or changes
     meanwhile."""
-    try:
-        content, etag = place.read()
-        there = durable.unsealed(durable.parse_json(content, place), place)
-    except FileNotFoundError:
-        there, etag = None, ""
-    value = made(None if there is None else dict(there))
+    there = _there(place)
+    value = made(None if there.content is None else _unsealed(there.content, place))
     try:
         if value is None:
             raise FileExistsError
-        if there is None:
+        if there.content is None:
             place.create(durable.sealed(value))
         else:
-            place.swap(durable.sealed(value), etag)
+            place.swap(durable.sealed(value), there.etag)
     except FileExistsError:
         raise SinkError(
             f"another program has changed {place} meanwhile", hint="A lake has one stream. Start again if this is it"
