@@ -1,5 +1,7 @@
-"""What mongod 6.0 says of a field of a command that is wrong, or of the first of two: recorded from 6.0.27. Every version
-is asked in ``test_cursor_live.py``; of these rules no test without a server had one."""
+"""What mongod 6.0 says of a field of a command that is wrong, or of the first of two: recorded from 6.0.27.
+
+``test_cursor_live.py`` asks every version. Of these rules no test without a server had one.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,17 @@ _BOTH = [{"$changeStream": {"fullDocument": 1}}, {"$changeStream": {"foo": 1}}]
     ],
 )
 def test_the_first_wrong_field_is_named_as_by_the_server(command: dict[str, Any], code: int, message: str) -> None:
-    raw = bson.encode(command)
     with pytest.raises(UsageError) as raised:
-        match next(iter(command)):
-            case "aggregate":
-                AggregateCommand.parse("d", raw, (6, 0, 27))
-            case "getMore":
-                GetMoreCommand.parse("d", raw, (6, 0, 27))
-            case _:
-                cursors_to_kill(raw, (6, 0, 27))
+        _parse(command)
     assert raised.value.code == code
     assert raised.value.message.startswith(message)
+
+
+def _parse(command: dict[str, Any]) -> object:
+    raw = bson.encode(command)
+    match next(iter(command)):
+        case "aggregate":
+            return AggregateCommand.parse("d", raw, (6, 0, 27))
+        case "getMore":
+            return GetMoreCommand.parse("d", raw, (6, 0, 27))
+    return cursors_to_kill(raw, (6, 0, 27))
