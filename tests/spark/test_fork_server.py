@@ -33,6 +33,16 @@ print(os.getcwd(), os.environ["COLOUR"], "decimal" in sys.modules, sys.argv[1:],
 print(sys.stdin.read(), file=sys.stderr)
 sys.exit(7)
 """
+_LOADED = """
+import sys
+import pyarrow as pa
+from tailrace.core import kernel
+before = set(sys.modules)
+pa.array([1, 2])
+if kernel.comes_compiled():
+    kernel.process_batch, kernel.locate, kernel.encode_variants, kernel.merge_blocks
+print(sorted(name for name in set(sys.modules) - before))
+"""
 Server = tuple[subprocess.Popen[bytes], Path]
 
 
@@ -79,6 +89,14 @@ def test_a_forked_process_has_the_streams_the_surroundings_and_the_status_of_its
     assert out.splitlines() == [f"{asked} grün True ['a b'] ['{asked}', '{asked}'] __main__"]
     assert err == "said\n"
     assert done.returncode == 7
+
+
+def test_nothing_is_left_that_each_worker_would_load_at_its_first_events(server: Server, tmp_path: Path) -> None:
+    """Only the time of a first query showed it: each of four workers loaded pandas, since pyarrow asks for it when it
+    makes an array, and the half of the kernel that transforms events."""
+    (tmp_path / "loaded.py").write_text(_LOADED)
+    loaded, err = start(server[1], ["-m", "loaded"], tmp_path).communicate(timeout=300)
+    assert loaded.splitlines() == ["[]"], err
 
 
 @pytest.mark.parametrize("why", ["no server", "gone", "another seed", "no module"])

@@ -18,6 +18,7 @@ import pyspark.daemon
 import tailrace.lake.spark.reading.slice_reader
 import tailrace.lake.spark.store.source
 import tailrace.lake.store.part_writer  # noqa: F401
+from tailrace.core import kernel
 
 #: glibc's parameters of ``mallopt``, and their values: how much free memory at the heap's end is kept, and from which
 #: size on a block is mapped separately and goes back to the system at once.
@@ -47,4 +48,6 @@ def keep_memory_by(set_option: Callable[[int, int], int]) -> bool:
 
 if __name__ == "__main__":
     keep_memory()
+    if kernel.comes_compiled():
+        kernel.warm_up()
     pyspark.daemon.manager()

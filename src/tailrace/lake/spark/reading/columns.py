@@ -41,8 +41,6 @@ _CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO, tz_aware=True, unicode_decode_error_handler="replace"
 )
 _JSON: Final = json_util.RELAXED_JSON_OPTIONS
-#: Milliseconds beyond this have no microseconds in 64 bits.
-
 #: Where a UUID's text has dashes and digits, and the two digits of each byte.
 _UUID_DASHES: Final = [8, 13, 18, 23]
 _UUID_DIGITS: Final = [place for place in range(36) if place not in _UUID_DASHES]
