@@ -76,7 +76,7 @@ await step(given, () =>
   }),
 );
 await step(given, () => first.connection.collection("others").insertOne({ plain: true }));
-await settle(given); // no document is looked up any more when its collection goes
+await settle(given); // so that no document is still to be looked up when its collection is dropped
 await step(given, () => first.Order.collection.drop());
 await settle(given);
 finish({ given, seen: sides.map((side) => side.hydrated) });

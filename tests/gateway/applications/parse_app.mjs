@@ -8,7 +8,7 @@ import { count, finish, record, requireFrom, sleep, until } from "./recording.mj
 const headers = { "X-Parse-Application-Id": "app", "X-Parse-Master-Key": "master", "Content-Type": "application/json" };
 
 async function serve(uri, gateway, packages) {
-  process.env.PARSE_SERVER_LOGS_FOLDER = "null"; // its logger opens files where it was started when it is loaded
+  process.env.PARSE_SERVER_LOGS_FOLDER = "null"; // when it is loaded, its logger opens files in the current directory
   const require = requireFrom(packages);
   const mongodb = requireFrom(`${packages}/node_modules/parse-server`)("mongodb");
   const given = record(mongodb, gateway);
@@ -44,7 +44,7 @@ async function main(direct, gateway, name, packages) {
   const sides = [];
   for (const uri of [direct, gateway]) {
     const child = fork(fileURLToPath(import.meta.url), ["serve", at(uri), gateway, packages], {
-      stdio: ["ignore", "ignore", "inherit", "ipc"], // it says things on its standard output
+      stdio: ["ignore", "ignore", "inherit", "ipc"], // it prints to its standard output
     });
     const answers = [];
     child.on("message", (message) => answers.push(message));

@@ -100,7 +100,7 @@ async def use_motor(uris: dict[str, str], name: str) -> dict[str, Any]:
             await plain[1].update_one({"_id": 5}, {"$unset": {"list": 1}}, session=session)
 
     await streams.step(transact())
-    await streams.quiet()  # no document is looked up any more when its collection goes
+    await streams.quiet()  # so that no document is still to be looked up when its collection is dropped
     await streams.step(plain[0].rename("moved", dropTarget=True))
     await streams.settle()
     return {"given": streams.given}

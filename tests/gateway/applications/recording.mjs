@@ -1,4 +1,4 @@
-// What change streams give to an application of somebody else's, read from the server itself and through the gateway.
+// What change streams give to somebody else's application, read from the server itself and through the gateway.
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
@@ -66,7 +66,7 @@ export async function settle(given) {
   }
 }
 
-// So many streams are open at the server: what is written from now on is in them.
+// Wait until that many streams are open at the server, so that they have whatever is written from now on.
 export async function opened(given, number) {
   const open = () => given.streams().filter(({ cursor }) => cursor.id !== undefined && cursor.id !== null).length;
   await until(() => open() >= number, `${number} streams to be opened`);

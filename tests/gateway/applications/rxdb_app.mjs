@@ -66,8 +66,8 @@ await until(async () => {
   for (const { replication } of sides) await replication.awaitInSync();
   return JSON.stringify(await local(sides[0])) === JSON.stringify(await local(sides[1]));
 }, "both local databases to be equal");
-// The first stream of each side is followed all the time. The others read on from a checkpoint until they find nothing
-// more, as often as it happens to take: of these, the events that both sides have had.
+// The first stream of each side is followed all the time. The others resume from a checkpoint until they find nothing
+// more, and how often that happens varies: of their events, those that both sides have had are compared.
 const later = (lists) => new Map(lists.slice(1).flat().map((text) => [JSON.parse(text)._id._data, text]));
 const both = [later(given.direct), later(given.gateway)];
 const common = [...both[0].keys()].filter((token) => both[1].has(token)).sort();

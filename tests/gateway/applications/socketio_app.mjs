@@ -35,8 +35,8 @@ third.adapter(createAdapter(own, { uid: "third", heartbeatInterval: 1000, reques
 await opened(given, 3);
 await sleep(2500); // the three have heard of each other
 
-// Each server leaves out what it has sent itself: compared is what the third one has sent, but for its heartbeats, which
-// come when they do.
+// Each server leaves out what it sent itself. So what the third one sent is compared, without its heartbeats, whose
+// number differs.
 const HEARTBEAT = 2;
 const ofThird = ([list]) =>
   list.filter((text) => {

@@ -2,8 +2,8 @@
 //
 //   java -cp DRIVER.jar:. JavaDriver URI NAME
 //
-// NAME makes the database's name and the application's: fail points are for this program alone. Debian's version (3.6)
-// says hello in OP_QUERY, watches collections only, and knows sessions, but no transactions yet.
+// NAME is part of the database's name and the application's, so that fail points affect this program alone.
+// Debian's version (3.6) says hello in OP_QUERY, watches collections only, and knows sessions, but no transactions yet.
 import com.mongodb.MongoClient;
 import com.mongodb.MongoClientOptions;
 import com.mongodb.MongoClientURI;
@@ -219,7 +219,7 @@ public final class JavaDriver {
             of("errorCode", 280))) {
             String label = failure.toJson();
             MongoCursor<BsonDocument> stream = opened(c.watch());
-            // This version resumes from an event's token alone: without one it would begin anew, after the failure.
+            // This version resumes only from an event's token. Without one it would start anew, after the failure.
             c.insertOne(of("_id", "before " + label));
             take(stream, 1);
             failing("getMore", failure, () -> {
@@ -242,7 +242,7 @@ public final class JavaDriver {
     }
 
     private static void part(String label, Work work) throws Exception {
-        System.err.println(label); // where it is, for who waits in vain
+        System.err.println(label); // so that whoever waits in vain sees where it is
         work.run();
     }
 

@@ -2,7 +2,7 @@
  *
  *   c_driver URI NAME
  *
- * NAME makes the database's name and the application's: fail points are for this program alone.
+ * NAME is part of the database's name and the application's, so that fail points affect this program alone.
  */
 #include <mongoc/mongoc.h>
 #include <stdio.h>

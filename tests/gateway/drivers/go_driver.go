@@ -2,7 +2,7 @@
 //
 //	go_driver URI NAME
 //
-// NAME makes the database's name and the application's: fail points are for this program alone.
+// NAME is part of the database's name and the application's, so that fail points affect this program alone.
 package main
 
 import (
@@ -322,7 +322,7 @@ func main() {
 	must(db.Drop(all))
 	parts := []func(){crud, transactions, files, indexes, retries, watching, resuming, invalidating}
 	for number, part := range parts {
-		fmt.Fprintln(os.Stderr, "part", number) // where it is, for who waits in vain
+		fmt.Fprintln(os.Stderr, "part", number) // so that whoever waits in vain sees where it is
 		part()
 	}
 	monitored := []bool{}

@@ -2,7 +2,7 @@
 //
 //   node node_driver.mjs URI NAME PACKAGES
 //
-// NAME makes the database's name and the application's: fail points are for this program alone.
+// NAME is part of the database's name and the application's, so that fail points affect this program alone.
 // PACKAGES is the directory that holds node_modules.
 import { createRequire } from "node:module";
 import { join } from "node:path";
@@ -11,7 +11,7 @@ const [uri, name, packages] = process.argv.slice(2);
 const { MongoClient, GridFSBucket, Long } = createRequire(join(packages, "x.js"))("mongodb");
 
 const facts = {};
-const quick = { maxAwaitTimeMS: 200 }; // a look at a quiet stream waits a second otherwise
+const quick = { maxAwaitTimeMS: 200 }; // otherwise a getMore on a quiet stream waits a second
 
 const started = [];
 const client = new MongoClient(uri, { appName: name, monitorCommands: true, heartbeatFrequencyMS: 1000 });
@@ -28,7 +28,7 @@ async function main() {
   await db.dropDatabase();
   facts.topology = uri.includes("replicaSet") ? await heard : "any";
   for (const part of [crud, transactions, gridfs, indexes, retries, watching, resuming, invalidating, large]) {
-    console.error(part.name); // where it is, for who waits in vain
+    console.error(part.name); // so that whoever waits in vain sees where it is
     await part(db);
   }
   facts.heartbeats = heartbeats > 0;

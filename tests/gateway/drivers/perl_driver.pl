@@ -2,7 +2,7 @@
 #
 #   perl perl_driver.pl URI NAME
 #
-# NAME makes the database's name and the application's: fail points are for this program alone.
+# NAME is part of the database's name and the application's, so that fail points affect this program alone.
 use strict;
 use warnings;
 use JSON::PP;
@@ -194,7 +194,7 @@ my $done = eval {
         watching => \&watching, resuming => \&resuming, invalidating => \&invalidating,
     );
     for my $part (qw(crud transactions gridfs indexes retries watching resuming invalidating)) {
-        print STDERR "$part\n";    # where it is, for who waits in vain
+        print STDERR "$part\n";    # so that whoever waits in vain sees where it is
         $parts{$part}->();
     }
     $facts{monitored} = [ map { $started{$_} ? 1 : 0 } qw(insert find getMore aggregate commitTransaction createIndexes) ];

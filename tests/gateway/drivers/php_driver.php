@@ -3,9 +3,9 @@
 //
 //   php php_driver.php URI NAME
 //
-// NAME makes the database's name and the application's: fail points are for this program alone. The extension has
-// commands, bulk writes, sessions and cursors; resuming and GridFS are a library's, which Debian does not have, so this
-// resumes with the tokens itself, as programs without the library do.
+// NAME is part of the database's name and the application's, so that fail points affect this program alone.
+// The extension has commands, bulk writes, sessions and cursors. Resuming and GridFS belong to a library that Debian does
+// not have, so this program resumes with the tokens itself, as programs without the library do.
 use MongoDB\Driver\{BulkWrite, Command, Cursor, Manager, Query, WriteConcern};
 use MongoDB\Driver\Exception\RuntimeException;
 use MongoDB\Driver\Monitoring\{CommandFailedEvent, CommandStartedEvent, CommandSubscriber, CommandSucceededEvent};
@@ -213,7 +213,7 @@ function resuming(): void
         $stream = watch("resumed", ["resumeAfter" => $event->_id], [], 1);
         $stream->rewind();
         failing("getMore", $failure, function () use (&$facts, $label, $stream) {
-            // The words of a connection that is cut are the system's.
+            // The message about a connection that is cut is the operating system's.
             $facts[$label] = textOf(fn() => $stream->next())[$label === "cut" ? 2 : 1];
         });
     }
@@ -241,7 +241,7 @@ $status = 0;
 try {
     run(["dropDatabase" => 1]);
     foreach (["crud", "transactions", "indexes", "retries", "watching", "resuming", "invalidating"] as $part) {
-        fwrite(STDERR, "$part\n"); // where it is, for who waits in vain
+        fwrite(STDERR, "$part\n"); // so that whoever waits in vain sees where it is
         $part();
     }
     $facts["monitored"] = array_map(fn($command) => isset($counter->started[$command]),

@@ -2,12 +2,12 @@
 #
 #   ruby ruby_driver.rb URI NAME
 #
-# NAME makes the database's name and the application's: fail points are for this program alone. Debian's version (2.5)
-# knows sessions, but no transactions yet.
+# NAME is part of the database's name and the application's, so that fail points affect this program alone.
+# Debian's version (2.5) knows sessions, but no transactions yet.
 require "json"
 require "mongo"
 
-# That version is older than this Ruby, which has taken the functions away.
+# That version uses functions that this newer Ruby no longer has.
 def URI.decode(text) = URI.decode_www_form_component(text)
 def URI.encode(text) = URI.encode_www_form_component(text)
 
@@ -160,7 +160,7 @@ end
 begin
   DB.drop
   %i[crud sessions gridfs indexes retries watching resuming invalidating].each do |part|
-    warn part # where it is, for who waits in vain
+    warn part # so that whoever waits in vain sees where it is
     send(part)
   end
   FACTS[:monitored] = %w[insert find getMore aggregate createIndexes].map { |command| STARTED[command].positive? }
