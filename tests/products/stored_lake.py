@@ -4,13 +4,12 @@ It has no Iceberg table: that is refused in a store."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tailrace.lake.store.lake_root import LakeRoot
-from tests.products.lake import LakeProduct, session
+from tests.products.lake import LakeProduct
 from tests.products.product import Job
 from tests.products.stores import StoreMirror, place_of, prefix_of, server_of
 
@@ -41,9 +40,5 @@ class StoredLakeProduct(LakeProduct):
         shutil.rmtree(job.root / _STATE)
 
     def written_to(self, job: Job) -> dict[str, Any]:
-        """The lake as a user names it: a URI, and keys in the environment, also that of Spark's workers."""
-        server = server_of(job)
-        keys = {name.replace("AWS_ENDPOINT", "AWS_ENDPOINT_URL"): one for name, one in server.environment().items()}
-        os.environ.update(keys)
-        session().sparkContext.environment.update(keys)
-        return {"lake": server.uri(prefix_of(job)), "state": Path(job.root / _STATE)}
+        """The lake as a user names it: a URI. Keys are in the environment (``store_for``)."""
+        return {"lake": server_of(job).uri(prefix_of(job)), "state": Path(job.root / _STATE)}

@@ -41,7 +41,10 @@ _bad_days: list[random.Random] = []
 @contextmanager
 def store_for(names: Sequence[str], folder: Path, *, azure: bool = False) -> Iterator[None]:
     """An object store, if one of the products needs one, for this process and its children. ``azure``: one of Azure's
-    kind too, where that can be had."""
+    kind too, where that can be had.
+
+    The keys of all of them are in the environment from the beginning: a source that a Spark session knows keeps the
+    environment in which it became known, so one that a lake on the disk had begun could not write to a store later."""
     with ExitStack() as stack:
         if any(one.endswith(_IN_STORE) for one in names):
             running = {"s3": stack.enter_context(object_server(folder / "objects")).address}
@@ -49,7 +52,9 @@ def store_for(names: Sequence[str], folder: Path, *, azure: bool = False) -> Ite
                 with suppress(Unavailable):
                     running["azure"] = stack.enter_context(azure_server(folder / "azure")).address
             ways = {kind: stack.enter_context(UnkindProxy(one, _trouble)).address for kind, one in running.items()}
-            os.environ[_ADDRESSES] = json.dumps(ways)
+            keys = {_ADDRESSES: json.dumps(ways), **_keys_of(ways)}
+            os.environ.update(keys)
+            stack.callback(lambda: [os.environ.pop(name, None) for name in keys])
         yield
 
 
@@ -63,6 +68,12 @@ def server_of(job: Job) -> ObjectServer:
     addresses = json.loads(os.environ[_ADDRESSES])
     kind = random.Random(f"tailrace store {job.options['played']}").choice(sorted(addresses))
     return _KINDS[kind](addresses[kind], 0, Path())
+
+
+def _keys_of(addresses: dict[str, str]) -> dict[str, str]:
+    """What is in the environment of whoever opens a store by its URI."""
+    found = {k: v for kind, one in addresses.items() for k, v in _KINDS[kind](one, 0, Path()).environment().items()}
+    return {name.replace("AWS_ENDPOINT", "AWS_ENDPOINT_URL"): value for name, value in found.items()}
 
 
 @contextmanager
