@@ -125,7 +125,7 @@ def columns_and_files(root: ObjectPlace, version: int | None) -> tuple[StructTyp
             since = newest.changes[len(state.changes) :]
             rebuilt = any(key in ("columns", "documents") for change in since for key in change.keys)
             return (_columns_at(root, state.number) if rebuilt else columns_of(known)), state.in_order
-    require_changed(log, known)
+    require_changed(log, known or {})
     raise SinkError(f"the lake {root} keeps changing", hint="Try again")
 
 
