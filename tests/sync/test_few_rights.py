@@ -203,11 +203,14 @@ def test_a_right_that_goes_away_when_limits_of_age_are_restored(filled: tuple[Re
         with pytest.raises(SinkError, match=r"the sync is cut over, but not every expireAfterSeconds .* is restored"):
             sync.cutover(told=told)
         assert refuses_writes(source)
-        assert sync.status().phase == "cutOver"
+        left = sync.status()  # it showed a finished cut-over
+        assert (left.phase, left.held_limits) == ("cutOver", 1)
+        assert "expireAfterSeconds not restored on 1 index of the target: run" in str(left)
         with pytest.raises(UsageError, match="has not restored every expireAfterSeconds"):
             sync.reverse()
         may(target, "alters", alters[1], so=True)
         sync.cutover()
+        assert sync.status().to_json()["heldLimits"] == 0
         sides = [held(one.uri, but=[STATE_DB], selected=is_users) for one in (source, target)]
         assert differences(*sides, uuids=False, known=normal("", "", ages=True)) == []
         with pytest.raises(UsageError, match="already been cut over"):

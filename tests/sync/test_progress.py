@@ -71,6 +71,10 @@ def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
             SyncProgress("a", phase="follow", verified={"time": "7,2", "differences": 0}),
             "verified at 7,2: 0 differences",
         ),
+        (
+            SyncProgress("a", phase="cutOver", held_limits=2),
+            "expireAfterSeconds not restored on 2 indexes of the target",
+        ),
     ],
 )
 def test_what_is_said_in_a_line(progress: SyncProgress, words: str) -> None:

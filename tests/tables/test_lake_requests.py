@@ -28,6 +28,7 @@ from tests.tables.object_server import ObjectServer, held_in, put_back
 from tests.tables.test_lake_in_store import data_files, numbers_in, opened, put
 from tests.tables.unkind_proxy import UnkindProxy
 from tests.unit.lake_events import planned_for, stage
+from tests.unit.test_lake_changing import widen
 
 POLICY = CompactionPolicy()
 #: The request that writes a file; the commit checks whether the file exists.
@@ -181,6 +182,21 @@ def test_an_idle_stream_notices_another_writer_and_a_foreign_commit(
         idle(one, claim, 2, tmp_path / "first")
     with pytest.raises(SinkError, match="another state directory"):
         expire(one, timedelta(0))
+
+
+def test_a_stream_that_ran_through_a_change_is_stopped(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
+    """``lake.json`` of before the change was put back, with the claim of a stream that was running. The head, which is
+    read in any case, says that there was a change."""
+    checkpoint = tmp_path / "checkpoint"
+    root = object_store.place(prefix, tmp_path / "state")
+    claim = opened(root, checkpoint)
+    put(root, claim, 0, range(0, 60, 2), checkpoint)
+    older = held_in(root)
+    widen(root, checkpoint=tmp_path / "elsewhere")
+    put_back(root, {**held_in(root), "_tailrace/lake.json": older["_tailrace/lake.json"]})
+    with pytest.raises(SinkError, match="is older than the lake's log"):
+        put(root, claim, 1, range(61, 63), checkpoint)
+    assert numbers_in(root) == list(range(60))
 
 
 def test_what_is_remembered_is_of_one_commit(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:

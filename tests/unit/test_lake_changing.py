@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,6 +19,7 @@ from tailrace.lake.store.changed_rows import compared, rewritten
 from tailrace.lake.store.changing import changed_name, commit_change, discard, lake_before, set_superseded_aside
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.compaction import compact
+from tailrace.lake.store.erasure import drop_days
 from tailrace.lake.store.identity import open_lake, read_identity
 from tailrace.lake.store.lake_root import LakeRoot
 from tailrace.lake.store.layout import cluster_time_of
@@ -129,6 +133,60 @@ def test_an_older_lake_json_is_refused_after_a_change(lake: Path, tmp_path: Path
     (lake / "_tailrace" / "lake.json").write_bytes(newer)
     put_on(lake, tmp_path / "fresh", WIDER)
     assert verify(lake, full=True).problems == []
+
+
+@pytest.mark.parametrize("head", ["newest", "older", "of an earlier release", "lost"])
+def test_a_running_stream_of_the_old_lake_json_is_stopped(lake: Path, head: str) -> None:
+    """Only openings were compared with the log: a stream that ran through the change, and through the copy of
+    ``lake.json`` that was put back after it, added events of the old stream. No test had left a stream running."""
+    identity, witness = CommitLog(lake).layout.identity, CommitLog(lake).layout.head
+    older, claim = identity.read_bytes(), str((read_identity(lake) or {})["claim"])
+    assert isinstance(witness, Path)
+    heads = {"older": witness.read_bytes(), "lost": None}
+    widen(lake)
+    identity.write_bytes(older)  # type: ignore[union-attr]
+    if head == "of an earlier release":
+        known = durable.read_sealed(witness) or {}
+        del known["changed"]
+        durable.write_sealed(witness, known)
+    elif head != "newest" and (content := heads[head]) is not None:
+        witness.write_bytes(content)
+    elif head == "lost":
+        witness.unlink()
+    for numbers in (range(61, 63), range(0)):
+        with pytest.raises(SinkError, match="is older than the lake's log"):
+            put(lake, claim, 3, stage(lake, numbers, stem="more") if numbers else ())
+    with pytest.raises(SinkError, match="is older than the lake's log"):
+        drop_days(lake, date(2100, 1, 1))
+    assert numbers_in(lake) == list(range(60))
+
+
+def test_a_lake_json_that_is_exchanged_while_a_stream_waits_for_the_lock(
+    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read before the lock was taken: another stream could be given the lake meanwhile, and what was read was
+    written over it. Two openings had not met in a test."""
+    place = CommitLog(lake).layout.identity
+    begun: list[str] = []
+
+    @contextmanager
+    def locked(path: Path, **how: Any) -> Iterator[bool]:
+        if not begun:
+            begun.append("the other")
+            begun.append(open_lake(lake, tmp_path / "other", STREAM, COLUMNS).claim)
+            known = durable.read_sealed(place) or {}  # type: ignore[arg-type]
+            durable.write_sealed(place, {**known, "later": "kept"})  # type: ignore[arg-type]
+        with straight(path, **how) as mine:
+            yield mine
+
+    straight = durable.locked
+    monkeypatch.setattr(durable, "locked", locked)
+    with pytest.raises(UsageError, match="was superseded"):
+        open_lake(lake, tmp_path / "lake.checkpoint", STREAM, COLUMNS)
+    begun.clear()
+    fresh = open_lake(lake, tmp_path / "fresh", STREAM, COLUMNS)
+    known = durable.read_sealed(place) or {}  # type: ignore[arg-type]
+    assert (known["claim"], known["later"]) == (fresh.claim, "kept")
 
 
 def test_a_changed_lake_goes_on_where_its_stream_stood(lake: Path, tmp_path: Path) -> None:

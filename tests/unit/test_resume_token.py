@@ -11,7 +11,7 @@ from bson.binary import Binary
 
 from tailrace.core import raw_bson
 from tailrace.core.event import keystring
-from tailrace.core.event.resume_token import EVENT, HIGH_WATER_MARK, ResumeToken, encode_event_token
+from tailrace.core.event.resume_token import EVENT, HIGH_WATER_MARK, ResumeToken, encode_event_token, version_of
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import InvalidResumeToken
 
@@ -50,6 +50,7 @@ def test_an_event_token_holds_the_keystring_of_its_identifier(
     assert again.event_identifier == encoded
     assert (again.cluster_time, again.version, again.token_type) == (CLUSTER_TIME, 1, EVENT)
     assert again.uuid == UUID_BYTES
+    assert version_of(token.data) == 1, "also where the key cannot be read without its type bits"
 
 
 @pytest.mark.parametrize(("version", "data"), [(1, TIME + "2B0229296E04"), (2, TIME + "2B0429296E1404")])

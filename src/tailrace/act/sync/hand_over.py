@@ -200,7 +200,7 @@ def check_can_be_cut_over(document: SyncDocument) -> None:
 
 def is_unfinished(state: SyncState) -> bool:
     """Whether a cut-over has ended the sync and has not restored everything."""
-    return standing.document_of(state).phase == standing.CUT_OVER and any(one.there for one in waiting(state))
+    return standing.document_of(state).phase == standing.CUT_OVER and bool(standing.held(state))
 
 
 def cut_over_of(document: SyncDocument) -> tuple[ClusterTime, ClusterTime]:

@@ -30,6 +30,7 @@ class SyncProgress:
         reach_s: for how much longer the oplog, or the archive, will hold the next entry
         blocked_by: the definition that is being carried out
         verified: the last verification: its time, and what it found
+        held_limits: limits of age (indexes) that a cut-over has not restored yet
     """
 
     name: str
@@ -48,6 +49,7 @@ class SyncProgress:
     reach_s: float | None = None
     blocked_by: str | None = None
     verified: Mapping[str, Any] | None = None
+    held_limits: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """For programs: the values under the names that ``--json`` prints."""
@@ -63,6 +65,7 @@ class SyncProgress:
             "lagSeconds": _rounded(found.pop("lag_s")),
             "reachSeconds": _rounded(found.pop("reach_s")),
             "blockedBy": found.pop("blocked_by"),
+            "heldLimits": found.pop("held_limits"),
             "verified": None if (verified := found.pop("verified")) is None else dict(verified),
             **found,
         }
@@ -85,6 +88,9 @@ class SyncProgress:
             parts.append(f"applying {self.blocked_by}")
         if self.verified:
             parts.append(f"verified at {self.verified['time']}: {self.verified['differences']:,} differences")
+        if self.held_limits:
+            count = f"{self.held_limits:,} {'index' if self.held_limits == 1 else 'indexes'}"
+            parts.append(f"expireAfterSeconds not restored on {count} of the target: run `tailrace sync cutover` again")
         return "; ".join(parts)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tailrace.act.sync.indexes import WaitingIndex, waiting
 from tailrace.act.sync.progress import SyncProgress
 from tailrace.act.sync.settings import SyncSettings
 from tailrace.act.sync.state import SyncDocument, SyncState
@@ -43,7 +44,7 @@ def look(ends: Ends, settings: SyncSettings) -> SyncProgress:
         **{name: noted[name] for name in _COUNTED if noted.get(name) is not None},
     )
     if document.phase == CUT_OVER:
-        return found
+        return replace(found, held_limits=len(held(ends.state)))
     lag, reach = _distances(ends, document.time)
     return replace(found, lag_s=lag, reach_s=reach)
 
@@ -57,6 +58,11 @@ def document_of(state: SyncState) -> SyncDocument:
             hint=f"`tailrace sync SOURCE TARGET` begins one; its state is in the database {state.database}",
         )
     return document
+
+
+def held(state: SyncState) -> list[WaitingIndex]:
+    """The indexes of the target that do not expire documents yet, as they will after a cut-over."""
+    return [one for one in waiting(state) if one.there]
 
 
 def with_fields(progress: SyncProgress, fields: Mapping[str, Any]) -> SyncProgress:

@@ -363,6 +363,16 @@ def _split_document(document: bytes) -> tuple[str, bytes | None]:
 
 def parse_parts(data: str, type_bits: bytes | None) -> TokenParts:
     """The fields of a token. Raises ``InvalidResumeToken`` with the server's code if the bytes are not a token."""
+    return _fields(data, type_bits).parts()
+
+
+def version_of(data: str) -> int:
+    """The version of a token whose type bits are not known: without them its document's key may not be readable."""
+    return _fields(data, None, 2).version()
+
+
+def _fields(data: str, type_bits: bytes | None, count: int | None = None) -> _Fields:
+    """The first ``count`` values of a token, or all."""
     try:
         key = binascii.unhexlify(data)
     except ValueError:
@@ -370,7 +380,7 @@ def parse_parts(data: str, type_bits: bytes | None) -> TokenParts:
     reader = keystring.KeyReader(key, type_bits or b"")
     values: list[tuple[int, bytes]] = []
     spans: list[bytes] = []
-    while reader.pos < len(key):  # a missing end byte is let pass, as the server does
+    while reader.pos < len(key) and len(values) != count:  # a missing end byte is let pass, as the server does
         start = reader.pos
         ctype = reader.take_byte()
         if ctype in _DISCRIMINATORS:
@@ -379,7 +389,7 @@ def parse_parts(data: str, type_bits: bytes | None) -> TokenParts:
             break
         values.append(reader.value(ctype))
         spans.append(key[start : reader.pos])
-    return _Fields(values, spans).parts()
+    return _Fields(values, spans)
 
 
 class _Fields:
@@ -390,13 +400,21 @@ class _Fields:
         self._spans = spans
         self._next = 0
 
-    def parts(self) -> TokenParts:
-        cluster_time = self._cluster_time()
+    def version(self) -> int:
+        self._cluster_time()
+        return self._version()
+
+    def _version(self) -> int:
         version = self._int32(
             50796, "Resume Token does not contain version", 50854, "Invalid resume token: wrong type for version"
         )
         if version not in _VERSIONS:
             raise InvalidResumeToken("Invalid Resume Token: only supports version 0, 1 and 2", code=50795)
+        return version
+
+    def parts(self) -> TokenParts:
+        cluster_time = self._cluster_time()
+        version = self._version()
         token_type = self._token_type() if version else EVENT
         txn_op_index = self._int32(
             50793, "Resume Token does not contain txnOpIndex", 50855, "Resume Token txnOpIndex is not an integer"

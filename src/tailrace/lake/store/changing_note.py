@@ -57,7 +57,12 @@ def digest_of(known: Mapping[str, Any]) -> str:
 def set_back(known: Mapping[str, Any], state: LogState) -> bool:
     """Whether a ``lake.json`` in force has another stream, or other columns, than the newest change has given the lake:
     somebody has put an older copy in its place."""
-    return bool(state.changes) and state.changes[-1].digest not in ("", digest_of(known))
+    return is_older(known, state.changes[-1].digest if state.changes else "")
+
+
+def is_older(known: Mapping[str, Any], changed: str | None) -> bool:
+    """The same of a lake whose newest change has this digest."""
+    return changed not in (None, "", digest_of(known))
 
 
 def _has_happened(log: CommitLog, noted: Mapping[str, Any]) -> bool:

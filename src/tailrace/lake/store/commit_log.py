@@ -65,7 +65,9 @@ class Head:
     begins there or before. ``None`` where that is not known: nothing has come yet, or ``head.json`` was lost. ``begun``
     is the cluster time after which the stream's first micro-batch began, and ``begun_by`` the server version that the
     micro-batches since then were planned with; the first commit of events takes that over. An upgrade before it moves
-    the beginning on: what there was before would have been another version's events.
+    the beginning on: what there was before would have been another version's events. ``changed`` is the digest of the
+    stream and the columns that the newest change has given the lake ("": it was never changed); ``None`` where an
+    earlier release has written ``head.json``, or it was lost.
     """
 
     number: int
@@ -74,6 +76,7 @@ class Head:
     reached: ClusterTime | None = None
     begun: ClusterTime | None = None
     begun_by: str = ""
+    changed: str | None = None
 
     @property
     def last_token(self) -> str | None:
@@ -177,9 +180,8 @@ class CommitLog:
             raise SinkError(f"another program has written {path}", hint="A lake has one writer") from None
         self.in_doubt = False
         durable.step("commit.log")
-        before = self._held or self._witness() or Head(-1, "", None)
-        reached = _later(before.reached, commit.reaches)
-        head = Head(commit.number, _digest(content), commit.newest, reached, before.begun, before.begun_by)
+        before = self._held or self._witness() or Head(-1, "", None, changed="")
+        head = _moved_on(before, commit, content, _later(before.reached, commit.reaches))
         self._write_head(head)
         durable.step("commit.head")
         if commit.number and commit.number % CHECKPOINT_EVERY == 0:
@@ -300,7 +302,10 @@ class CommitLog:
                 None if value.get(key) is None else time_from_json(value[key])  # type: ignore[arg-type]
                 for key in ("reached", "begun")
             )
-            return Head(number, digest, mark, reached, begun, str(value.get("begunBy") or ""))
+            changed = value.get("changed")
+            if not isinstance(changed, str | None):
+                raise TypeError("changed is not a string")
+            return Head(number, digest, mark, reached, begun, str(value.get("begunBy") or ""), changed)
 
         return guarded(read, path)
 
@@ -308,12 +313,15 @@ class CommitLog:
         number = max(self._listed()[0], default=-1)
         content = self._content(number) if number >= 0 else None
         if content is None:
-            return Head(-1, "", None)
+            return Head(-1, "", None, changed="")
         return Head(number, _digest(content), decode(content, number, self.layout.commit(number)).newest)
 
     def _recover(self) -> Head:
         witness = self._witness()
         head = self._recovered(witness)
+        if head.changed is None:
+            changes = self.state(head.number).changes
+            head = replace(head, changed=changes[-1].digest if changes else "")
         if head.number >= 0 and head != witness:
             self._write_head(head)
         return head
@@ -333,7 +341,7 @@ class CommitLog:
             if commit.previous != head.digest:
                 raise SinkError(f"{path} does not follow {self.layout.commit(head.number)}: one of them was changed")
             reached = None if witness is None else _later(head.reached, commit.reaches)
-            head = Head(commit.number, _digest(content), commit.newest, reached, head.begun, head.begun_by)
+            head = _moved_on(head, commit, content, reached)
         return head
 
     def _write_head(self, head: Head) -> None:
@@ -345,6 +353,8 @@ class CommitLog:
             value["begun"] = time_to_json(head.begun)
         if head.begun_by:
             value["begunBy"] = head.begun_by
+        if head.changed is not None:
+            value["changed"] = head.changed
         there, self._there = self._there, None
         self._there = write_sealed(self.layout.head, value, lambda other: self._is_later(other, head), there)
         if self._held is not None:
@@ -359,6 +369,12 @@ class CommitLog:
             return (int(there["number"]), reached or known) > (head.number, head.reached or known)
 
         return guarded(compared, self.layout.head)
+
+
+def _moved_on(head: Head, commit: Commit, content: bytes, reached: ClusterTime | None) -> Head:
+    """The head after ``commit``, whose file has ``content``."""
+    changed = head.changed if commit.change is None else commit.change.digest
+    return Head(commit.number, _digest(content), commit.newest, reached, head.begun, head.begun_by, changed)
 
 
 def _hole(commit: Commit, reached: ClusterTime | None) -> str | None:

@@ -52,7 +52,7 @@ def commit_batch(
         checked_name(file.name, f"micro-batch {batch}")
     log = CommitLog(root)
     with log.locked() as head:
-        known = check_claim(log, claim)
+        known = check_claim(log, head, claim)
         held = None if checkpoint is None else _held(log, head, claim, checkpoint)
         if isinstance(root, Path) or (head.newest is not None and head.newest.aside):  # in a store each is a request
             quarantine.settle(log.layout, log.newest_batch(head))

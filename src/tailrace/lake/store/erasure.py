@@ -29,7 +29,7 @@ from tailrace.core.plan.conjuncts import parts_of
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import quarantine
 from tailrace.lake.store.commit_log import CommitLog, Head, check_present
-from tailrace.lake.store.identity import metadata_after, read_identity
+from tailrace.lake.store.identity import in_force, metadata_after, read_identity
 from tailrace.lake.store.lake_root import LakeRoot, present, rooted, sync_directories
 from tailrace.lake.store.layout import QUARANTINE, cluster_time_of, merged_name
 from tailrace.lake.store.log_state import LogState
@@ -80,7 +80,7 @@ def erase(
     commit says what was erased so far; the same call does the rest.
     """
     matches = matcher_of(match, everything=everything)
-    with erasable(path) as (log, known):
+    with erasable(path) as (log, _):
         work = _Work(log, matches)
         try:
             work.search(log.state())  # most of it without the lock, so that a stream can commit meanwhile
@@ -93,7 +93,7 @@ def erase(
                         _check_not_everything(work, aside)
                     if work.rows:
                         erasure = Erasure(work.rows, len(work.gone))
-                        _commit(log, known, head, state, gone=tuple(work.gone), made=tuple(work.made), erasure=erasure)
+                        _commit(log, head, state, gone=tuple(work.gone), made=tuple(work.made), erasure=erasure)
                 _finish(log, aside, work.rows)
         except BaseException:
             work.discard()
@@ -109,7 +109,7 @@ def drop_days(
 ) -> ErasureReport:
     """Take all days before ``before`` (UTC, by cluster time) out of the lake at ``path``. No data file is read or
     written. ``vacuum``, ``release`` and errors as for ``erase``."""
-    with _ours(path) as (log, known):
+    with _ours(path) as (log, _):
         with log.locked() as head:
             state = log.state()
             gone = tuple(file for file in state.in_order if file.day < before.isoformat())
@@ -118,7 +118,7 @@ def drop_days(
             with _discarding(aside):
                 if gone:
                     erasure = Erasure(rows, len(gone), before.isoformat())
-                    _commit(log, known, head, state, gone=gone, made=(), erasure=erasure)
+                    _commit(log, head, state, gone=gone, made=(), erasure=erasure)
             _finish(log, aside, rows)
         removed = _vacuum(log, rows, aside.rows, release) if vacuum else 0
         found = ErasureReport(rows, 0, len(gone), rows, removed, _left(log), quarantined=aside.rows)
@@ -231,7 +231,6 @@ def matcher_of(match: Mapping[str, Any], *, everything: bool = False) -> Callabl
 
 def _commit(
     log: CommitLog,
-    known: Mapping[str, Any],
     head: Head,
     state: LogState,
     *,
@@ -240,6 +239,7 @@ def _commit(
     erasure: Erasure,
 ) -> None:
     """The caller holds the lake's lock."""
+    known = in_force(log, head)
     check_present(log.layout, made)
     sync_directories({(log.layout.root / file.name).parent for file in made})
     durable.step("erasure.files")
@@ -247,7 +247,7 @@ def _commit(
     commit = Commit(
         head.number + 1,
         "erase",
-        str((read_identity(log.layout.root) or known)["claim"]),
+        str(known["claim"]),
         head.digest,
         made,
         tuple(Removal(file.name, now, file.size, file.collection) for file in gone),

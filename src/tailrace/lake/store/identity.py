@@ -26,7 +26,7 @@ from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import EntryMark
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import delta
-from tailrace.lake.store.changing_note import CHANGING, divided, set_back
+from tailrace.lake.store.changing_note import CHANGING, divided, is_older, set_back
 from tailrace.lake.store.checkpoint_file import CHECKPOINT_FILE, read_held, require_seen, write_held
 from tailrace.lake.store.commit_log import CommitLog, Head
 from tailrace.lake.store.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
@@ -93,6 +93,10 @@ def open_lake(
     with durable.locked(log.layout.lock):
         log_checkpoint.drop_torn(log.layout)
     with log.locked(opening=True) as found:
+        if isinstance(root, Path):  # what was read before may have been replaced; in a store each is a request (_give)
+            known, held, begun = _looked_at(root, checkpoint, stream, partitioning)
+            if known is None:
+                raise SinkError(f"{root} is no longer a lake: lake.json is gone")
         created = log.create(str(known["id"]), known["columns"], partitioning_of(known), str(known["claim"]))
         head = created if created is not None and isinstance(root, ObjectPlace) else found
         problems = log.problems()
@@ -244,10 +248,14 @@ def require_changed(log: CommitLog, known: Mapping[str, Any]) -> None:
         now = read_identity(log.layout.root)
         if now is not None and not set_back(now, state):
             raise SinkError(f"the lake {log.layout.root} has just been changed", hint="Try again")
-        raise SinkError(
-            f"{log.layout.identity} is older than the lake's log: its stream and columns are those of before a change",
-            hint="Restore it from a newer copy: without it nobody can say which stream the lake holds",
-        )
+        _refuse_older(log)
+
+
+def _refuse_older(log: CommitLog) -> NoReturn:
+    raise SinkError(
+        f"{log.layout.identity} is older than the lake's log: its stream and columns are those of before a change",
+        hint="Restore it from a newer copy: without it nobody can say which stream the lake holds",
+    )
 
 
 def _is_there(entry: LakeRoot) -> bool:
@@ -314,13 +322,22 @@ def _checked(log: CommitLog, value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def check_claim(log: CommitLog, claim: str) -> dict[str, Any]:
-    """Refuse to commit under a claim that is not, or no longer, the lake's. The caller holds the lake's lock. Returns
-    the content of ``lake.json``."""
+def in_force(log: CommitLog, head: Head) -> dict[str, Any]:
+    """The content of ``lake.json``, for whoever commits after ``head``. Raises SinkError where it is gone, or is of
+    before the newest change. The caller holds the lake's lock."""
     root = log.layout.root
     known = read_identity(root) if log.identity is None else _checked(log, log.identity)
     if known is None:
         raise SinkError(f"{root} is no longer a lake: lake.json is gone")
+    if is_older(known, head.changed):
+        _refuse_older(log)
+    return known
+
+
+def check_claim(log: CommitLog, head: Head, claim: str) -> dict[str, Any]:
+    """Refuse to commit under a claim that is not, or no longer, the lake's. The caller holds the lake's lock. Returns
+    the content of ``lake.json``."""
+    root, known = log.layout.root, in_force(log, head)
     if known["claim"] != claim:
         raise SinkError(
             f"another checkpoint has taken over the lake {root}",

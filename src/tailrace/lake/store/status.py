@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store import quarantine
@@ -16,6 +17,7 @@ from tailrace.lake.store.identity import read_identity
 from tailrace.lake.store.lake_root import LakeRoot, present, rooted
 from tailrace.lake.store.layout import QUARANTINE, cluster_time_of
 from tailrace.lake.store.manifest import Erasure, Gap, LakeChange, WrittenVersion
+from tailrace.lake.store.quarantine_index import checked_files
 
 #: Files below this are worth merging where many of them come together.
 SMALL_BYTES = 16 << 20
@@ -123,11 +125,18 @@ def lake_status(path: LakeRoot | str) -> LakeStatus:
 
 
 def _quarantined(log: CommitLog, head: Head) -> int:
-    """How many events are in the quarantine. Its files may be replaced while they are read."""
+    """How many events are in the quarantine. Its files may be replaced while they are read. Raises SinkError where, in
+    a store, its index was lost or set back, or an object is missing."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError):
-            return quarantine.rows_in(quarantine.files_of(log.layout, log.newest_batch(head)))
+            return quarantine.rows_in(_aside(log, head))
     raise SinkError(f"the files in {log.layout.root / QUARANTINE} keep changing", hint="Try again")
+
+
+def _aside(log: CommitLog, head: Head) -> Sequence[LakeRoot]:
+    if isinstance(log.layout.root, ObjectPlace):
+        return checked_files(log.layout, lambda: log.newest_batch(log.head()), log.commits)
+    return quarantine.files_of(log.layout, log.newest_batch(head))
 
 
 def _last_batch(log: CommitLog, number: int | None) -> tuple[datetime | None, int | None]:

@@ -427,10 +427,10 @@ def _was_copied(before: LakeBefore) -> bool:
 
 def token_version_of(before: LakeBefore) -> int:
     """The version of the lake's tokens, which a server's upgrade does not change for a stream that goes on."""
-    from tailrace.core.event.resume_token import parse_parts  # noqa: PLC0415
+    from tailrace.core.event.resume_token import version_of  # noqa: PLC0415
 
     try:
-        found = {parse_parts(file.first_token, None).version for file in before.state.in_order}
+        found = {version_of(file.first_token) for file in before.state.in_order}
     except InvalidResumeToken as error:
         raise UsageError(f"a token of the lake cannot be read: {error.message}", hint=_OTHERWISE) from None
     if len(found) != 1:

@@ -83,14 +83,11 @@ def _stored(spark: SparkSession, root: ObjectPlace, version: int | None) -> Data
         FILES,
         LAKE,
         StoredRows,
-        columns_of,
+        columns_and_files,
         packed,
     )
 
-    state = CommitLog(root).state(version)
-    known = read_identity(root)  # after the log: columns that were added between the two are NULL
-    if known is None:
-        raise UsageError(f"{root} is not a lake of Tailrace")
+    columns, named = columns_and_files(root, version)
     register(spark, StoredRows)
     reader = spark.read.format(StoredRows.name()).option(LAKE, str(root))
-    return reader.option(COLUMNS, columns_of(known).json()).option(FILES, packed(state.in_order)).load()
+    return reader.option(COLUMNS, columns.json()).option(FILES, packed(named)).load()

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType, VariantType
 
-from tailrace.errors import UsageError
+from tailrace.base.object_place import ObjectPlace
+from tailrace.errors import SinkError, UsageError
 from tailrace.lake.spark.query.schema import DOCUMENT_COLUMNS
-from tailrace.lake.store.identity import partitioning_of
+from tailrace.lake.store.changing_note import set_back
+from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.identity import partitioning_of, read_identity, require_changed
 from tailrace.lake.store.lake_root import LakeRoot, rooted
 from tailrace.lake.store.layout import checked_name, partition_values
-from tailrace.lake.store.manifest import StagedFile
+from tailrace.lake.store.manifest import FileEntry, StagedFile
 from tailrace.lake.store.partitioning import DAY, HOUR
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ _TASK_BYTES: Final = 128 << 20
 _FILE_BYTES: Final = 4 << 20
 #: As many rows go to Spark at once as it takes fastest.
 _ROWS: Final = 2_000
+_TRIES: Final = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +107,41 @@ def columns_of(known: Mapping[str, Any]) -> StructType:
     for field in schema.fields:
         field.nullable = True
         if field.name in DOCUMENT_COLUMNS and known["stream"].get("documents") == "variant":
+            field.dataType = VariantType()
+    return schema
+
+
+def columns_and_files(root: ObjectPlace, version: int | None) -> tuple[StructType, list[FileEntry]]:
+    """What Spark reads of the lake at ``root``: the columns as they were at ``version``, which a change may have
+    rebuilt since. Raises UsageError where it is no lake, SinkError where its log is damaged or lacks that version."""
+    log = CommitLog(root)
+    for _ in range(_TRIES):
+        known = read_identity(root)
+        if known is None:
+            raise UsageError(f"{root} is not a lake of Tailrace")
+        state = log.state(version)
+        newest = state if version is None else log.state()
+        if not set_back(known, newest):  # otherwise it was changed between the two
+            since = newest.changes[len(state.changes) :]
+            rebuilt = any(key in ("columns", "documents") for change in since for key in change.keys)
+            return (_columns_at(root, state.number) if rebuilt else columns_of(known)), state.in_order
+    require_changed(log, known or {})
+    raise SinkError(f"the lake {root} keeps changing", hint="Try again")
+
+
+def _columns_at(root: ObjectPlace, version: int) -> StructType:
+    """The columns of an older version, as the log has them."""
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415  for a lake that was changed only
+
+    from tailrace.lake.store.places import delta_table  # noqa: PLC0415  the same
+
+    try:
+        schema = StructType.fromJson(json.loads(delta_table(root, version).schema().to_json()))
+    except (DeltaError, OSError, ValueError) as error:
+        raise SinkError(f"version {version} of the lake {root} cannot be read: {error}") from error
+    for field in schema.fields:
+        field.nullable = True
+        if field.name in DOCUMENT_COLUMNS and isinstance(field.dataType, StructType):
             field.dataType = VariantType()
     return schema
 
