@@ -151,12 +151,15 @@ class MadeOplog:
 
 
 class Folder:
-    """All that a table's folder has held, looked at after each micro-batch."""
+    """All that a table's folder has held, looked at after each micro-batch. New files get ``clock``'s time, by which a
+    writer removes them: so what lies there is what would lie there if each second had passed."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, clock: SteppingClock) -> None:
+        self._root, self._clock = root, clock
         self._sizes: dict[str, int] = {}
         self.written = self.bytes = self.most_bytes = self.most_files = self.commits = 0
+        #: Bytes of the log, now and when there was the most of everything.
+        self.log = self.log_of_most = 0
 
     def look(self) -> bool:
         """Look at the folder. Returns whether there are new commits."""
@@ -171,14 +174,22 @@ class Folder:
                     else:
                         found[entry.path] = entry
         for gone in self._sizes.keys() - found.keys():
-            self.bytes -= self._sizes.pop(gone)
+            self._add(gone, -self._sizes.pop(gone))
+        now = self._clock.time_ns()
         for new in found.keys() - self._sizes.keys():
             self._sizes[new] = size = found[new].stat().st_size
-            self.bytes += size
+            os.utime(new, ns=(now, now))
+            self._add(new, size)
             self.written += size
             self.commits += new.endswith(".json")
-        self.most_bytes, self.most_files = max(self.most_bytes, self.bytes), max(self.most_files, self.files)
+        if self.bytes > self.most_bytes:
+            self.most_bytes, self.log_of_most = self.bytes, self.log
+        self.most_files = max(self.most_files, self.files)
         return self.commits > commits
+
+    def _add(self, name: str, size: int) -> None:
+        self.bytes += size
+        self.log += size * ("/_delta_log/" in name)
 
     @property
     def files(self) -> int:
@@ -191,7 +202,7 @@ class Hour:
     def __init__(self, writer: TablesWriter, clock: SteppingClock, root: Path, args: argparse.Namespace) -> None:
         self._writer, self._clock, self._args = writer, clock, args
         self._table = place_of(root, _NAME)
-        self._folder = Folder(self._table)
+        self._folder = Folder(self._table, clock)
         self._folder.look()
         self._folder.written = 0  # the copy is no change
         self._spare = root.with_name("compacted")
@@ -202,6 +213,11 @@ class Hour:
         self._spent: list[float] = []
         self._changed = 0.0
         self.done, self.cpu = 0, 0.0
+
+    @property
+    def folder(self) -> Folder:
+        """What lay in the table's folder."""
+        return self._folder
 
     def run(self, oplog: MadeOplog) -> None:
         """One second after the other."""
@@ -276,11 +292,13 @@ def follow(uri: str, root: Path, collection: Any, args: argparse.Namespace) -> N
             hour.run(oplog)
             clock.move_on(3600)  # what still waits for the writer's budget
             writer.step()
+    most = hour.folder
     rows = CollectionTable(place_of(root, _NAME), _NAME).rows()
     assert rows == oplog.alive, f"{rows} rows, and not {oplog.alive}"
     state = sum(file.stat().st_size for file in (root / "_tailrace").rglob("*") if file.is_file())
     print(
-        f"{rows:,} rows, the state {state / 1e6:.0f} MB, "
+        f"{rows:,} rows, the state {state / 1e6:.0f} MB, of the {most.most_bytes / 1e6:.0f} MB at most the log's "
+        f"{most.log_of_most / 1e6:.0f}, "
         f"in {(time.monotonic() - begun) / 60:.1f} minutes (load {os.getloadavg()[0]:.1f})"
     )
 
