@@ -33,8 +33,10 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -253,7 +255,9 @@ class Hour:
         row = spare.live_bytes / spare.rows()
         found = [files_at(self._spare, version) for version in taken]
         shares = [sum(one.rows or 0 for one in files) / _there(files) for files in found]
-        *read, compacted = reading(self._spare, taken, best_of=self._args.best_of)
+        # In a process of their own, as readers are: what this one has allocated does not disturb them.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as readers:
+            *read, compacted = readers.submit(reading, self._spare, taken, best_of=self._args.best_of).result()
         shutil.rmtree(self._spare)
         ratios = {name: [one[name] / compacted[name] for one in read] for name in compacted}
         since = self.done - self._reported
@@ -281,7 +285,9 @@ def _there(files: Iterable[TableFile]) -> int:
 
 def follow(uri: str, root: Path, collection: Any, args: argparse.Namespace) -> None:
     fill(collection, args.documents)
-    settings = TableSettings(root, (TableRule(_NAME),), every_s=args.every, merge_on_read=not args.rewritten)
+    settings = TableSettings(
+        root, (TableRule(_NAME),), every_s=args.every, grace_h=args.grace / 60, merge_on_read=not args.rewritten
+    )
     with TablesWriter(uri, settings) as writer:
         writer.run_to_present()
     oplog, clock, begun = MadeOplog(collection, args.documents), SteppingClock(args.minutes * 60), time.monotonic()
@@ -310,7 +316,8 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=1.0, help="seconds between micro-batches")
     parser.add_argument("--documents", type=int, default=200_000)
     parser.add_argument("--points", type=float, nargs="+", default=[1, 5, 10, 20, 30, 45], help="minutes to report at")
-    parser.add_argument("--best-of", type=int, default=3, help="turns of readers at each point")
+    parser.add_argument("--best-of", type=int, default=5, help="turns of readers at each point")
+    parser.add_argument("--grace", type=float, default=10, help="minutes for which replaced files stay")
     parser.add_argument("--rewritten", action="store_true", help="tables whose files are rewritten, not merged on read")
     args = parser.parse_args()
     print(f"{args.rate:,} changes/s over {args.documents:,} documents (load {os.getloadavg()[0]:.1f})\n{_HEADER}")
