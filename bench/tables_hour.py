@@ -17,7 +17,8 @@ all that lies there and in how many files, and the most of both so far; how many
 changes since the last point: mean, median and largest; CPU for a change, and seconds of CPU of the longest micro-batch
 since the last point. Then what readers find in versions of the last minute: data files at most, rows for each one that
 is there at most, and the CPU time of reading all rows, as a multiple of that for the same table compacted: mean and
-largest.
+largest; and the milliseconds that these are multiples of. On a machine that does other things a multiple may be off by
+a tenth or two, and more turns (``--best-of``) make that less.
 
     python -m bench.tables_hour [--minutes 60] [--rate 2000] [--every 1]
 """
@@ -64,7 +65,7 @@ _VERSIONS = 4
 _HEADER = (
     f"{'min':>4}{'changes':>11}{'MB written':>12}{'x changed':>10}{'since':>7}{'live MB':>9}{'disk MB':>9}{'files':>7}"
     f"{'most MB':>9}{'files':>7}{'every s':>8}{'median':>7}{'most':>6}{'us CPU':>8}{'most s':>7}"
-    f"{'data':>5}{'rows x':>7}{'SQL x':>12}{'Polars x':>12}"
+    f"{'data':>5}{'rows x':>7}{'SQL x':>12}{'Polars x':>12}{'ms':>10}"
 )
 
 
@@ -264,13 +265,14 @@ class Hour:
         self._changed += since * row
         of_these = (self._folder.written - self._written) / (since * row)
         times = "".join(f"{statistics.mean(one):>6.2f}, {max(one):.2f}" for one in ratios.values())
+        each = "/".join(f"{1000 * one:.0f}" for one in compacted.values())
         print(
             f"{minutes:>4g}{self.done:>11,}{self._folder.written / 1e6:>12,.1f}"
             f"{self._folder.written / self._changed:>10.2f}{of_these:>7.2f}{live / 1e6:>9.1f}"
             f"{self._folder.bytes / 1e6:>9.1f}{self._folder.files:>7,}{self._folder.most_bytes / 1e6:>9.1f}"
             f"{self._folder.most_files:>7,}{statistics.mean(self._apart):>8.1f}{statistics.median(self._apart):>7.1f}"
             f"{max(self._apart):>6.1f}{1e6 * self.cpu / self.done:>8.1f}{max(self._spent):>7.2f}"
-            f"{max(map(len, found)):>5}{max(shares):>7.2f}{times}",
+            f"{max(map(len, found)):>5}{max(shares):>7.2f}{times}{each:>10}",
             flush=True,
         )
         self._written, self._reported = self._folder.written, self.done
@@ -316,7 +318,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=1.0, help="seconds between micro-batches")
     parser.add_argument("--documents", type=int, default=200_000)
     parser.add_argument("--points", type=float, nargs="+", default=[1, 5, 10, 20, 30, 45], help="minutes to report at")
-    parser.add_argument("--best-of", type=int, default=5, help="turns of readers at each point")
+    parser.add_argument("--best-of", type=int, default=9, help="turns of readers at each point")
     parser.add_argument("--grace", type=float, default=10, help="minutes for which replaced files stay")
     parser.add_argument("--rewritten", action="store_true", help="tables whose files are rewritten, not merged on read")
     args = parser.parse_args()
