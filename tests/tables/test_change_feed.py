@@ -197,3 +197,17 @@ def test_the_command_line_says_how_far_the_feed_reaches(tmp_path: Path, replica_
     assert not (tmp_path / "t").exists()
     assert main([*words, "12h"]) == 0
     assert check_feed(tmp_path / "t" / "fed_by_command.a") == 1
+
+
+@pytest.mark.mongod
+def test_the_command_line_says_how_long_replaced_files_stay(
+    tmp_path: Path, replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a file of `tailrace run` could say it."""
+    kept: list[float] = []
+    monkeypatch.setattr(TablesWriter, "run_to_present", lambda writer: kept.append(writer._settings.keeping.grace_h))
+    words = ["tables", "write", replica_set.uri, str(tmp_path / "t"), "kept_by_command.*", "--once"]
+    assert main([*words, "--grace", "soon"]) == 1
+    assert not (tmp_path / "t").exists()
+    assert main([*words, "--grace", "3m"]) == main(words) == 0
+    assert kept == [3 / 60, TableSettings.grace_h]

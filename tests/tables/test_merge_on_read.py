@@ -284,7 +284,7 @@ def test_files_whose_rows_have_gone_are_written_anew_in_time() -> None:
     worn = [large("big", 1000, 450), *small, large("half", 500)]
     assert [sorted(group) for group in to_merge(worn)] == [["big", "s0", "s1", "s2"]]
     # The worst first, and no more than it takes.
-    assert to_merge([large("a", 1000, 200), large("b", 1000, 500), large("c", 1000, 200)]) == [["b"]]
+    assert to_merge([large("a", 1000, 150), large("b", 1000, 500), large("c", 1000, 150)]) == [["b"]]
 
 
 def test_small_files_are_those_of_less_than_a_twelfth_of_the_table() -> None:

@@ -22,8 +22,8 @@ KEPT_S = 750
 def test_random_changes_stay_within_their_bounds(seconds: int) -> None:
     """Each document changes about every two minutes."""
     seen = ModelledTable(DOCUMENTS).run(seconds, RATE)
-    assert seen.multiple < 4.1, "bytes written, as a multiple of the changed ones"
-    assert max(seen.shares) < 1.25, "rows read for each one that is there"
+    assert seen.multiple < 4.5, "bytes written, as a multiple of the changed ones"
+    assert max(seen.shares) < 1.21, "rows read for each one that is there"
     assert max(seen.files) <= 16
     assert np.mean(seen.files) <= 9
     assert max(seen.apart) <= 4, "seconds between commits"

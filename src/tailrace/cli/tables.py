@@ -141,6 +141,13 @@ def _add_forms(parser: argparse.ArgumentParser) -> None:
         help="with write: keep Delta's change feed for this long (s, m, h, d; default: none)",
     )
     parser.add_argument(
+        "--grace",
+        default="10m",
+        metavar="10m",
+        help="with write: replaced files stay for this long (s, m, h, d), for queries that have begun. A shorter time "
+        "takes less disk. Give it at each start",
+    )
+    parser.add_argument(
         "--merge-on-read",
         action="store_true",
         help="with write: mark rows as gone in place of rewriting their files, which writes far fewer bytes. Where "
@@ -269,11 +276,13 @@ def _write(args: argparse.Namespace, words: list[str]) -> int:
         )
     rules = tuple(TableRule(pattern, TableSchema(nested=args.nested)) for pattern in words[1:])
     feed_h = 0.0 if args.change_feed is None else parse_duration("--change-feed", args.change_feed) / 3600
+    grace_h = parse_duration("--grace", args.grace) / 3600
     settings = TableSettings(
         _place(words[0], args),
         rules,
         take_over=args.take_over,
         feed_h=feed_h,
+        grace_h=grace_h,
         merge_on_read=args.merge_on_read,
         masks=_masks(args),
         iceberg=_iceberg(args),

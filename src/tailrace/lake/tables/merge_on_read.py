@@ -24,9 +24,10 @@ from tailrace.lake.store import delta
 from tailrace.lake.tables.delta_commit import TableFile
 from tailrace.lake.tables.live_files import FEATURE
 
-#: After a merge, at most this share of the rows in a table's files are gone: a reader reads at most 1.22 rows for each
-#: that is there. Less of them would be more bytes to write: 0.17 is 3.9 times those of the changed rows, 0.18 3.75.
-GONE_MAX: Final = 0.18
+#: After a merge, at most this share of the rows in a table's files are gone: a reader reads at most 1.18 rows for each
+#: that is there. Less of them would be more bytes to write: 0.12 is 5.2 times those of the changed rows, 0.15 4.3, 0.18
+#: 3.75.
+GONE_MAX: Final = 0.15
 #: How many small files of about one size are merged. With fewer, the same rows are written more often.
 TOGETHER: Final = 6
 #: Into about so many files a table is divided. With fewer, more bytes are written; with more, hardly fewer.

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tailrace.errors import TailraceError
@@ -17,7 +18,9 @@ from tailrace.lake.tables.settings import TableSettings
 
 #: How often to look for old files of a table that rests.
 _RESTING_S: Final = 3600.0
-#: Others a few times in each grace, but not more often than this.
+#: Others so many times in each grace, but not more often than this. On a disk that costs a thousandth of a second for
+#: each commit of the grace, in an object store requests.
+_ON_DISK, _IN_STORE = 10, 4
 _LEAST_S: Final = 5.0
 
 _log = logging.getLogger("tailrace.tables")
@@ -86,7 +89,8 @@ class Upkeep:
         if now < self._next:
             return
         grace = self._settings.grace_h * 3600
-        self._next = now + max(_LEAST_S, grace / 4)
+        times = _ON_DISK if isinstance(self._settings.root, Path) else _IN_STORE
+        self._next = now + max(_LEAST_S, grace / times)
         for namespace, table in tables.items():
             seen = self._expired.get(namespace)
             rests = seen is not None and seen.version == table.version
