@@ -340,9 +340,8 @@ def print_verification(
 
 def _verify_iceberg(root: LakeRoot, iceberg: IcebergSettings, report: LakeReport) -> None:
     from tailrace.lake.iceberg.lake_mirror import LakeMirror as Mirror  # noqa: PLC0415
-    from tailrace.lake.store.lake_root import NOT_MIRRORED, local_root  # noqa: PLC0415
 
-    mirror = Mirror(local_root(root, *NOT_MIRRORED), iceberg)
+    mirror = Mirror(root, iceberg)
     try:
         fault = mirror.fault()
     finally:

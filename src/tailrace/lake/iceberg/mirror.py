@@ -236,7 +236,7 @@ class _Commit:
         else:
             updates += _without(self._before, self._outdated(), keeps=self._schema.schema_id)
             made = _committed(catalog, self._before, _assertions(self._before), updates)
-        return made, HeldFiles.of(snapshot, io)
+        return made, HeldFiles.of(snapshot, io, self._old)
 
     def _described(self) -> Iterator[Any]:
         """The updates of the table's schema and properties."""
@@ -326,7 +326,7 @@ def _check_newer(found: Table | None, original: Original) -> None:
     if newest is not None and version_of(newest) > original.version and original.was_replaced():
         raise SinkError(
             f"another writer has made a later version of {original.name}, which the catalogue has",
-            hint="Tables have one writer. If no other one runs, start this one again",
+            hint="There is one writer at a time. If no other one runs, start this one again",
         )
 
 
