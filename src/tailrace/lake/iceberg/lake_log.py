@@ -24,13 +24,15 @@ from tailrace.lake.store.remembered import NumberedCommit, next_commit
 @dataclass(frozen=True, slots=True)
 class SeenLake:
     """A lake at commit ``number``, whose file has the SHA-256 ``digest``: the newest micro-batch with events until
-    then, the files by name, and ``lake.json``. Valid until the log is looked at again."""
+    then, the files by name, and ``lake.json``. ``is_another``: it need not follow what was seen before. Valid until the
+    log is looked at again."""
 
     number: int
     digest: str
     newest: BatchMark | None
     files: Mapping[str, FileEntry]
     known: Mapping[str, Any]
+    is_another: bool
 
     @property
     def in_order(self) -> list[FileEntry]:
@@ -46,10 +48,12 @@ class FollowedLog:
         self._state: LogState | None = None
         self._digest = ""
         self._newest: BatchMark | None = None
+        self._is_another = False
 
     def seen(self, head: Head) -> SeenLake:
         """The lake at its newest commit. ``head`` was read a moment ago. Raises UsageError where there is no lake,
         SinkError where it is damaged."""
+        self._is_another = False
         state = self._taken(head)
         while True:
             known = read_identity(self._log.layout.root)
@@ -61,7 +65,7 @@ class FollowedLog:
             if not self._apply(state, came):  # the lake was set back just now
                 state = self._read()
         self._state = state
-        return SeenLake(state.number, self._digest, self._newest, state.files, known)
+        return SeenLake(state.number, self._digest, self._newest, state.files, known, self._is_another)
 
     def _taken(self, head: Head) -> LogState:
         """What is kept, brought up to ``head``, or else read anew. Until that has come to an end nothing is kept."""
@@ -88,5 +92,5 @@ class FollowedLog:
         with self._log.reading() as head:
             state = self._log.state(head.number)
         state.removed.clear()
-        self._digest, self._newest = head.digest, head.newest
+        self._digest, self._newest, self._is_another = head.digest, head.newest, True
         return state

@@ -116,6 +116,8 @@ class LakeMirror:
         """Show the newest commit; ``head`` was read a moment ago. The caller holds the lock."""
         seen = self._followed.seen(head)
         original = LakeOriginal(self._log, seen.known, seen)
+        if seen.is_another:  # what this process has shown may be of commits that no longer exist
+            self._mirror.forget(original)
         self._mirror.show(original)
         self._shown = original.version, original.digest
         return original

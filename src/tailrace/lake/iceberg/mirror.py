@@ -59,6 +59,10 @@ class Mirror:
         """Close the catalogue."""
         self._catalog.close()
 
+    def forget(self, original: Original) -> None:
+        """Ask the catalogue next time, and compare each snapshot with what the original knows."""
+        self._held.pop(original.identifier, None)
+
     def show(self, original: Original) -> None:
         """Let the newest version be the newest snapshot. Raises SinkError where the catalogue does not answer, or where
         its table is not the one that this process may write."""
