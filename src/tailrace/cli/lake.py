@@ -99,8 +99,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--iceberg",
         metavar="CATALOG",
-        help="with verify, compact, expire, erase: the lake is an Iceberg table too, in the catalogue with this URI "
-        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
+        help="with verify, compact, expire, erase: the lake, on a disk or in s3://, is an Iceberg table too, in the "
+        "catalogue with this URI (sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
     )
     parser.set_defaults(run=run)
     return parser

@@ -91,8 +91,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--iceberg",
         metavar="CATALOG",
-        help="the lake is an Iceberg table too, in the catalogue with this URI (sqlite:///FILE, https://HOST) or this "
-        "name in .pyiceberg.yaml, whatever the file says (extra: iceberg)",
+        help="the lake, on a disk or in s3://, is an Iceberg table too, in the catalogue with this URI "
+        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml, whatever the file says (extra: iceberg)",
     )
     add_console_argument(parser)
     parser.add_argument(
