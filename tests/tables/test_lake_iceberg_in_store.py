@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -365,6 +366,28 @@ def test_a_store_that_was_set_back_is_shown_as_it_is(lake: ShownLake) -> None:
         lake.versions()
         kept = {name: content for name, content in held_in(lake.root).items() if name.startswith(ICEBERG)}
     assert lake.numbers() == [*range(3), *range(200, 210)]
+
+
+def test_everything_is_put_back_while_a_process_knows_it(lake: ShownLake) -> None:
+    """The catalogue's file too: an open connection stays with the file that was there, which names metadata that the
+    store no longer has. On a disk, tests had put back one of the two."""
+    lake.add()
+    copy = held_in(lake.root)
+    shutil.copy(lake.folder / "catalog.db", lake.folder / "copy.db")
+    shutil.copytree(lake.checkpoint, lake.folder / "copied")
+    shutil.copytree(lake.state, lake.folder / "known")
+    for _ in range(2):
+        lake.add()
+    for where, known in ((lake.checkpoint, "copied"), (lake.state, "known")):
+        shutil.rmtree(where)
+        shutil.move(lake.folder / known, where)
+    put_back(lake.root, copy)
+    (lake.folder / "copy.db").replace(lake.folder / "catalog.db")
+    lake.opened()
+    lake.count, lake.number = 100, 1
+    lake.add()
+    assert lake.versions()[-1] == lake.head()
+    assert lake.numbers() == [*range(3), *range(100, 103)]
 
 
 def test_a_catalogue_of_a_backup_is_brought_up_or_refused(lake: ShownLake) -> None:

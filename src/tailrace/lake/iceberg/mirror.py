@@ -60,8 +60,9 @@ class Mirror:
         self._catalog.close()
 
     def forget(self, original: Original) -> None:
-        """Ask the catalogue next time, and compare each snapshot with what the original knows."""
+        """Ask the catalogue next time, opened again, and compare each snapshot with what the original knows."""
         self._held.pop(original.identifier, None)
+        self._catalog.close()
 
     def show(self, original: Original) -> None:
         """Let the newest version be the newest snapshot. Raises SinkError where the catalogue does not answer, or where
