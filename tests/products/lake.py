@@ -10,7 +10,7 @@ import shutil
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,8 +70,6 @@ class LakeProduct(Product):
     may_be_removed = "_quarantine"
     on_spark = True
     limits = ArchiveProduct.limits
-    #: Whether some seeds have an Iceberg table.
-    has_extras: ClassVar[bool] = True
 
     def lake_of(self, job: Job) -> LakeRoot:
         """Where the lake is, for whoever reads it."""
@@ -80,6 +78,10 @@ class LakeProduct(Product):
     def written_to(self, job: Job) -> dict[str, Any]:
         """The same for a stream."""
         return {"lake": job.root / "lake"}
+
+    def for_iceberg(self, job: Job) -> dict[str, str]:
+        """pyiceberg's properties of the store that it is in."""
+        return {}
 
     def advance(self, job: Job) -> None:
         from tailrace.lake import CompactionPolicy, compact
@@ -106,7 +108,7 @@ class LakeProduct(Product):
             "compaction": CompactionPolicy(every=4, fan_in=2),
             "partition_by": rng.choice((None, ("day", "hour"), *divided)),
             "on_error": rng.choice(("fail", "quarantine")) if kind is None else "quarantine",
-            "iceberg": catalogue_of(job) if self.has_extras else None,
+            "iceberg": catalogue_of(job, self.lake_of(job)),
             **_planted_sink(job.planted),
         }
         with late:
@@ -177,8 +179,8 @@ class LakeProduct(Product):
             events = _in_one_order(events)
         kind = kind_put_aside(job)
         told = _unlike(events, put_aside(lake), kind, job, truth)
-        if self.has_extras and (catalogue := catalogue_of(job)) is not None:
-            told += unlike_iceberg(job.root / "lake", catalogue, events)
+        if (catalogue := catalogue_of(job, lake)) is not None:
+            told += unlike_iceberg(lake, catalogue, events, self.for_iceberg(job))
         problems = verify(lake, full=True).problems
         for problem in filter(_NOT_AS_WRITTEN, problems):
             # A reader of Parquet does not notice that a whole file is another one's; ``verify`` does (how-to/lake.md).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,27 +16,33 @@ from tailrace.errors import SinkError, UsageError
 from tailrace.lake.iceberg.lake_mirror import COMMIT, LakeMirror, identifier_of
 from tailrace.lake.iceberg.settings import IcebergSettings, check_place
 from tailrace.lake.store.commit_log import CommitLog
+from tailrace.lake.store.lake_root import LakeRoot
 from tests.products.product import Job
 
 #: The catalogue's file, beside the lake.
 CATALOGUE: Final = "lake.catalog.db"
 
 
-def catalogue_of(job: Job) -> IcebergSettings | None:
-    """The catalogue of the lake, in two of five seeds, if the path is one that all of Iceberg's readers understand."""
-    if random.Random(f"tailrace lake catalogue {job.options['played']}").random() >= 0.4:
+def catalogue_of(job: Job, lake: LakeRoot) -> IcebergSettings | None:
+    """The catalogue of the lake, in two of five seeds, if it is in a place that all of Iceberg's readers understand."""
+    where = "" if isinstance(lake, Path) else " in a store"
+    if random.Random(f"tailrace lake{where} catalogue {job.options['played']}").random() >= 0.4:
         return None
     try:
-        check_place(job.root, "a lake")
+        check_place(lake, "a lake")
+        check_place(job.root)
     except UsageError:
         return None
     job.root.mkdir(parents=True, exist_ok=True)  # the lake has not begun
     return IcebergSettings.of(f"sqlite:///{job.root.absolute() / CATALOGUE}", "iceberg")
 
 
-def unlike_iceberg(lake: Path, catalogue: IcebergSettings, events: list[bytes]) -> list[str]:
-    """How the newest snapshot differs from the lake's newest commit, which has these events."""
-    catalog = SqlCatalog(catalogue.name, **catalogue.properties)
+def unlike_iceberg(
+    lake: LakeRoot, catalogue: IcebergSettings, events: list[bytes], store: Mapping[str, str]
+) -> list[str]:
+    """How the newest snapshot differs from the lake's newest commit, which has these events. ``store``: pyiceberg's
+    properties of the one that the lake is in."""
+    catalog = SqlCatalog(catalogue.name, **{**catalogue.properties, **store})
     mirror = LakeMirror(lake, catalogue)
     try:
         if (fault := mirror.fault()) is not None:

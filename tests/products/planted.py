@@ -62,6 +62,11 @@ def _lost_index() -> list[Undo]:
     return _everywhere("tailrace.lake.store.quarantine_index", "_fault", lambda *_: "")
 
 
+def _merged_unseen() -> list[Undo]:
+    """An Iceberg catalogue does not get the commit that has merged a lake's files; its sink does that."""
+    return []
+
+
 def _table_set_back() -> list[Undo]:
     """A table is not compared with what its state knows about it."""
     return _everywhere("tailrace.lake.tables.standing", "fault_of", _nothing)
@@ -332,6 +337,7 @@ PLANTED: dict[str, Callable[[], list[Undo]]] = {
     "a lake that was set back goes on": _lake_set_back,
     "a lake in a store that was set back goes on": _lake_set_back,
     "a lake in a store forgets what it has put aside": _lost_index,
+    "merged files of a lake in a store are not Iceberg's": _merged_unseen,
     "a table that was set back goes on": _table_set_back,
     "an altered state of tables is taken over": _altered_state,
     "an altered log of a table is read": _altered_log,
@@ -376,8 +382,9 @@ def planted_here(name: str) -> Iterator[None]:
 
 def sink_of(name: str) -> type | None:
     """A sink of the lake that plants a fault in Spark's processes; ``None`` if the fault does not concern lakes."""
-    if PLANTED.get(name) is not _lake_set_back:
+    planted = PLANTED.get(name)
+    if planted not in {_lake_set_back, _merged_unseen}:
         return None
-    from tests.products.planted_sink import PlantedSink
+    from tests.products.planted_sink import LaggingSink, PlantedSink
 
-    return PlantedSink
+    return PlantedSink if planted is _lake_set_back else LaggingSink

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -26,3 +27,18 @@ class PlantedSink(LakeSink):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PlantedWriter:  # noqa: N802
         return PlantedWriter(schema, self.options)
+
+
+class LaggingWriter(LakeStreamWriter):
+    """Like its parent, but does not show the commit that has merged files."""
+
+    def _compact(self, *given: Any) -> bool:
+        super()._compact(*given)
+        return False
+
+
+class LaggingSink(LakeSink):
+    """The sink of that writer."""
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LaggingWriter:  # noqa: N802
+        return LaggingWriter(schema, self.options)

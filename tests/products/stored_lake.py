@@ -1,6 +1,5 @@
 """The lake in a real object store, compared with the server's own stream: ``stores.py`` says how the hand reaches it.
-
-It has no Iceberg table: that is refused in a store."""
+Those of some seeds, in a store that Iceberg's readers know, are Iceberg tables too."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 
 from tailrace.lake.store.lake_root import LakeRoot
 from tests.products.lake import LakeProduct
+from tests.products.lake_catalogue import CATALOGUE
 from tests.products.product import Job
 from tests.products.stores import StoreMirror, place_of, prefix_of, server_of
 
@@ -23,7 +23,6 @@ class StoredLakeProduct(LakeProduct):
         "lake/_quarantine", "lake/_tailrace/quarantine.json", "newest log",
     )  # fmt: skip
     may_be_removed = ""
-    has_extras = False
     is_in_store = True
 
     def advance(self, job: Job) -> None:
@@ -38,6 +37,10 @@ class StoredLakeProduct(LakeProduct):
         for one in list(place.objects()):
             (place / one.name).unlink()
         shutil.rmtree(job.root / _STATE)
+        (job.root / CATALOGUE).unlink(missing_ok=True)
+
+    def for_iceberg(self, job: Job) -> dict[str, str]:
+        return server_of(job).for_iceberg()
 
     def written_to(self, job: Job) -> dict[str, Any]:
         """The lake as a user names it: a URI. Keys are in the environment (``store_for``)."""

@@ -83,7 +83,7 @@ def test_a_lake_that_lacks_events_is_wrong(job: Job) -> None:
 
 def test_a_catalogue_that_is_behind_its_lake_is_wrong(job: Job) -> None:
     shown = replace(job, options={"played": 12})  # one of those that have a catalogue
-    catalogue = catalogue_of(shown)
+    catalogue = catalogue_of(shown, shown.root / "lake")
     assert catalogue is not None
     assert _told(shown) == ["the Iceberg table is not in the catalogue"]
     mirror = LakeMirror(shown.root / "lake", catalogue)

@@ -14,6 +14,7 @@ from tailrace.lake.spark.store.stream import write_stream
 from tailrace.lake.store.layout import LakeLayout
 from tailrace.lake.store.local_path import local_path
 
+_AZURE = "abfss://container@account.dfs.core.windows.net/lake"
 ELSEWHERE = [
     "s3a://bucket/lake",
     "S3://bucket/lake",
@@ -79,7 +80,7 @@ def test_the_pipeline_file_refuses_it_by_its_key(key: str, scheme: str, tmp_path
         ("path: 's3://key:s3cret@bucket/lake', state: state", "must be s3://BUCKET/PREFIX, without keys"),
         ("path: s3://bucket/lake, state: 5", "lake.state must be text"),
         ("path: s3://bucket/lake, state: s3://bucket/state", "the state is a URI that begins with 's3:'"),
-        ("path: s3://bucket/lake, state: state, iceberg: 'sqlite:///x.db'", "no Iceberg catalogue can have a lake in"),
+        (f"path: {_AZURE}, state: state, iceberg: 'sqlite:///x.db'", "a lake in Azure cannot have Iceberg snap"),
     ],
 )
 def test_what_a_pipeline_file_says_of_a_lake_in_a_store(lake: str, error: str, tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--iceberg",
         metavar="CATALOG",
-        help="with verify, compact, expire, erase: the lake is an Iceberg table too, in the catalogue with this URI "
-        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
+        help="with verify, compact, expire, erase: the lake, on a disk or in s3://, is an Iceberg table too, in the "
+        "catalogue with this URI (sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml (extra: iceberg)",
     )
     parser.set_defaults(run=run)
     return parser
@@ -340,9 +340,8 @@ def print_verification(
 
 def _verify_iceberg(root: LakeRoot, iceberg: IcebergSettings, report: LakeReport) -> None:
     from tailrace.lake.iceberg.lake_mirror import LakeMirror as Mirror  # noqa: PLC0415
-    from tailrace.lake.store.lake_root import NOT_MIRRORED, local_root  # noqa: PLC0415
 
-    mirror = Mirror(local_root(root, *NOT_MIRRORED), iceberg)
+    mirror = Mirror(root, iceberg)
     try:
         fault = mirror.fault()
     finally:

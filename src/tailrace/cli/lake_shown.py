@@ -30,9 +30,6 @@ def shown_in(root: LakeRoot, iceberg: IcebergSettings | None) -> Iterator[LakeMi
         return
     from tailrace.lake.iceberg.lake_mirror import LakeMirror as Mirror  # noqa: PLC0415
     from tailrace.lake.store.identity import read_identity  # noqa: PLC0415
-    from tailrace.lake.store.lake_root import NOT_MIRRORED, local_root  # noqa: PLC0415
-
-    root = local_root(root, *NOT_MIRRORED)
 
     if read_identity(root) is None:
         raise UsageError(f"{root} is not a lake of Tailrace")

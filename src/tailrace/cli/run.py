@@ -91,8 +91,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--iceberg",
         metavar="CATALOG",
-        help="the lake is an Iceberg table too, in the catalogue with this URI (sqlite:///FILE, https://HOST) or this "
-        "name in .pyiceberg.yaml, whatever the file says (extra: iceberg)",
+        help="the lake, on a disk or in s3://, is an Iceberg table too, in the catalogue with this URI "
+        "(sqlite:///FILE, https://HOST) or this name in .pyiceberg.yaml, whatever the file says (extra: iceberg)",
     )
     add_console_argument(parser)
     parser.add_argument(
@@ -107,8 +107,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Returns 0 when the stream ended or was stopped, 1 when ``--verify`` found a problem; raises
     TailraceError for whatever else is wrong."""
+    from tailrace.lake.iceberg.settings import check_place  # noqa: PLC0415
     from tailrace.lake.spark.store.pipeline_file import load  # noqa: PLC0415  so that --help needs no pyspark
-    from tailrace.lake.store.lake_root import NOT_MIRRORED, refuse_in_store  # noqa: PLC0415
 
     if args.schema:
         return _print_schema()
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         settings = replace(settings, partition_by=Partitioning.of(names).names)
     if args.iceberg is not None:
         settings = replace(settings, iceberg=named_catalogue(args.iceberg))
-        refuse_in_store(settings.lake, *NOT_MIRRORED)
+        check_place(settings.lake, "a lake")
     if args.compact:
         policy = settings.compaction
         with shown_in(settings.lake, settings.iceberg) as mirror:
@@ -247,8 +247,6 @@ def _tell_left(settings: PipelineSettings, log: _SparkLog) -> None:
     """Say that a catalogue has the lake and is not given."""
     from tailrace.lake.iceberg.lake_mirror import left_behind  # noqa: PLC0415
 
-    if not isinstance(settings.lake, Path):  # no catalogue has it
-        return
     left = left_behind(settings.lake) if settings.iceberg is None else None
     if left is not None:
         tell(f"tailrace: {left}", stream=log.stderr)

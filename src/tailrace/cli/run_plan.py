@@ -181,11 +181,8 @@ def _lake(settings: PipelineSettings, options: ReadOptions, head: Head | None) -
 
 def _catalogue(settings: PipelineSettings) -> Iterator[PlanLine]:
     """The lake's table in a catalogue, which is not asked: opening one may write."""
-    from tailrace.base.object_place import ObjectPlace  # noqa: PLC0415
     from tailrace.lake.iceberg.lake_mirror import LakeMirror, identifier_of, left_behind  # noqa: PLC0415
 
-    if isinstance(settings.lake, ObjectPlace):  # no catalogue has it
-        return
     if settings.iceberg is not None:
         LakeMirror(settings.lake, settings.iceberg)
         table = ".".join(identifier_of(settings.lake))

@@ -76,10 +76,11 @@ class IcebergCatalog:
                     self._opened = self._open()
                 return work(self._opened)
             except (SinkError, UsageError):
+                self.close()  # its file may have been replaced: an open connection would stay with the old one
                 raise
             except Exception as error:  # noqa: BLE001  pyiceberg, requests and SQLAlchemy have no common class
                 if type(error).__module__.startswith("sqlalchemy."):
-                    self.close()  # its file may have been replaced: an open connection would stay with the old one
+                    self.close()
                 if not may_pass(error) or self._clock() >= end or self._wait(_PAUSES_S[min(number, 4)]):
                     raise self._told(error) from None
             number += 1

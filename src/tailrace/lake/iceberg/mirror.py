@@ -59,6 +59,11 @@ class Mirror:
         """Close the catalogue."""
         self._catalog.close()
 
+    def forget(self, original: Original) -> None:
+        """Ask the catalogue next time, opened again, and compare each snapshot with what the original knows."""
+        self._held.pop(original.identifier, None)
+        self._catalog.close()
+
     def show(self, original: Original) -> None:
         """Let the newest version be the newest snapshot. Raises SinkError where the catalogue does not answer, or where
         its table is not the one that this process may write."""
@@ -236,7 +241,7 @@ class _Commit:
         else:
             updates += _without(self._before, self._outdated(), keeps=self._schema.schema_id)
             made = _committed(catalog, self._before, _assertions(self._before), updates)
-        return made, HeldFiles.of(snapshot, io)
+        return made, HeldFiles.of(snapshot, io, self._old)
 
     def _described(self) -> Iterator[Any]:
         """The updates of the table's schema and properties."""
@@ -326,7 +331,7 @@ def _check_newer(found: Table | None, original: Original) -> None:
     if newest is not None and version_of(newest) > original.version and original.was_replaced():
         raise SinkError(
             f"another writer has made a later version of {original.name}, which the catalogue has",
-            hint="Tables have one writer. If no other one runs, start this one again",
+            hint="There is one writer at a time. If no other one runs, start this one again",
         )
 
 

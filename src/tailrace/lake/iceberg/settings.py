@@ -65,8 +65,7 @@ def check_place(root: TablePlace, what: str = "tables") -> None:
         if not str(root).startswith("s3://"):
             raise UsageError(
                 f"{what} in Azure cannot have Iceberg snapshots: {root}",
-                hint="Iceberg's readers disagree on URIs there. Keep these tables in s3:// or on a disk, or leave out "
-                "iceberg",
+                hint="Iceberg's readers disagree on URIs there. Use s3:// or a disk, or leave out iceberg",
             )
         return
     path = str(root.absolute())

@@ -54,14 +54,19 @@ class HeldFiles:
     manifests: list[tuple[ManifestFile, list[str]]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, snapshot: Snapshot, io: FileIO) -> HeldFiles:
-        """What a snapshot has. Raises OSError or ValueError where its files are missing or damaged."""
+    def of(cls, snapshot: Snapshot, io: FileIO, known: HeldFiles | None = None) -> HeldFiles:
+        """What a snapshot has. Raises OSError or ValueError where its files are missing or damaged. ``known``: what the
+        one before it has; manifests that both have are not read again."""
         found = cls()
+        before = {} if known is None else {one.manifest_path: names for one, names in known.manifests}
         for manifest in snapshot.manifests(io):
-            names = []
-            for entry in manifest.fetch_manifest_entry(io):
-                names.append(entry.data_file.file_path)
-                found.entries[names[-1]] = entry
+            names = before.get(manifest.manifest_path)
+            if known is None or names is None:
+                entries = {one.data_file.file_path: one for one in manifest.fetch_manifest_entry(io)}
+                names = list(entries)
+            else:
+                entries = {name: known.entries[name] for name in names}
+            found.entries |= entries
             found.manifests.append((manifest, names))
         return found
 

@@ -24,11 +24,6 @@ LakeRoot: TypeAlias = Path | ObjectPlace
 
 #: Readers of a lake in a store need no local directory. Nothing can be made below this one.
 NOWHERE: Final = Path(os.devnull)
-#: What lakes in a store do not have yet, and what to do.
-NOT_MIRRORED: Final = (
-    "no Iceberg catalogue can have",
-    "Leave it out, or keep the lake in a directory; tables in s3:// can be Iceberg's",
-)
 #: How often an object is read and replaced again where others replace it meanwhile.
 _TRIES: Final = 8
 
@@ -83,19 +78,6 @@ def require_state(root: LakeRoot) -> None:
 def state_of(root: LakeRoot) -> Path | None:
     """The local directory of a lake in an object store."""
     return root.bucket.beside if isinstance(root, ObjectPlace) else None
-
-
-def refuse_in_store(root: LakeRoot | str, what: str, instead: str) -> None:
-    """Raise UsageError for what lakes in an object store do not have yet."""
-    if isinstance(root, ObjectPlace) or (isinstance(root, str) and is_object_uri(root)):
-        raise UsageError(f"{what} a lake in an object store", hint=instead)
-
-
-def local_root(root: LakeRoot, what: str, instead: str) -> Path:
-    """The lake's directory, for what lakes in an object store do not have yet. Raises UsageError for such a one."""
-    refuse_in_store(root, what, instead)
-    assert isinstance(root, Path)
-    return root
 
 
 def publish(place: LakeRoot, content: bytes, beside: LakeRoot) -> None:

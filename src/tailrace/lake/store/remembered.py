@@ -17,10 +17,19 @@ from tailrace.lake.store.compaction_policy import CompactionPolicy
 from tailrace.lake.store.delta_log import decode
 from tailrace.lake.store.lake_root import LakeRoot
 from tailrace.lake.store.log_state import LogState
+from tailrace.lake.store.manifest import Commit
 
 #: A state with more files, replaced ones too, is not kept: it would be tens of megabytes.
 _FILES_MAX: Final = 20_000
 _LAKES_MAX: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedCommit:
+    """A commit, and the SHA-256 of its file, which the one after it names."""
+
+    commit: Commit
+    digest: str
 
 
 @dataclass(slots=True)
@@ -64,15 +73,20 @@ def _brought_up(log: CommitLog, known: Remembered, head: Head) -> bool:
         return False
     digest = known.digest
     for number in range(known.number + 1, head.number + 1):
-        path = log.layout.commit(number)
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
+        came = next_commit(log, number)
+        if came is None or came.commit.previous != digest:
             return False
-        commit = decode(content, number, path)
-        if commit.previous != digest:
-            return False
-        known.state.apply(commit)
-        digest = hashlib.sha256(content).hexdigest()
+        known.state.apply(came.commit)
+        digest = came.digest
     known.number, known.digest, known.idle = head.number, digest, None
     return digest == head.digest
+
+
+def next_commit(log: CommitLog, number: int) -> NumberedCommit | None:
+    """The commit with this number, read once; ``None`` if there is none, or the log does not keep it any more."""
+    path = log.layout.commit(number)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return NumberedCommit(decode(content, number, path), hashlib.sha256(content).hexdigest())

@@ -15,12 +15,12 @@ from bson import json_util
 from tailrace.base.yaml_file import read_yaml
 from tailrace.core.user_text import nearest
 from tailrace.errors import UsageError
-from tailrace.lake.iceberg.settings import IcebergSettings
+from tailrace.lake.iceberg.settings import IcebergSettings, check_place
 from tailrace.lake.spark.query.options import KNOWN
 from tailrace.lake.spark.store import message_settings
 from tailrace.lake.spark.store.message_settings import MessageSettings, messages_of
 from tailrace.lake.store.compaction_policy import CompactionPolicy
-from tailrace.lake.store.lake_root import NOT_MIRRORED, LakeRoot, refuse_in_store, writable_root
+from tailrace.lake.store.lake_root import LakeRoot, writable_root
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.partitioning import Partitioning
 from tailrace.lake.store.pipeline_values import shown, size, whole_number
@@ -283,7 +283,7 @@ def _lake_root(lake: Mapping[str, Any], base: Path) -> LakeRoot:
     state = _text(lake["state"], "lake.state") if "state" in lake else None
     root = writable_root(_text(lake["path"], "lake.path"), state, base=base, name="lake.path")
     if "iceberg" in lake:
-        refuse_in_store(root, *NOT_MIRRORED)
+        check_place(root, "a lake")
     return root
 
 

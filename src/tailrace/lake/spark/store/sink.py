@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.spark.store.source import STATE
 from tailrace.lake.spark.store.staged_rows import STAGED_SCHEMA, from_batches
 from tailrace.lake.store.committer import abort_batch, commit_batch
 from tailrace.lake.store.compaction_policy import CompactionPolicy
-from tailrace.lake.store.lake_root import writable_root
+from tailrace.lake.store.lake_root import LakeRoot, state_of, writable_root
 from tailrace.lake.store.manifest import Commit, PlannedRange, StagedFile
 from tailrace.lake.store.retention import Release
 
@@ -86,23 +87,24 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
         if self.iceberg is None:
             self._compact(commit, files, batchId)
             return
-        assert isinstance(self.root, Path)  # no lake in a store
-        mirror = _mirror(self.root, self.iceberg)
+        mirror = _mirror_of(self.root, self.iceberg)
         mirror.follow()  # also where nothing is new: a run before this one may have ended between the two
-        self._compact(commit, files, batchId, mirror.release)
-        mirror.follow()
+        if self._compact(commit, files, batchId, mirror.release):
+            mirror.follow()
 
     def _compact(
         self, commit: Commit | None, files: tuple[StagedFile, ...], batch: int, release: Release | None = None
-    ) -> None:
+    ) -> bool:
+        """Whether files were merged, which is a commit."""
         if commit is not None and self.policy.due(commit.number):
             from tailrace.lake.store.compaction import compact_after  # noqa: PLC0415  Arrow and Parquet, now and then
 
-            compact_after(self.root, commit, self.policy, release)
-        elif not files and batch:  # an empty micro-batch comes every ten seconds at most
+            return compact_after(self.root, commit, self.policy, release).files_before > 0
+        if not files and batch:  # an empty micro-batch comes every ten seconds at most
             from tailrace.lake.store.compaction import compact_idle  # noqa: PLC0415
 
-            compact_idle(self.root, self.policy, release)
+            return compact_idle(self.root, self.policy, release).files_before > 0
+        return False
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         abort_batch(self.root, _files(messages))
@@ -121,9 +123,15 @@ class LakeSink(DataSource):
         return LakeStreamWriter(schema, self.options)
 
 
+def _mirror_of(root: LakeRoot, iceberg: str) -> LakeMirror:
+    """The process that commits keeps it: the next micro-batch need not ask the catalogue what it has. A lake in a store
+    that is reached in another way, or from another state directory, has one of its own."""
+    way = (str(state_of(root)), *sorted(root.bucket.options.items())) if isinstance(root, ObjectPlace) else ()
+    return _mirror(root, iceberg, way)
+
+
 @lru_cache(maxsize=4)
-def _mirror(root: Path, iceberg: str) -> LakeMirror:
-    """The process that commits keeps it: the next micro-batch need not ask the catalogue what it has."""
+def _mirror(root: LakeRoot, iceberg: str, way: tuple[object, ...]) -> LakeMirror:
     from tailrace.lake.iceberg.lake_mirror import LakeMirror  # noqa: PLC0415  where it is asked for
     from tailrace.lake.iceberg.settings import IcebergSettings  # noqa: PLC0415
 

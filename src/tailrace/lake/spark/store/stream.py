@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tailrace.base.object_place import ObjectPlace
 from tailrace.core.oplog.witness import marks_to_json
 from tailrace.errors import UsageError
 from tailrace.lake.spark.planning.opening import open_deployment
@@ -32,13 +31,7 @@ from tailrace.lake.spark.store.source import (
 )
 from tailrace.lake.store.compaction_policy import CompactionPolicy
 from tailrace.lake.store.identity import Opening, open_lake, partitioning_of, read_identity
-from tailrace.lake.store.lake_root import (
-    NOT_MIRRORED,
-    LakeRoot,
-    refuse_in_store,
-    state_of,
-    writable_root,
-)
+from tailrace.lake.store.lake_root import LakeRoot, state_of, writable_root
 from tailrace.lake.store.layout import LakeLayout, cluster_time_of
 from tailrace.lake.store.local_path import local_path
 from tailrace.lake.store.partitioning import Partitioning
@@ -104,8 +97,9 @@ def write_stream(
     image that is required is missing, a column cannot take it. With ``on_error="quarantine"`` it is written to the
     lake's ``_quarantine`` instead, with the reason, in the commit of its micro-batch.
 
-    ``iceberg`` names a catalogue that has the lake as an Iceberg table (``<lake's directory>.events``): each commit is
-    its newest snapshot. If it does not answer for a minute, the query ends; the next one brings it up.
+    ``iceberg`` names a catalogue that has the lake as an Iceberg table (``<lake's directory>.events``, in a store
+    ``<last part of its URI>.events``): each commit is its newest snapshot. If it does not answer for a minute, the
+    query ends; the next one brings it up.
 
     In ``query.lastProgress`` Spark's ``numInputRows`` counts files. Events are in
     ``observedMetrics["tailrace"].events``, and next to it by operation (``insert``, ``update``, ...) where the column
@@ -118,7 +112,6 @@ def write_stream(
     from tailrace.lake.spark.monitoring import counted_files  # noqa: PLC0415  so that --help needs no pyspark
 
     root = writable_root(lake, state)
-    _refuse(root, iceberg)
     where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
     policy = compaction or CompactionPolicy()
     source = lake_source(with_columns_of(root, source))
@@ -163,21 +156,12 @@ def _register_both(spark: SparkSession, sink: type[LakeSink]) -> None:
         spark.dataSource.register(sink)
 
 
-def _refuse(root: LakeRoot, iceberg: IcebergSettings | None) -> None:
-    """Raise UsageError for what a lake in an object store does not have yet."""
-    if iceberg is not None:
-        refuse_in_store(root, *NOT_MIRRORED)
-
-
 @contextmanager
 def _brought_up(root: LakeRoot, iceberg: IcebergSettings | None) -> Iterator[None]:
     """Around the opening of a lake: before it, the catalogue has to answer and let this lake write its table; after it,
     the table is brought up to what the lake has."""
     from tailrace.lake.iceberg.lake_mirror import LakeMirror, left_behind  # noqa: PLC0415
 
-    if isinstance(root, ObjectPlace):  # no catalogue has it
-        yield
-        return
     if iceberg is None:
         if (left := left_behind(root)) is not None:
             _log.warning("%s", left)
