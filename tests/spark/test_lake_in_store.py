@@ -20,7 +20,7 @@ import pymongo
 import pytest
 
 from tailrace.embedded import ReplicaSet
-from tailrace.lake import verify
+from tailrace.lake import change_lake, verify
 from tailrace.lake.store.commit_log import CommitLog
 from tests.spark.lake_driving import PATIENCE_S, driver, options_for
 from tests.spark.sparkless_lake import fill
@@ -114,6 +114,54 @@ def test_spark_reads_the_rows_of_a_lake_in_a_directory(
     fill(nothing, empty, newest(replica_set.uri), partition_by=("day", "hour", "collection"))
     done = subprocess.run(
         [sys.executable, "-c", _READ, *map(str, [*places, empty])],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "the same\n"), done.stderr[-3000:]
+
+
+_READ_CHANGED = """
+import sys
+from tailrace.lake import read
+from tailrace.spark import local_session
+
+spark = local_session("reads", cores=2, fast_start=True)
+for version, count in ((int(sys.argv[3]), 20), (None, 60)):
+    one, other = (read(spark, place, version=version) for place in sys.argv[1:3])
+    kinds = dict(one.dtypes)
+    assert kinds == dict(other.dtypes), (one.dtypes, other.dtypes)
+    assert kinds["full_document"] == ("variant" if version is None else "string"), kinds
+    wanted = [name if kind != "variant" else f"to_json({name})" for name, kind in sorted(one.dtypes)]
+    rows = [frame.orderBy("token").selectExpr(*wanted).collect() for frame in (one, other)]
+    assert rows[0] == rows[1] and len(rows[0]) == count, (version, len(rows[0]), len(rows[1]))
+print("the same")
+"""
+
+
+def test_spark_reads_a_changed_lake_before_and_after(
+    replica_set: ReplicaSet, object_store: ObjectServer, prefix: str, tmp_path: Path
+) -> None:
+    """As Spark's tasks read it, without Spark: tests/tables/test_lake_changed_in_store.py."""
+    environment = {("AWS_ENDPOINT_URL" if n == "AWS_ENDPOINT" else n): v for n, v in object_store.environment().items()}
+    database = "lakestorechanged"
+    with pymongo.MongoClient[Any](replica_set.uri, w="majority") as client:
+        client.drop_database(database)
+        start = newest(replica_set.uri)
+        for number in range(60):
+            client[database][f"n{number % 3}"].insert_one({"_id": number, "v": {"x": [number, None, "é"]}})
+    options = options_for(replica_set.uri, database, start, maxEventsPerTrigger="25")
+    until, places = newest(replica_set.uri), [tmp_path / "lake", object_store.place(prefix, tmp_path / "s")]
+    versions = set()
+    for place in places:
+        fill({**options, "collection": "n0"}, place, until)  # type: ignore[arg-type]
+        versions.add(CommitLog(place).head().number)
+        change_lake({**options, "documents": "variant"}, place)
+    (version,) = versions
+    done = subprocess.run(
+        [sys.executable, "-c", _READ_CHANGED, *map(str, [*places, version])],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
