@@ -210,6 +210,8 @@ class Hour:
         self._spare = root.with_name("compacted")
         self._points = [minutes for minutes in args.points if minutes < args.minutes] + [args.minutes]
         self._written = self._reported = self._late = 0
+        #: How many commits there were after each micro-batch of the last minute.
+        self._commits = deque([self._folder.commits], round(60 / args.every) + 1)
         #: Since the last point: seconds between commits, and of the processors in each micro-batch.
         self._apart: list[float] = []
         self._spent: list[float] = []
@@ -243,11 +245,12 @@ class Hour:
         if self._folder.look():
             self._apart.append(self._late * self._args.every)
             self._late = 0
+        self._commits.append(self._folder.commits)
 
     def _report(self, minutes: float) -> None:
         table = CollectionTable(self._table, _NAME)
         live, newest = table.live_bytes, table.version
-        minute = max(1, min(newest, round(60 / self._args.every)))
+        minute = max(1, self._commits[-1] - self._commits[0])
         taken = [newest - minute + minute * part // _VERSIONS for part in range(1, _VERSIONS + 1)]
         shutil.copytree(self._table, self._spare)
         spare = CollectionTable(self._spare, _NAME)
