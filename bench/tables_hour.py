@@ -17,8 +17,7 @@ all that lies there and in how many files, and the most of both so far; how many
 changes since the last point: mean, median and largest; CPU for a change, and seconds of CPU of the longest micro-batch
 since the last point. Then what readers find in versions of the last minute: data files at most, rows for each one that
 is there at most, and the CPU time of reading all rows, as a multiple of that for the same table compacted: mean and
-largest; and the milliseconds that these are multiples of. On a machine that does other things a multiple may be off by
-a tenth or two, and more turns (``--best-of``) make that less.
+largest of these versions, each of them the median of some turns; and the milliseconds that these are multiples of.
 
     python -m bench.tables_hour [--minutes 60] [--rate 2000] [--every 1]
 """
@@ -33,7 +32,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -211,6 +210,8 @@ class Hour:
         self._spare = root.with_name("compacted")
         self._points = [minutes for minutes in args.points if minutes < args.minutes] + [args.minutes]
         self._written = self._reported = self._late = 0
+        #: How many commits there were after each micro-batch of the last minute.
+        self._commits = deque([self._folder.commits], round(60 / args.every) + 1)
         #: Since the last point: seconds between commits, and of the processors in each micro-batch.
         self._apart: list[float] = []
         self._spent: list[float] = []
@@ -244,11 +245,12 @@ class Hour:
         if self._folder.look():
             self._apart.append(self._late * self._args.every)
             self._late = 0
+        self._commits.append(self._folder.commits)
 
     def _report(self, minutes: float) -> None:
         table = CollectionTable(self._table, _NAME)
         live, newest = table.live_bytes, table.version
-        minute = max(1, min(newest, round(60 / self._args.every)))
+        minute = max(1, self._commits[-1] - self._commits[0])
         taken = [newest - minute + minute * part // _VERSIONS for part in range(1, _VERSIONS + 1)]
         shutil.copytree(self._table, self._spare)
         spare = CollectionTable(self._spare, _NAME)
@@ -258,26 +260,40 @@ class Hour:
         shares = [sum(one.rows or 0 for one in files) / _there(files) for files in found]
         # In a process of their own, as readers are: what this one has allocated does not disturb them.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as readers:
-            *read, compacted = readers.submit(reading, self._spare, taken, best_of=self._args.best_of).result()
+            ratios, each = readers.submit(compared, self._spare, taken, self._args.turns).result()
         shutil.rmtree(self._spare)
-        ratios = {name: [one[name] / compacted[name] for one in read] for name in compacted}
         since = self.done - self._reported
         self._changed += since * row
         of_these = (self._folder.written - self._written) / (since * row)
         times = "".join(f"{statistics.mean(one):>6.2f}, {max(one):.2f}" for one in ratios.values())
-        each = "/".join(f"{1000 * one:.0f}" for one in compacted.values())
         print(
             f"{minutes:>4g}{self.done:>11,}{self._folder.written / 1e6:>12,.1f}"
             f"{self._folder.written / self._changed:>10.2f}{of_these:>7.2f}{live / 1e6:>9.1f}"
             f"{self._folder.bytes / 1e6:>9.1f}{self._folder.files:>7,}{self._folder.most_bytes / 1e6:>9.1f}"
             f"{self._folder.most_files:>7,}{statistics.mean(self._apart):>8.1f}{statistics.median(self._apart):>7.1f}"
             f"{max(self._apart):>6.1f}{1e6 * self.cpu / self.done:>8.1f}{max(self._spent):>7.2f}"
-            f"{max(map(len, found)):>5}{max(shares):>7.2f}{times}{each:>10}",
+            f"{max(map(len, found)):>5}{max(shares):>7.2f}{times}{'/'.join(each):>10}",
             flush=True,
         )
         self._written, self._reported = self._folder.written, self.done
         self._apart.clear()
         self._spent.clear()
+
+
+def compared(folder: Path, taken: Sequence[int], turns: int) -> tuple[dict[str, list[float]], list[str]]:
+    """Processor seconds for reading all rows of each version, as multiples of those for the newest one, which is
+    compacted and read right after each of them: what else the machine does disturbs both alike. Of the turns the median
+    counts. Also the milliseconds that these are multiples of."""
+    found: dict[str, list[list[float]]] = {}
+    whole: dict[str, list[float]] = {}
+    for _ in range(turns):
+        for place, version in enumerate(taken):
+            [read, compacted] = reading(folder, [version], best_of=1)
+            for name, seconds in read.items():
+                found.setdefault(name, [[] for _ in taken])[place].append(seconds / compacted[name])
+                whole.setdefault(name, []).append(compacted[name])
+    ratios = {name: [statistics.median(one) for one in each] for name, each in found.items()}
+    return ratios, [f"{1000 * statistics.median(one):.0f}" for one in whole.values()]
 
 
 def _there(files: Iterable[TableFile]) -> int:
@@ -318,7 +334,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=1.0, help="seconds between micro-batches")
     parser.add_argument("--documents", type=int, default=200_000)
     parser.add_argument("--points", type=float, nargs="+", default=[1, 5, 10, 20, 30, 45], help="minutes to report at")
-    parser.add_argument("--best-of", type=int, default=9, help="turns of readers at each point")
+    parser.add_argument("--turns", type=int, default=7, help="of readers at each point")
     parser.add_argument("--grace", type=float, default=10, help="minutes for which replaced files stay")
     parser.add_argument("--rewritten", action="store_true", help="tables whose files are rewritten, not merged on read")
     args = parser.parse_args()
