@@ -32,6 +32,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/how-to/tables.md", "az://my-container"): "run by tests/tables/test_azure.py on a store of its own",
     ("docs/how-to/tables.md", "s3://my-bucket"): "run by tests/tables/test_object_store.py on a store of its own",
     ("docs/how-to/tables.md", '"s3.endpoint"'): "its readers are those of tests/tables/test_iceberg_in_store.py",
+    ("docs/how-to/lake.md", '"s3.endpoint"'): "its readers are those of tests/tables/test_lake_iceberg_in_store.py",
     ("docs/how-to/lake.md", "s3://my-bucket"): "run by tests/spark/test_lake_in_store.py and tests/tables",
     ("docs/how-to/archive.md", "s3://my-bucket"): "run by tests/differential/test_archive_in_store.py",
     ("docs/how-to/spark-cluster.md", "--master spark://"): "needs a standalone Spark cluster",

@@ -70,7 +70,7 @@ class FollowedLog:
     def _taken(self, head: Head) -> LogState:
         """What is kept, brought up to ``head``, or else read anew. Until that has come to an end nothing is kept."""
         state, self._state = self._state, None
-        if state is None or head.number < state.number:
+        if state is None:
             return self._read()
         while state.number < head.number:
             came = next_commit(self._log, state.number + 1)
