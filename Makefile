@@ -50,19 +50,20 @@ wait $$types || result=$$?
 exit $$result
 endef
 
+test: export TAILRACE_TESTS := quick
 test: style ## format and lint, the tests that are neither heavy nor slow, and the check of types
 	$(call suite,not slow and not heavy)
 
 test-landing: style ## the same with the heavy tests: what .ci/run runs, before a change lands
 	$(call suite,not slow)
 
-# These tests compute and do not wait: a process for each core, and the longest files first in all of them. What is long
-# (a mark) and what needs a server is left to make test.
+# These tests compute and do not wait: a process for each core, and the longest files first in all of them. What is long,
+# what is heavy, and what needs a server is left to the others.
 OFFLINE := unit property golden tidy
 
 quick: style ## the tests that need no server and no Spark, for while you work; ARGS="-k token"
 	$(BIN)/python -m tests.prepare --offline
-	TAILRACE_TESTS=quick $(BIN)/python -m pytest -m "not slow and not long and not mongod and not spark" -n auto --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(OFFLINE)) $(ARGS)
+	TAILRACE_TESTS=quick $(BIN)/python -m pytest -m "not slow and not heavy and not long and not mongod and not spark" -n auto --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(OFFLINE)) $(ARGS)
 
 test-slow: $(INSTALLED) ## the slow tests, which make test-landing leaves out: takes hours; ARGS="-k spark"
 	$(BIN)/python -m tests.prepare

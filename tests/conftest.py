@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import inspect
 import re
 import shutil
 import signal
@@ -25,6 +26,7 @@ from tests.amounts import QUICK
 from tests.by_turns import mark_rest_slow
 from tests.gateway.programs import Unavailable
 from tests.heavy import mark_heavy
+from tests.left_out import is_file_left_out, is_function_left_out
 from tests.lending import Lender, has_long_oplog
 from tests.quiet import without_noops
 from tests.server_in_use import is_of_other_versions
@@ -133,6 +135,21 @@ SHORTEST_LAST = ("golden", "property", "unit")
 LARGE_AGAIN = "large_events_7.0.28"
 #: ``make quick`` takes neither.
 LARGE = (LARGE_AGAIN, "large_events_6.0.27")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return (is_test and is_file_left_out(config.option.markexpr, collection_path)) or None
+
+
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> list[Any] | None:
+    """No cases for a function that the run leaves out."""
+    if not name.startswith("test_") or not inspect.isfunction(obj):
+        return None
+    own = getattr(obj, "pytestmark", [])
+    marks = {mark.name for mark in chain(own, collector.iter_markers())}
+    is_out = is_function_left_out(collector.config.option.markexpr, f"{collector.nodeid}::{name}", marks)
+    return [] if is_out else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
