@@ -82,7 +82,7 @@ def object_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module", params=["plain"] if QUICK else ["kernel", "plain"])
 def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every test of the module twice: each batch of every stream through the kernel, however small, and none. In ``make
-    quick`` only without the kernel: tests/property checks that both give the same."""
+    quick`` and ``make test`` only without the kernel: tests/property checks that both give the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", 0 if request.param == "kernel" else sys.maxsize)
         yield request.param
