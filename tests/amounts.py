@@ -1,5 +1,5 @@
 """How much a test that draws examples at random runs: a slice in ``make test-landing``, everything in ``make
-test-whole``. And what ``make quick`` leaves to ``make test``. docs/development.md says how the slices are chosen.
+test-whole``. And what ``make quick`` and ``make test`` leave to it. docs/development.md says how the slices are chosen.
 
 A slice finds less than the whole: of thirteen faults planted in the kernel, the slices of the properties found nine.
 """
@@ -22,6 +22,6 @@ def amount(quick: int, whole: int) -> int:
 
 
 def half_in_quick(cases: Iterable[T]) -> list[T]:
-    """All of them; in ``make quick`` the first and the last of every four. Where tests take turns, that is one with the
-    compiled kernel and one without it."""
+    """All of them; in ``make quick`` and ``make test`` the first and the last of every four. Where tests take turns,
+    that is one with the compiled kernel and one without it."""
     return [case for at, case in enumerate(cases) if not QUICK or at % 4 in (0, 3)]

@@ -82,7 +82,7 @@ def object_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module", params=["plain"] if QUICK else ["kernel", "plain"])
 def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every test of the module twice: each batch of every stream through the kernel, however small, and none. In ``make
-    quick`` only without the kernel: tests/property checks that both give the same."""
+    quick`` and ``make test`` only without the kernel: tests/property checks that both give the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", 0 if request.param == "kernel" else sys.maxsize)
         yield request.param
@@ -96,6 +96,10 @@ LONGEST_FIRST = (
     "spark/test_sinks_away.py",  # with it the other files that ask for a Spark session
     "sharded/test_exact_images.py",  # with it and with the next one the files that ask for the shared cluster
     "differential/test_habits_live.py",
+    "sync/test_follower.py",  # with it the other syncs that follow
+    "tables/test_iceberg_in_store.py",
+    "tables/test_lake_changing_in_store.py",
+    "tables/test_object_store.py",
     "gateway/test_hostile_stages.py",
     "spark/test_demo_command.py",
     "gateway/test_processes.py",
@@ -264,14 +268,16 @@ _ALONE = ("docs/test_pages.py",)
 @functools.cache
 def group_of(file: Path) -> str:
     """The files that one process runs one after the other: those that ask for the Spark session, whose first queries
-    take 25 s of processor, more than all others (two processes share them); and those that ask for the shared cluster,
-    whose four servers take 5 s to begin with and 1 % of a processor while they wait. Each process would have a session
-    and a cluster of its own. And most files of ``sync``, whose servers are lent (``tests.lending``)."""
+    take 25 s of processor, more than all others; and those that ask for the shared cluster, whose four servers take 5 s
+    to begin with and 1 % of a processor while they wait. Each process would have a session and a cluster of its own.
+    Two processes share each of the two; in ``make test``, where few of these tests are left, one has them all. And most
+    files of ``sync``, whose servers are lent (``tests.lending``)."""
     name, text = file.relative_to(Path(__file__).parent).as_posix(), file.read_text()
     if re.search(r"\bspark: SparkSession\b|\btailrace_run: Callable\b", text):
-        return "the second Spark session" if name in _SECOND_SPARK_SESSION else "the Spark session"
+        is_second = name in _SECOND_SPARK_SESSION and not QUICK
+        return "the second Spark session" if is_second else "the Spark session"
     if name not in _ALONE and re.search(r"\bsharded_cluster: ShardedCluster\b", text):
-        return _CLUSTER_GROUPS.get(file.parent.name, "clusters")
+        return "clusters" if QUICK else _CLUSTER_GROUPS.get(file.parent.name, "clusters")
     if file.parent.name == "sync" and re.search(r"\bused_servers\b|\blender: Lender\b", text):
         return "syncs that follow" if file.name in _FOLLOWING else "syncs that copy"
     return name

@@ -71,6 +71,7 @@ KEPT: Final = {
     "tests/sync/test_follower.py::test_killed_at_random_moments_it_goes_on_and_is_equal": "a sync under kills",
     "tests/sync/test_fuzz_slice.py::test_a_seed_is_equal_at_each_pause": "any write of a sync",
     "tests/tables/test_equality.py::test_tables_equal_their_collections[9101]": "tables beside random writes",
+    "tests/tables/test_iceberg_in_store.py::test_every_reader_reads_the_same": "Iceberg tables in an object store",
     "tests/tables/test_object_store.py::test_tables_equal_their_collections": "the same in an object store",
     "tests/unit/test_power_cuts.py::test_what_was_acknowledged_outlives_a_power_cut_at_any_moment": "syncs and renames",
 }

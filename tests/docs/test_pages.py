@@ -6,6 +6,8 @@ are replaced. What cannot run here stands in ``NOT_RUN`` with its reason, and le
 
 from __future__ import annotations
 
+import argparse
+import functools
 import os
 import re
 import shlex
@@ -180,9 +182,14 @@ def test_commands_in_the_running_text_exist(page: Path) -> None:
             assert_flags_exist(command, words)
 
 
+@functools.cache
+def _parser() -> argparse.ArgumentParser:
+    return build_parser()  # which takes longer than all that is asked of it for a page
+
+
 def assert_flags_exist(command: str, words: list[str]) -> None:
     """The command is one of ours and has these flags."""
-    parser = build_parser()
+    parser = _parser()
     for word in words:
         if word.startswith("-"):
             flag = word.partition("=")[0]

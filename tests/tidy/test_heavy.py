@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.heavy import A_THIRD, KEPT, LIST, heavy_of, mark_heavy
+from tests.left_out import heavy_as_a_whole, is_file_left_out, is_function_left_out
 
 _ROOT = Path(__file__).parents[2]
 
@@ -77,3 +78,17 @@ def _is_there(name: str) -> bool:
         path.is_file()
         and re.search(rf"^ *(async )?def {function.partition('[')[0]}\(", path.read_text(), re.M) is not None
     )
+
+
+def test_only_what_cannot_be_in_the_run_is_not_collected(tmp_path: Path) -> None:
+    function = min(one for one in heavy_as_a_whole() if one)
+    assert is_function_left_out("not slow and not heavy", function, [])
+    assert not is_function_left_out("not slow", function, [])
+    assert not is_function_left_out("heavy and not slow", function, ["heavy"])
+    assert not is_function_left_out("not slow and not heavy", min(A_THIRD), ["mongod"])
+    assert is_function_left_out("not slow", "tests/a/test_b.py::test_c", ["slow"])
+    of_cases = {name.partition("[")[0] for name in KEPT}
+    assert not any(is_function_left_out("not heavy", name, []) for name in of_cases)
+    files = {name.partition("::")[0] for name in [*KEPT, *A_THIRD]}
+    assert not [file for file in files if is_file_left_out("not slow and not heavy", _ROOT / file)]
+    assert not is_file_left_out("not slow and not heavy", tmp_path / "test_of_another_place.py")
