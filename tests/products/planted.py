@@ -62,8 +62,8 @@ def _lost_index() -> list[Undo]:
     return _everywhere("tailrace.lake.store.quarantine_index", "_fault", lambda *_: "")
 
 
-def _merged_unseen() -> list[Undo]:
-    """An Iceberg catalogue does not get the commit that has merged a lake's files; its sink does that."""
+def _catalogue_left() -> list[Undo]:
+    """An Iceberg catalogue gets a lake's commits at the next start; the sink of that is in ``planted_sink.py``."""
     return []
 
 
@@ -337,7 +337,7 @@ PLANTED: dict[str, Callable[[], list[Undo]]] = {
     "a lake that was set back goes on": _lake_set_back,
     "a lake in a store that was set back goes on": _lake_set_back,
     "a lake in a store forgets what it has put aside": _lost_index,
-    "merged files of a lake in a store are not Iceberg's": _merged_unseen,
+    "a catalogue is behind its lake in a store": _catalogue_left,
     "a table that was set back goes on": _table_set_back,
     "an altered state of tables is taken over": _altered_state,
     "an altered log of a table is read": _altered_log,
@@ -383,7 +383,7 @@ def planted_here(name: str) -> Iterator[None]:
 def sink_of(name: str) -> type | None:
     """A sink of the lake that plants a fault in Spark's processes; ``None`` if the fault does not concern lakes."""
     planted = PLANTED.get(name)
-    if planted not in {_lake_set_back, _merged_unseen}:
+    if planted not in {_lake_set_back, _catalogue_left}:
         return None
     from tests.products.planted_sink import LaggingSink, PlantedSink
 

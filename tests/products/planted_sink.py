@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -30,11 +29,11 @@ class PlantedSink(LakeSink):
 
 
 class LaggingWriter(LakeStreamWriter):
-    """Like its parent, but does not show the commit that has merged files."""
+    """Like its parent, but leaves the catalogue to the next start."""
 
-    def _compact(self, *given: Any) -> bool:
-        super()._compact(*given)
-        return False
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        self.iceberg = None
+        super().commit(messages, batchId)
 
 
 class LaggingSink(LakeSink):

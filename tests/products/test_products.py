@@ -41,7 +41,7 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
     "a lake that was set back goes on": ("lake", "older part:lake"),
     "a lake in a store that was set back goes on": ("lake-in-store", "older part:lake"),
     "a lake in a store forgets what it has put aside": ("lake-in-store", "lost part:lake/_tailrace/quarantine.json"),
-    "merged files of a lake in a store are not Iceberg's": ("lake-in-store", "kill"),
+    "a catalogue is behind its lake in a store": ("lake-in-store", "kill"),
     "a table that was set back goes on": ("tables", "older part"),
     "an altered state of tables is taken over": ("tables", "bit:*/data.mdb"),
     "an altered log of a table is read": ("tables", "swap:*/_delta_log/*.json"),
