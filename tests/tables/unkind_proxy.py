@@ -30,6 +30,8 @@ _REFUSALS: Mapping[str, tuple[int, str, str]] = {
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    #: Clients open dozens of connections at once. Beyond these (5 by default) one waits a second or more to try again.
+    request_queue_size = 128
 
     def __init__(self, target: str, asked: Callable[[str, str, int], Fault | None]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
