@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from itertools import chain
@@ -57,7 +58,9 @@ settings.load_profile("tailrace")
 @pytest.fixture
 def prefix(request: pytest.FixtureRequest) -> str:
     """Where a test keeps its objects in the store."""
-    return "".join(one if one.isalnum() else "-" for one in request.node.name.lower())[-50:].strip("-")
+    name = "".join(one if one.isalnum() else "-" for one in request.node.name.lower())
+    # Two files may have tests of one name, and long names may have one end.
+    return f"{name[-40:].strip('-')}-{zlib.crc32(request.node.nodeid.encode()):08x}"
 
 
 @pytest.fixture(
