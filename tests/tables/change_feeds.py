@@ -19,9 +19,33 @@ from tests.tables.equality import read
 Row = tuple[tuple[str, Any], ...]
 
 
-def feed_of(root: Path, version: int, names: Container[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a version's feed, with all columns or those in ``names``."""
-    delta = DeltaTable(root)
+class _Versions:
+    """The versions of a table, each opened once: to open one reads the log, and a comparison needs each several times.
+    Not for longer than one comparison."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._opened: dict[int | None, DeltaTable] = {}
+
+    def __getitem__(self, version: int | None) -> DeltaTable:
+        """``None``: the newest one."""
+        if version not in self._opened:
+            self._opened[version] = DeltaTable(self._root, version=version)
+        return self._opened[version]
+
+
+def feed_of(root: Path, version: int) -> list[dict[str, Any]]:
+    """The rows of a version's feed, with all columns."""
+    return _feed_of(_Versions(root), version)
+
+
+def in_version(root: Path, version: int) -> Counter[Row]:
+    """The rows of a version, with the columns that are not NULL."""
+    return _in_version(_Versions(root), version)
+
+
+def _feed_of(opened: _Versions, version: int, names: Container[str] | None = None) -> list[dict[str, Any]]:
+    delta = opened[None]
     there = [*(field.name for field in delta.schema().fields), *OF_FEED]
     wanted = [name for name in there if names is None or name in names or name in OF_FEED]
     # As an expression, a name such as 5 would be a number.
@@ -32,9 +56,8 @@ def feed_of(root: Path, version: int, names: Container[str] | None = None) -> li
     return found
 
 
-def in_version(root: Path, version: int, names: Container[str] | None = None) -> Counter[Row]:
-    """The rows of a version, with the columns that are not NULL."""
-    return Counter(_row(one, names) for one in read(DeltaTable(root, version=version)).to_pylist())
+def _in_version(opened: _Versions, version: int, names: Container[str] | None = None) -> Counter[Row]:
+    return Counter(_row(one, names) for one in read(opened[version]).to_pylist())
 
 
 def _row(found: dict[str, Any], names: Container[str] | None) -> Row:
@@ -54,8 +77,8 @@ def _known(value: Any) -> Any:
     return [_known(one) for one in value] if isinstance(value, list) else value
 
 
-def _types(root: Path, version: int | None) -> dict[str, Any]:
-    fields = json.loads(DeltaTable(root, version=version).schema().to_json())["fields"]
+def _types(delta: DeltaTable) -> dict[str, Any]:
+    fields = json.loads(delta.schema().to_json())["fields"]
     return {one["name"]: one["type"] for one in fields}
 
 
@@ -69,14 +92,14 @@ def _holds(new: Any, old: Any) -> bool:
     return all(one["name"] in there and _holds(there[one["name"]], one["type"]) for one in old["fields"])
 
 
-def fault_of(root: Path, version: int) -> str | None:
+def _fault_of(opened: _Versions, version: int) -> str | None:
     """How a version differs from the version before it with the feed applied; ``None`` if it does not. deltalake reads
     a feed with the newest types, so columns that had another type are left out, except our own."""
-    newest, then = _types(root, None), [_types(root, one) for one in range(max(0, version - 1), version + 1)]
+    newest, then = _types(opened[None]), [_types(opened[one]) for one in range(max(0, version - 1), version + 1)]
     names = {name for name, type_ in newest.items() if all(name in one and _holds(type_, one[name]) for one in then)}
     assert set(OURS) - set(OF_FEED) <= names
-    changes, now = feed_of(root, version, names), in_version(root, version, names)
-    before = in_version(root, version - 1, names) if version else Counter[Row]()
+    changes, now = _feed_of(opened, version, names), _in_version(opened, version, names)
+    before = _in_version(opened, version - 1, names) if version else Counter[Row]()
     taken, brought = (
         Counter(_row(one, names) for one in changes if one["_change_type"] in kinds) for kinds in (_TAKEN, _BROUGHT)
     )
@@ -92,19 +115,21 @@ def fault_of(root: Path, version: int) -> str | None:
 
 def check_feed(root: Path, first: int = 0) -> int:
     """Compare all versions from ``first`` on. Returns how many there were."""
-    versions = range(first, DeltaTable(root).version() + 1)
-    assert [fault for version in versions if (fault := fault_of(root, version)) is not None] == []
+    opened = _Versions(root)
+    versions = range(first, opened[None].version() + 1)
+    assert [fault for version in versions if (fault := _fault_of(opened, version)) is not None] == []
     return len(versions)
 
 
 def feed_faults(root: Path) -> list[str]:
     """The newest versions that differ, as far as they and their feed can still be read."""
-    if not DeltaTable(root).metadata().configuration.get("delta.enableChangeDataFeed"):
+    opened = _Versions(root)
+    if not opened[None].metadata().configuration.get("delta.enableChangeDataFeed"):
         return []
-    found, last = [], DeltaTable(root).version()
+    found, last = [], opened[None].version()
     for version in range(max(0, last - _COMPARED), last + 1):
         with suppress(DeltaError, OSError, pa.ArrowException):
-            fault = fault_of(root, version)
+            fault = _fault_of(opened, version)
             found += [] if fault is None else [fault]
     return found
 
