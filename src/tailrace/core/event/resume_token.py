@@ -367,7 +367,8 @@ def parse_parts(data: str, type_bits: bytes | None) -> TokenParts:
 
 
 def version_of(data: str) -> int:
-    """The version of a token whose type bits are not known: without them its document's key may not be readable."""
+    """The version of a token whose type bits are not known: without them its document's key may not be readable. Raises
+    ``InvalidResumeToken`` as ``parse_parts``."""
     return _fields(data, None, 2).version()
 
 

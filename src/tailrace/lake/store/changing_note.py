@@ -61,7 +61,8 @@ def set_back(known: Mapping[str, Any], state: LogState) -> bool:
 
 
 def is_older(known: Mapping[str, Any], changed: str | None) -> bool:
-    """The same of a lake whose newest change has this digest."""
+    """Whether a ``lake.json`` is of before the lake's newest change, which has the digest ``changed``: ``""`` where the
+    lake was never changed, ``None`` where that is not known, and both are never older."""
     return changed not in (None, "", digest_of(known))
 
 
