@@ -33,7 +33,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -140,9 +140,7 @@ def fill(uris: Sequence[str], entries: int) -> dict[str, str]:
 
         pool = stack.enter_context(ThreadPoolExecutor(len(clients), "bench-fill"))
         pending = [pool.submit(write, number) for number in range(len(clients))]
-        while not all(one.done() for one in pending):
-            with suppress(TimeoutError):
-                pending[-1].result(SAY_S)
+        while wait(pending, SAY_S).not_done:
             say_progress("entries written", sum(written.values()), entries, began)
         for one in pending:
             one.result()

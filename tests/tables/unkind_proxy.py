@@ -44,6 +44,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: _Server
     protocol_version = "HTTP/1.1"
+    #: Headers and body are sent apart. With Nagle's algorithm the body waits 40 ms for the client's delayed ACK.
+    disable_nagle_algorithm = True
 
     def _do(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))

@@ -11,6 +11,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -125,9 +126,7 @@ class CollectionTable:
     @property
     def batch(self) -> int:
         """The last micro-batch that it has taken over; -1 if there is none."""
-        with places.asking(self.root):
-            found = None if self._delta is None else self._delta.transaction_version(self._app)
-        return -1 if found is None else found
+        return -1 if self._delta is None else _batch_of(self._delta, self.root, self.namespace)
 
     @property
     def id(self) -> str:
@@ -415,17 +414,32 @@ def _check_versions(root: TablePlace, numbers: Iterable[int], state: str) -> Non
             raise delta_commit.changed_by_others(root, number)
 
 
+#: Tables that are opened at once: in an object store each of them waits for several answers.
+_AT_ONCE: Final = 8
+
+
 def tables_in(root: TablePlace) -> dict[str, int]:
     """The tables in ``root`` that can be read, by namespace, with the last micro-batch that each has taken over."""
-    found = {}
-    for folder in sorted(root.iterdir(), key=lambda one: one.name) if root.is_dir() else ():
-        if not delta.is_table(folder):
-            continue
-        with contextlib.suppress(DeltaError, OSError, ValueError):
-            namespace = places.delta_table(folder).metadata().configuration.get(table_properties.NAMESPACE)
-            if namespace is not None:
-                found[namespace] = CollectionTable(folder, namespace).batch
-    return found
+    folders = sorted(root.iterdir(), key=lambda one: one.name) if root.is_dir() else []
+    with ThreadPoolExecutor(_AT_ONCE, "tailrace-tables") as pool:
+        return dict(filter(None, pool.map(_namespace_and_batch, folders)))
+
+
+def _namespace_and_batch(folder: TablePlace) -> tuple[str, int] | None:
+    if not delta.is_table(folder):
+        return None
+    with contextlib.suppress(DeltaError, OSError, ValueError):
+        table = places.delta_table(folder)
+        namespace = table.metadata().configuration.get(table_properties.NAMESPACE)
+        return None if namespace is None else (namespace, _batch_of(table, folder, namespace))
+    return None
+
+
+def _batch_of(table: DeltaTable, root: TablePlace, namespace: str) -> int:
+    """The last micro-batch that a table has taken over; -1 if there is none."""
+    with places.asking(root):
+        found = table.transaction_version(f"tailrace/{namespace}")
+    return -1 if found is None else found
 
 
 #: How a table is made again that nobody can read.
