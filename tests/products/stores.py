@@ -36,6 +36,9 @@ _TROUBLES: Final[tuple[Fault, ...]] = ("lost", "lost", "cut", "slow down")
 _OFTEN: Final = 0.06
 _RARELY: Final = 0.02
 _bad_days: list[random.Random] = []
+#: What is said of a mirror that has no file, and of one that is being written.
+_NOTHING: Final = sha256().hexdigest().encode()
+_UNDER_WAY: Final = b"under way"
 
 
 @contextmanager
@@ -119,13 +122,16 @@ class StoreMirror:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Keep the mirror and the store the same around a run."""
+        """Keep the mirror and the store the same around a run. A run that is killed leaves an older mirror, or one that
+        is half there: neither is a change by the hand."""
         marker = ObjectPlace(self.store.bucket, f"mirrors/{self.store.key}")
-        if self._digest() != _read(marker):
+        mirrored = _read(marker) or _NOTHING  # the first run may have been killed
+        if mirrored not in {self._digest(), _UNDER_WAY}:
             self._make_like()
         try:
             yield
         finally:
+            obstore.put(self.store.bucket.store, marker.key, _UNDER_WAY)
             try:
                 self._mirror()
             except OSError as error:  # a disk that the hand has filled
