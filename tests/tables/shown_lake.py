@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tailrace.base.object_place import ObjectPlace
+from tailrace.core.event.quarantined import QuarantinedEvent
 from tailrace.lake.iceberg.lake_mirror import COMMIT, LakeMirror, identifier_of
 from tailrace.lake.iceberg.mirror import version_of
+from tailrace.lake.store import quarantine
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.committer import commit_batch
 from tailrace.lake.store.identity import open_lake
@@ -37,7 +40,9 @@ class ShownLake:
         self.store, self.prefix, self.folder, self.state = store, prefix, folder, folder / state
         self.root = store.place(prefix, self.state)
         self.checkpoint = folder / f"{state}.checkpoint"
-        self.divided = divided
+        self.divided, self.step = divided, 3600 if "hour" in divided else 1
+        self.stream: dict[str, Any] = STREAM
+        self.columns = LAKE_COLUMNS
         self.number = self.count = 0
         self.opened()
         self.mirror = self.mirror_at()
@@ -45,7 +50,7 @@ class ShownLake:
     def opened(self) -> None:
         """As a start opens it."""
         partitioning = Partitioning.of(self.divided) if self.divided else None
-        self.claim = open_lake(self.root, self.checkpoint, STREAM, LAKE_COLUMNS, partitioning=partitioning).claim
+        self.claim = open_lake(self.root, self.checkpoint, self.stream, self.columns, partitioning=partitioning).claim
         begin(self.checkpoint)
 
     def elsewhere(self) -> ShownLake:
@@ -63,27 +68,28 @@ class ShownLake:
         return self.store.place(self.prefix, self.state, address=address, retry_s=retry_s)
 
     def staged(self, numbers: range) -> tuple[StagedFile, ...]:
-        step = 3600 if "hour" in self.divided else 1
-        tokens = [token(number * step) for number in numbers]
-        named = zip(numbers, tokens, strict=True)
-        event = [bson.encode({"_id": {"_data": one}, "documentKey": {"_id": number}}) for number, one in named]
-        batch = pa.record_batch(
-            {
-                "token": pa.array(tokens, pa.string()),
-                "number": pa.array(numbers, pa.int64()),
-                "event": pa.array(event, pa.binary()),
-                "collection": pa.array([NAMES[n % len(NAMES)] for n in numbers], pa.string()),
-            }
-        )
+        batch = batch_of(numbers, self.step)
+        if self.columns != LAKE_COLUMNS:
+            batch = batch.append_column("late", pa.array(numbers, pa.int64()))
         partitioning = Partitioning.of(self.divided) if self.divided else Partitioning.of(())
         return PartWriter(self.root, f"s{numbers[0]}", partitioning=partitioning).write_all([batch])
 
-    def add(self, events: int = 3, *, shown: bool = True) -> None:
-        files = self.staged(range(self.count, self.count + events))
+    def add(self, events: int = 3, *, shown: bool = True, aside: int = 0) -> None:
+        """``aside``: so many more events are put aside."""
+        first_aside = self.count + events
+        files = self.staged(range(self.count, first_aside)) if events else ()
+        if aside:
+            numbers = range(first_aside, first_aside + aside)
+            events_aside = batch_of(numbers, self.step).column("event").to_pylist()
+            misfits = [
+                QuarantinedEvent.of_document(event, f"reason {number}", 10334)
+                for number, event in zip(numbers, events_aside, strict=True)
+            ]
+            files = (*files, quarantine.stage(self.root, misfits))
         planned = as_spark_plans(self.root, self.number, planned_for(files))  # type: ignore[arg-type]
         assert commit_batch(self.root, self.claim, self.number, planned, files, checkpoint=self.checkpoint) is not None
         self.number += 1
-        self.count += events
+        self.count += events + aside
         if shown:
             self.mirror.follow()
 
@@ -129,6 +135,22 @@ class ShownLake:
 
     def head(self) -> int:
         return CommitLog(self.root).head().number
+
+
+def batch_of(numbers: Iterable[int], step: int = 1) -> pa.RecordBatch:
+    """The rows of events, ``step`` seconds apart."""
+    numbers = list(numbers)
+    tokens = [token(number * step) for number in numbers]
+    named = zip(numbers, tokens, strict=True)
+    events = [bson.encode({"_id": {"_data": one}, "documentKey": {"_id": number}}) for number, one in named]
+    return pa.record_batch(
+        {
+            "token": pa.array(tokens, pa.string()),
+            "number": pa.array(numbers, pa.int64()),
+            "event": pa.array(events, pa.binary()),
+            "collection": pa.array([NAMES[n % len(NAMES)] for n in numbers], pa.string()),
+        }
+    )
 
 
 def rows_of(table: Any) -> Rows:

@@ -32,6 +32,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUP
 
 #: The key of the digest in a file of ``write_sealed``.
 _SEAL = "sha256"
+_RESTORE = "Restore it from a copy"
 
 #: A directory that holds users' data is for its owner alone: events have every field of a document, and an oplog has
 #: what the server writes about its users.
@@ -185,7 +186,7 @@ def sealed(value: Mapping[str, object]) -> bytes:
 def unsealed(value: dict[str, object], name: object) -> dict[str, object]:
     """As ``read_sealed``, of what was read already from ``name``."""
     if value.pop(_SEAL, None) != _digest(value):
-        raise SinkError(f"{name} is damaged: it was changed after it was written", hint="Restore it from a copy")
+        raise SinkError(f"{name} is damaged: it was changed after it was written", hint=_RESTORE)
     return value
 
 
@@ -244,9 +245,9 @@ def parse_json(text: str | bytes, name: object) -> dict[str, object]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SinkError(f"{name} is damaged: {error}") from error
+        raise SinkError(f"{name} is damaged: {error}", hint=_RESTORE) from error
     if not isinstance(value, dict):
-        raise SinkError(f"{name} is damaged: not a JSON object")
+        raise SinkError(f"{name} is damaged: not a JSON object", hint=_RESTORE)
     return value
 
 

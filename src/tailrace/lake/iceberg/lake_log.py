@@ -15,7 +15,7 @@ from typing import Any
 
 from tailrace.errors import UsageError
 from tailrace.lake.store.commit_log import CommitLog, Head
-from tailrace.lake.store.identity import read_identity
+from tailrace.lake.store.identity import read_identity, require_changed_in
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import BatchMark, FileEntry
 from tailrace.lake.store.remembered import NumberedCommit, next_commit
@@ -64,6 +64,7 @@ class FollowedLog:
                 break
             if not self._apply(state, came):  # the lake was set back just now
                 state = self._read()
+        require_changed_in(self._log, known, state)  # else the columns would be of before, and the files of after it
         self._state = state
         return SeenLake(state.number, self._digest, self._newest, state.files, known, self._is_another)
 

@@ -243,7 +243,11 @@ def read_identity(root: LakeRoot) -> dict[str, Any] | None:
 def require_changed(log: CommitLog, known: Mapping[str, Any]) -> None:
     """Raise SinkError where ``lake.json``, in force and ``known``, is older than the newest change in the log. The
     caller holds the lock."""
-    state = log.state()
+    require_changed_in(log, known, log.state())
+
+
+def require_changed_in(log: CommitLog, known: Mapping[str, Any], state: LogState) -> None:
+    """The same, where the log adds up to ``state``, which was read without the lock before ``known`` or after it."""
     if set_back(known, state):
         now = read_identity(log.layout.root)
         if now is not None and not set_back(now, state):
