@@ -32,7 +32,7 @@ from tailrace.lake.store.manifest import LakeChange
 from tailrace.lake.store.part_writer import PartWriter
 from tailrace.lake.store.status import lake_status
 from tailrace.lake.store.verification import verify
-from tests.small_disk import PAGE, small_disk
+from tests.small_disk import small_disk
 from tests.tables.iceberg import sql_catalog, sql_settings
 from tests.tables.object_server import ObjectServer
 from tests.tables.shown_lake import LAKE_COLUMNS, ShownLake, batch_of
@@ -273,13 +273,13 @@ def test_a_log_that_goes_past_its_checkpoint(
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 4)
     lake = ShownLake(object_store, prefix, tmp_path, "hour", "collection")
     still = lake.mirror_at()
-    for number in range(7):
-        lake.add(5, aside=number % 2)
+    for number in range(6):
+        lake.add(2, aside=number % 2)
         if number == 1:
             still.follow()
     assert (lake.root / "_delta_log" / f"{4:020}.checkpoint.parquet").exists()
-    rows = [number for number in range(lake.count) if number not in (10, 21, 32)]
-    aside = [10, 21, 32]
+    aside = [4, 9, 14]
+    rows = [number for number in range(lake.count) if number not in aside]
     assert lake.versions()[-1] == lake.head()
     assert lake.numbers() == rows
     shown = lake.found().metadata_location
@@ -288,7 +288,7 @@ def test_a_log_that_goes_past_its_checkpoint(
     assert lake.found().metadata_location == shown, "nothing was to do"
     assert_equal(lake, rows, aside)
     monkeypatch.setattr(commit_log, "COMMITS_KEPT", 1)
-    for _ in range(6):
+    for _ in range(4):
         lake.add(1, shown=False)
         rows.append(lake.count - 1)
     assert CommitLog(lake.root).commit(4) is None
@@ -390,28 +390,57 @@ def test_a_bit_of_the_head_that_is_flipped(lake: ShownLake) -> None:
 # -- a full disk ------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_while_a_snapshot_is_written(
-    object_store: ObjectServer, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The state directory, the checkpoint and the catalogue's file are on it. What a commit needs is written before; of
-    a snapshot only the catalogue's row needs room. The store has the rest already, and the next run names it."""
-    monkeypatch.setattr("tailrace.lake.iceberg.catalog.RETRY_S", 0.0)
+_NO_ROOM_HERE = r"no room left to write .*tailrace-lake\.json"
+_NO_ROOM_THERE = r"the Iceberg catalogue 'tailrace' has no room left: OperationalError: database or disk is full\."
+
+
+def test_a_full_disk_while_a_snapshot_is_written(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
+    """The state directory, the checkpoint and the catalogue's file are on it. Of a snapshot only the catalogue's row
+    needs room there: the store has the rest already, and the next run names it. A catalogue with a full disk was asked
+    for a minute, and said not to answer, since only the tables' directory had been on a full disk in a test."""
+    steps = [("commit.log", _NO_ROOM_HERE), ("commit.head", _NO_ROOM_HERE)]
+    steps += [("iceberg.put", _NO_ROOM_THERE), ("iceberg.written", _NO_ROOM_THERE)]
+    rows, aside = [0, 1], [2]
     with small_disk(tmp_path / "disk", "2m") as disk:
         lake = ShownLake(object_store, prefix, disk.path)
         lake.add(2, aside=1)
-        for step in ("commit.log", "commit.head", "iceberg.put", "iceberg.written"):
-            before = lake.found().metadata_location
+        for step, said in steps:
+            shown, head = lake.versions(), lake.head()
             at_step(step, 1, lambda: disk.leave(0))
-            said = ""
-            try:
+            with pytest.raises(SinkError, match=said):
                 lake.add(2, aside=1)
-            except SinkError as error:
-                said = str(error)
-            print(step, said, lake.head())
             durable.observe_steps(None)
-            lake.versions()
+            assert (lake.versions(), lake.head()) == (shown, head + 1)
+            with pytest.raises(SinkError, match=_NO_ROOM_THERE):
+                lake.mirror.follow()
             disk.make_room()
-            lake.count, lake.number = 3 * lake.head(), lake.head()
+            lake.count, lake.number = len(rows) + len(aside) + 3, lake.number + (lake.count == len(rows) + len(aside))
+            rows += range(lake.count - 3, lake.count - 1)
+            aside.append(lake.count - 1)
+            lake.opened()  # the next run
+            lake.mirror.close()
+            lake.mirror = lake.mirror_at()
             lake.mirror.follow()
-            lake.versions()
+            assert_equal(lake, rows, aside)
+        lake.add(2)
+        assert_equal(lake, [*rows, lake.count - 2, lake.count - 1], aside)
+        lake.mirror.close()
+
+
+def test_a_snapshot_needs_no_room_beside_the_store(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
+    """The catalogue has room, and the disk of the state directory is full."""
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        lake = ShownLake(object_store, prefix, tmp_path, state="disk/state")
+        lake.add(2, aside=1)
+        at_step("commit.head", 1, lambda: disk.leave(0))
+        with pytest.raises(SinkError, match=_NO_ROOM_HERE):
+            lake.add(2, aside=1)
+        durable.observe_steps(None)
+        lake.mirror_at().follow()
+        assert lake.versions()[-1] == lake.head()
+        disk.make_room()
+        lake.count, lake.number = 6, 2
+        lake.opened()
+        lake.add(1)
+        assert_equal(lake, [0, 1, 3, 4, 6], [2, 5])
         lake.mirror.close()

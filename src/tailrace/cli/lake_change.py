@@ -48,7 +48,7 @@ def change(pipeline: Path, archive: str | None, *, from_now: bool, dry_run: bool
             from_now=from_now,
             dry_run=dry_run,
         )
-    _print(root, report, dry_run=dry_run)
+        _print(root, report, dry_run=dry_run)  # before the catalogue is asked: it may not answer
     return 0
 
 

@@ -115,10 +115,10 @@ class IcebergCatalog:
 
     def _told(self, error: Exception) -> CatalogError:
         """The error in words, without what the properties hold."""
-        text = in_a_line(str(error))
+        text = in_a_line(str(getattr(error, "orig", None) or error))  # SQLAlchemy adds the statement
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        state = "does not answer" if may_pass(error) else "refuses"
+        state = "has no room left" if _is_full(error) else "does not answer" if may_pass(error) else "refuses"
         return CatalogError(
             f"the Iceberg catalogue '{in_a_line(self.name)}' {state}: {type(error).__name__}: {text[:500]}",
             hint="Nothing is lost: the next run brings the catalogue up to the tables",
@@ -130,8 +130,15 @@ def _slept(seconds: float) -> bool:
     return False
 
 
+def _is_full(error: Exception) -> bool:
+    """Whether the disk with the file of a catalogue of SQLite is full: somebody has to make room."""
+    return str(getattr(getattr(error, "orig", None), "sqlite_errorname", "")) == "SQLITE_FULL"
+
+
 def may_pass(error: Exception) -> bool:
-    """Whether the same may succeed later."""
+    """Whether the same may succeed later, without anybody's doing."""
+    if _is_full(error):
+        return False
     from pyiceberg import exceptions  # noqa: PLC0415
     from requests import exceptions as http  # noqa: PLC0415
 
