@@ -16,24 +16,30 @@ import pyarrow.parquet as pq
 import pymongo
 import pytest
 
+from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace
 from tailrace.cli.main import main
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, UsageError
 from tailrace.lake import change_lake, files, verify
+from tailrace.lake.iceberg.lake_mirror import identifier_of
 from tailrace.lake.spark.store import stored_rows
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.erasure import erase
+from tailrace.lake.store.places import delta_table
 from tailrace.lake.store.status import lake_status
 from tailrace.read.archive.place import archive_place
 from tests.differential.stored_archives import archive, written_to
 from tests.products.archive import beginning_at
+from tests.small_disk import small_disk
 from tests.spark.lake_driving import options_for
 from tests.spark.sparkless_lake import fill
 from tests.spark.streams import newest
 from tests.spark.test_lake_changed import _CHANGES, _DATABASE, History, _match, work
+from tests.tables.iceberg import catalog_uri, sql_catalog
 from tests.tables.object_server import ObjectServer
+from tests.tables.test_iceberg_in_store import at_step
 from tests.tables.test_lake_in_store import keys_from
 
 pytestmark = [pytest.mark.mongod]
@@ -304,3 +310,38 @@ def test_the_command(  # noqa: PLR0917
     assert_equal(lake, tmp_path / "fresh")
     assert main(["lake", "status", lake.as_uri()]) == 0
     assert "change: settings.scope" in capsys.readouterr().out
+
+
+def test_a_catalogue_that_fails_after_the_change(  # noqa: PLR0917
+    history: History,
+    object_store: ObjectServer,
+    lake: ObjectPlace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The lake is changed then, and the command says so: it had printed nothing but the catalogue's error. No test had
+    let a catalogue fail in between."""
+    keys_from(object_store, monkeypatch)
+    start, state, file = history.start.tick(), tmp_path / "state", tmp_path / "pipeline.yaml"
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        file.write_text(
+            f"source: {{uri: '{history.uri}', database: {_DATABASE}, "
+            f"startAtOperationTime: '{start.seconds},{start.increment}'}}\n"
+            f"lake: {{path: '{lake.as_uri()}', state: {state}, iceberg: '{catalog_uri(disk.path)}'}}\n"
+        )
+        fill(history.source(collection="orders"), lake, history.middle)
+        at_step("change.checkpoint", 1, lambda: disk.leave(0))
+        assert main(["lake", "change", str(file)]) == 1
+        durable.observe_steps(None)
+        told = capsys.readouterr()
+        assert "events added" in told.out
+        assert f"the checkpoint of the old stream is at {state / 'checkpoint.superseded-'}" in told.out
+        assert "has no room left" in told.err
+        disk.make_room()
+        assert main(["lake", "change", str(file)]) == 0
+        assert "already matches the pipeline file" in capsys.readouterr().out
+        found = sql_catalog(disk.path, **object_store.for_iceberg()).load_table(identifier_of(lake))
+        given, expected = found.scan().to_arrow(), delta_table(lake).to_pyarrow_table()
+        assert given.num_rows > 0
+        assert given.sort_by("token").select(["token", "event"]) == expected.sort_by("token").select(["token", "event"])
