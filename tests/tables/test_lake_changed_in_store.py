@@ -312,6 +312,7 @@ def test_the_command(  # noqa: PLR0917
     assert "change: settings.scope" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("object_store", ["s3"], indirect=True)
 def test_a_catalogue_that_fails_after_the_change(  # noqa: PLR0917
     history: History,
     object_store: ObjectServer,
