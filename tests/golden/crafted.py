@@ -1,4 +1,4 @@
-"""Oplog entries that no client can make a server write: entries of migrations and resharding, entries of older and newer
+"""Oplog entries that no client can make a server write: those of migrations and resharding, those of older and newer
 versions, and malformed ones. They are inserted into a gap in the oplog while the member runs as a standalone server.
 Once it is a member of its replica set again, they are read through the server's own change streams.
 """
