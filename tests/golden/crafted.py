@@ -1,6 +1,6 @@
-"""Oplog entries that no client can make a server write: of migrations and resharding, of older and newer versions, and
-broken ones. They are put into a gap of the oplog while the member runs as a standalone server, and read through the
-server's own streams after it is a replica set again.
+"""Oplog entries that no client can make a server write: those of migrations and resharding, those of older and newer
+versions, and malformed ones. They are inserted into a gap in the oplog while the member runs as a standalone server.
+Once it is a member of its replica set again, they are read through the server's own change streams.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ BROKEN: dict[str, Entry] = {
     "array diff with a strange index": _update({"$v": 2, "diff": {"sa": {"a": True, "ux": 1}}}),
     "array diff with a long length": _update({"$v": 2, "diff": {"sa": {"a": True, "l": Int64(2)}}}),
     "array diff with a text length": _update({"$v": 2, "diff": {"sa": {"a": True, "l": "2"}}}),
-    "array diff of the mark alone": _update({"$v": 2, "diff": {"sa": {"a": True}}}),
+    "array diff with only its mark": _update({"$v": 2, "diff": {"sa": {"a": True}}}),
     "array sub-diff that is no object": _update({"$v": 2, "diff": {"sa": {"a": True, "s0": 1}}}),
     "insert without ui": {key: value for key, value in insert(1).items() if key != "ui"},
     "update without ui": {key: value for key, value in _update({"$set": {"a": 1}}).items() if key != "ui"},

@@ -2,8 +2,8 @@
 
     python -m tests.golden.record_sharded --version 7.0.28       into tests/golden/sharded
 
-Three shards, one of which is added on the way: a resharding, chunks that move to shards without any, transactions,
-images, then definitions.
+Three shards, one of them added during the recording: a resharding, chunks that move to shards that had none,
+transactions, images, then definitions.
 """
 
 from __future__ import annotations

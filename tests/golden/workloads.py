@@ -125,7 +125,7 @@ def everywhere(database: str, collection: str, version: tuple[int, ...]) -> list
 
 
 def identifiers(run: Runner) -> list[StreamPlan]:
-    """An insert, an update and a delete for ``_id`` values of every type, the odd numbers among them."""
+    """An insert, an update and a delete for ``_id`` values of every type, including unusual numbers."""
     rng = random.Random("recorded identifiers")
     run("gr", {"create": "ids"})
     seen: set[tuple[int, bytes]] = set()

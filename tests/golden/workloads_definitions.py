@@ -87,7 +87,7 @@ def _definitions_in_a_transaction(run: Runner, db: str) -> None:
 
 
 def namespaces(run: Runner) -> list[StreamPlan]:
-    """Names that are alike, names with signs that mean something in a regular expression, databases beside."""
+    """Similar names, names with characters that are special in a regular expression, other databases."""
     db = "gr"
     names = ("c", "cc", "c.d", "Xc", "c+(x)", "c*", "c|d", "c^", "[c]", "system", "tmp.x", "имя", "c system.d")
     for name in names:
@@ -111,7 +111,7 @@ def namespaces(run: Runner) -> list[StreamPlan]:
 
 
 def invalidations(run: Runner) -> list[StreamPlan]:
-    """Drop, rename from, rename onto, dropDatabase; the streams go on after each with startAfter."""
+    """Drop, rename from, rename onto, dropDatabase; after each, the streams continue with startAfter."""
     db = "gr"
     for round_ in range(2):
         run.insert(db, "c", {"_id": round_})

@@ -24,7 +24,8 @@ _PADDING = "p" * 200
 
 
 def sessions(run: Runner) -> list[StreamPlan]:
-    """One entry, a chain, prepared, a prepared chain, aborted, empty; the applyOps command; retryable writes."""
+    """Transactions in one entry, in a chain of entries, prepared, prepared in a chain, aborted and empty; the applyOps
+    command; retryable writes."""
     for database, collection in (("gr", "a"), ("gr", "b"), ("gr2", "a")):
         run(database, {"create": collection})
     _committed(run, [("gr", inserts("a", {"_id": 1, "pad": _PADDING}))])
@@ -77,7 +78,7 @@ _BEFORE = ("off", "whenAvailable", "required")
 
 
 def images(run: Runner) -> list[StreamPlan]:
-    """Every pair of modes on a collection with images, one without, and one where they are switched. From 6.0."""
+    """Every pair of modes on three collections: with images, without, and with images switched on halfway. From 6.0."""
     if run.version < (6, 0):
         return []
     run("gr", {"create": "on", **IMAGES})
@@ -122,7 +123,8 @@ def _imaged(run: Runner, collection: str, *, base: int = 0) -> None:
 
 
 def cursors(run: Runner) -> list[StreamPlan]:
-    """Batch sizes and their post-batch resume tokens, streams that match nothing, resumes at and inside."""
+    """Batch sizes and their post-batch resume tokens, streams that match nothing, resumes after an event and inside a
+    transaction."""
     collection = ("gr", "c")
     for number in range(12):
         run.insert("gr", "c", {"_id": number})
@@ -132,7 +134,7 @@ def cursors(run: Runner) -> list[StreamPlan]:
     plans = [StreamPlan("default", collection, {})]
     plans += [StreamPlan(f"batches of {size}", collection, {}, batch_size=size) for size in (1, 2, 5, 101)]
     plans += [
-        StreamPlan("nothing to see", ("gr", "absent"), {}),
+        StreamPlan("an absent collection", ("gr", "absent"), {}),
         StreamPlan("resumed in the middle", collection, after("default", 4)),
         StreamPlan("resumed in the transaction", collection, after("default", 14), batch_size=1),
         StreamPlan("resumed at the last event", collection, after("default", -1)),
@@ -144,7 +146,7 @@ def cursors(run: Runner) -> list[StreamPlan]:
 
 
 def large_events(run: Runner) -> list[StreamPlan]:
-    """Events above 16 MB: an error without the split stage, fragments with it. From 6.0."""
+    """Events larger than 16 MB: an error without the split stage, fragments with it. From 6.0."""
     if run.version < (6, 0):
         return []
     run("gr", {"create": "large", **IMAGES})
@@ -161,5 +163,5 @@ def large_events(run: Runner) -> list[StreamPlan]:
         StreamPlan("split", scope, both, pipeline=split),
         StreamPlan("split, resumed after its first fragment", scope, after("split", 1, **both), pipeline=split),
         StreamPlan("a fragment without the split", scope, after("split", 1, **both)),
-        StreamPlan("a fragment of what is small now", scope, after("split", 1), pipeline=split),
+        StreamPlan("a fragment of an event that is small now", scope, after("split", 1), pipeline=split),
     ]

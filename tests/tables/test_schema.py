@@ -55,6 +55,14 @@ def test_columns_are_inferred_from_the_top_of_documents() -> None:
     assert row["_changed"] == {"t": 7, "i": 0}
 
 
+@pytest.mark.parametrize("columns", [{"total": "decimal(18,2)"}, {}, ("total",), "total"])
+def test_columns_that_only_declared_takes_are_refused(columns: Any) -> None:
+    """They ended in an AttributeError where the first document was written: every test declared its columns."""
+    with pytest.raises(UsageError, match="must be a sequence of Column") as caught:
+        TableSchema(columns=columns)
+    assert "TableSchema.declared" in (caught.value.hint or "")
+
+
 def test_fields_named_like_our_columns_and_odd_names_get_columns_of_their_own() -> None:
     found = rows(TableSchema(), {"_id": 1, "_key": 2, "_BSON": 3, "a": 4, "A": 5, "a.b": 6, "$x": 7, "": 8, "x y": 9})
     names = {column.name: column.path[0] for column in found.schema.columns}

@@ -72,7 +72,7 @@ def commit_batch(
                 hint="Give a fresh checkpoint directory: it goes on after the lake's last event",
             )
         check_present(log.layout, rows)
-        quarantine.check_waiting(log.layout, aside)
+        quarantine.check_waiting(log.layout, aside, head.number)
         if isinstance(root, Path):
             sync_directories({(root / file.name).parent for file in rows} | {log.layout.staging})
         durable.step("commit.files")

@@ -14,7 +14,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -27,6 +28,7 @@ from tailrace.lake.store.lake_root import LakeRoot, sha256_of
 from tailrace.lake.store.layout import QUARANTINE, LakeLayout, checked_quarantine_name, cluster_time_of, is_quarantine
 from tailrace.lake.store.manifest import Commit, StagedFile
 from tailrace.lake.store.quarantine_index import add_commit, replace_files, stored_files
+from tailrace.lake.store.quarantine_ledger import QuarantineLedger, begin_ledger, ledger_fault, note_replaced
 
 #: What may be done with an event that cannot be written: end the stream, or put the event aside.
 ON_ERRORS: Final = ("fail", "quarantine")
@@ -191,8 +193,10 @@ def waiting(layout: LakeLayout, name: str) -> LakeRoot:
     return layout.staging / f"{_WAITING}{name.removeprefix(f'{QUARANTINE}/')}"
 
 
-def check_waiting(layout: LakeLayout, files: Sequence[StagedFile]) -> None:
-    """Each file that a commit is to name waits for it."""
+def check_waiting(layout: LakeLayout, files: Sequence[StagedFile], number: int) -> None:
+    """Each file that the commit after ``number`` is to name waits for it. In a directory the ledger begins with it."""
+    if files and isinstance(layout.root, Path):
+        begin_ledger(layout, number)
     for file in files:
         if not waiting(layout, file.name).exists():
             raise SinkError(f"{waiting(layout, file.name)} is gone before it could be committed")
@@ -278,6 +282,19 @@ def files_of(layout: LakeLayout, newest: Commit | None) -> list[LakeRoot]:
     """The files of the quarantine, those of the newest micro-batch included that still wait. Takes no lock."""
     if isinstance(layout.root, ObjectPlace):
         return [*stored_files(layout, newest)]
+    return [path for _, path in sorted(_by_name(layout, newest).items())]
+
+
+def directory_fault(
+    layout: LakeLayout, newest: Callable[[], Commit | None], commits: Callable[[int], Iterable[Commit]]
+) -> tuple[str, str] | None:
+    """What is wrong with the files of a quarantine in a directory, with a hint: one is missing or not the lake's."""
+    return ledger_fault(layout, lambda: {f"{QUARANTINE}/{name}" for name in _by_name(layout, newest())}, commits)
+
+
+def _by_name(layout: LakeLayout, newest: Commit | None) -> dict[str, LakeRoot]:
+    """The files of a quarantine in a directory, by the names that they have in ``_quarantine``."""
+    assert isinstance(layout.root, Path)
     folder = layout.root / QUARANTINE
     found: dict[str, LakeRoot] = {path.name: path for path in folder.glob("*.parquet")} if folder.is_dir() else {}
     for name in newest.quarantined if newest is not None else ():
@@ -290,14 +307,27 @@ def files_of(layout: LakeLayout, newest: Commit | None) -> list[LakeRoot]:
         for name in merge.replaces:
             found.pop(name, None)
         found[merge.name] = merge.staged_at(layout) if merge.staged_at(layout).exists() else folder / merge.name
-    return [found[name] for name in sorted(found)]
+    return found
 
 
 def rows_in(paths: Sequence[LakeRoot]) -> int:
-    """How many events are in these files."""
+    """How many events are in these files. Raises SinkError where one of them is none of the quarantine's."""
+    return sum(_read(path, _rows_of) for path in paths)
+
+
+def _rows_of(path: LakeRoot) -> int:
+    import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    return sum(_read(path, lambda found: pq.read_metadata(_source(found)).num_rows) for path in paths)
+    try:
+        found = pq.read_metadata(_source(path))
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise SinkError(f"{path} cannot be read: {error}", hint=_RESTORE) from error
+    if not {"reason", "token", "event"} <= {*found.schema.names}:
+        raise SinkError(f"{path} is not a file of events that were put aside", hint="Move it out of the directory")
+    return int(found.num_rows)
 
 
 def events_in(paths: Sequence[LakeRoot]) -> Iterator[bytes]:
@@ -336,9 +366,14 @@ class QuarantineRemoval:
         self.rows = self.searched = 0
         self._layout = layout
         self._changes: list[tuple[LakeRoot, LakeRoot | None]] = []
+        #: The ledger as it was, until a file may have gone.
+        self._ledger: QuarantineLedger | None = None
         try:
             for path in paths:
                 self._prepare(layout, path, goes)
+            if isinstance(layout.root, Path):  # before the lake's commit: it needs room
+                gone = {f"{QUARANTINE}/{path.name}": None for path, beside in self._changes if beside is None}
+                self._ledger = note_replaced(layout, gone) if gone else None
         except BaseException:
             self.discard()
             raise
@@ -369,6 +404,7 @@ class QuarantineRemoval:
         if isinstance(self._layout.root, ObjectPlace):
             self._exchange()
             return
+        self._ledger = None
         try:
             for path, beside in self._changes:
                 assert isinstance(path, Path)
@@ -392,7 +428,11 @@ class QuarantineRemoval:
         replace_files(self._layout, replaced)
 
     def discard(self) -> None:
-        """Remove what was written next to the files."""
+        """Remove what was written next to the files, and what the ledger says of them."""
         for _, beside in self._changes:
             if beside is not None:
                 beside.unlink(missing_ok=True)
+        if self._ledger is not None:
+            with suppress(OSError, SinkError):  # no room: it then excuses files that have not gone
+                self._ledger.write(self._layout)
+            self._ledger = None

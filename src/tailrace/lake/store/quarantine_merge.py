@@ -23,6 +23,7 @@ from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.lake_root import LakeRoot, size_of
 from tailrace.lake.store.layout import QUARANTINE
 from tailrace.lake.store.quarantine_index import replace_files
+from tailrace.lake.store.quarantine_ledger import note_replaced
 
 
 def merge_quarantine(log: CommitLog, target_bytes: int) -> tuple[int, int]:
@@ -83,6 +84,7 @@ def _merge(log: CommitLog, group: Sequence[LakeRoot]) -> None:
                 if not path.exists():
                     raise SinkError(f"{path} was removed while it was being compacted")
             durable.sync_directory(layout.staging)
+            note_replaced(layout, {f"{QUARANTINE}/{name}": f"{QUARANTINE}/{merge.name}" for name in merge.replaces})
             merge.note(layout)
             quarantine.finish_merge(layout)
     except BaseException:

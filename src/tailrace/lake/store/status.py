@@ -125,8 +125,8 @@ def lake_status(path: LakeRoot | str) -> LakeStatus:
 
 
 def _quarantined(log: CommitLog, head: Head) -> int:
-    """How many events are in the quarantine. Its files may be replaced while they are read. Raises SinkError where, in
-    a store, its index was lost or set back, or an object is missing."""
+    """How many events are in the quarantine. Its files may be replaced while they are read. Raises SinkError where a
+    file is missing or is not the lake's, or, in a store, its index was lost or set back."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError):
             return quarantine.rows_in(_aside(log, head))
@@ -136,6 +136,9 @@ def _quarantined(log: CommitLog, head: Head) -> int:
 def _aside(log: CommitLog, head: Head) -> Sequence[LakeRoot]:
     if isinstance(log.layout.root, ObjectPlace):
         return checked_files(log.layout, lambda: log.newest_batch(log.head()), log.commits)
+    fault = quarantine.directory_fault(log.layout, lambda: log.newest_batch(log.head()), log.commits)
+    if fault is not None:
+        raise SinkError(fault[0], hint=fault[1])
     return quarantine.files_of(log.layout, log.newest_batch(head))
 
 

@@ -91,6 +91,8 @@ def verify(path: LakeRoot | str, *, full: bool = False, checkpoint: Path | None 
             report.add(f"{log.layout.identity} is older than the lake's log, which has been changed since")
         newest = log.newest_batch(head)
         _check_quarantine(quarantine.files_of(log.layout, newest), report)
+        if isinstance(root, Path) and (found := quarantine.directory_fault(log.layout, lambda: newest, log.commits)):
+            report.add(found[0])
         if isinstance(root, ObjectPlace):
             report.leftovers += len(uncounted(log.layout, newest))
             if (fault := index_fault(log.layout, newest, log.checked())) is not None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.datetime_ms import DatetimeMS
 
-from tailrace.errors import SinkError
+from tailrace.errors import SinkError, UsageError
 from tailrace.lake.tables import nested
 from tailrace.lake.tables.column_values import FarDateError, MisfitError, scalar_maker, type_of
 from tailrace.lake.tables.names import free_name
@@ -70,6 +70,14 @@ class TableSchema:
     policy: Policy = "evolve"
     cut: tuple[str, ...] = ()
     nested: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for columns that are not ``Column``s: a mapping is what ``declared`` takes."""
+        if isinstance(self.columns, Mapping) or not all(isinstance(one, Column) for one in self.columns):
+            raise UsageError(
+                "columns must be a sequence of Column: TableSchema does not take names and types",
+                hint="Declare them: TableSchema.declared({'total': 'decimal(18,2)'})",
+            )
 
     @classmethod
     def declared(cls, columns: Mapping[str, str], policy: Policy = "quarantine") -> TableSchema:
