@@ -28,6 +28,9 @@ from tests.products.truth import Truth
 _SERVER: Final = CommandServer("tests.products.children")
 _CODE: Final = "import sys; from tests.products.children import main; main(sys.argv[1])"
 _SAID_MAX: Final = 12_000
+#: How much of a crash's message is told.
+_BEGINNING: Final = 300
+_END: Final = 900
 #: For one step of a loaded machine.
 PATIENCE_S: Final = 120.0
 
@@ -89,7 +92,10 @@ def crash(error: BaseException) -> str:
         for one in reversed(frames)
         if "site-packages" not in one.filename
     ]
-    return f"{type(error).__name__}: {str(error)[:300]} at {', '.join(places[:6])}"
+    text = str(error)
+    if len(text) > _BEGINNING + _END:  # of Spark's with a worker's stack in it: the error is at its end
+        text = f"{text[:_BEGINNING]} … {text[-_END:]}"
+    return f"{type(error).__name__}: {text} at {', '.join(places[:6])}"
 
 
 class Child:

@@ -248,7 +248,7 @@ def _of_ours(error: PySparkException) -> TailraceError:
     known = "tailrace.errors" in text or "TailraceError" in text or "tailrace.base.durable.LakeFullError" in text
     known = known or "tailrace.lake.iceberg.catalog.CatalogError" in text
     if not known:
-        raise RuntimeError(text[:2000]) from error
+        raise RuntimeError(text) from error
     lines = [line for line in text.splitlines() if "tailrace." in line and "Error:" in line]
     return SinkError((lines[-1] if lines else text)[:600])
 

@@ -83,7 +83,6 @@ KNOWN = {
     "lake.spark.runtime.fork_server": "the launcher is told the exit status of the process that it has asked for",
     "lake.tables.delta_table": "map() raises",
     "lake.spark.runtime.preloaded": "where the server has gone, Spark starts its workers itself",
-    "lake.tables.delta_table": "map() raises",
     "read.window.read_ahead": "result() raises what the read has raised",
     "read.tail.feed": "the receiver is told in any case, and each stream then reads for itself",
     "read.tail.reader": "the receiver is told in any case, and each stream then reads for itself",
