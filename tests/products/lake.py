@@ -7,10 +7,11 @@ import io
 import random
 import re
 import shutil
+import threading
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -101,8 +102,9 @@ class LakeProduct(Product):
         if kind is not None:
             options["pipeline"] = pipeline_of(kind)
         late: AbstractContextManager[None] = contextlib.nullcontext()
+        alone: AbstractContextManager[object] = contextlib.nullcontext()
         if _reads_an_archive(job):
-            late = self._archived(job, options)
+            late, alone = self._archived(job, options), _ONE_AT_A_TIME
         divided = (("day", "collection"), ("day", "hour", "collection")) if "collection" in options["columns"] else ()
         chosen: dict[str, Any] = {
             "compaction": CompactionPolicy(every=4, fan_in=2),
@@ -111,7 +113,7 @@ class LakeProduct(Product):
             "iceberg": catalogue_of(job, self.lake_of(job)),
             **_planted_sink(job.planted),
         }
-        with late:
+        with alone, late:
             if "pipeline" not in options and "startingFrom" not in options and _begins_narrow(job):
                 self._widen(options, job, chosen)
             self._write(options, job, chosen)
@@ -230,6 +232,11 @@ def _in_one_order(events: list[bytes]) -> list[bytes]:
 def _begins_with_a_copy(job: Job) -> bool:
     """One in three seeds."""
     return bool(job.options.get("played", 3) // 3 % 3 == 0)
+
+
+#: Lakes run on threads of one process, and what lets an oplog begin later is of the whole process: where two of them
+#: overlapped, the one that ended last put back what the other one had set.
+_ONE_AT_A_TIME: Final = threading.Lock()
 
 
 def _reads_an_archive(job: Job) -> bool:
