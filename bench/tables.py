@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import bson
 import bson.json_util
@@ -172,27 +172,39 @@ def _paced(collection: Any, args: argparse.Namespace, stop: Callable[[], None]) 
         stop()
 
 
+def by_deltalake(folder: Path, version: int | None) -> None:
+    """Read all rows of a table by deltalake's SQL."""
+    table = DeltaTable(str(folder), version=version)
+    QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all()
+
+
+def by_polars(folder: Path, version: int | None) -> None:
+    """Read all rows of a table by Polars."""
+    import polars  # noqa: PLC0415
+
+    polars.scan_delta(str(folder), version=version).collect()
+
+
+READERS: Final = {"deltalake": by_deltalake, "polars": by_polars}
+
+
 def reading(folder: Path, taken: Sequence[int], best_of: int = 5) -> list[dict[str, float]]:
     """Processor seconds for reading all rows of each version, and finally of the newest one, which is compacted. All of
     them are read in every turn, so that other programs disturb all alike; the best turn counts."""
-    import polars  # noqa: PLC0415
-
-    def by_deltalake(version: int | None) -> None:
-        table = DeltaTable(str(folder), version=version)
-        QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all()
-
-    def by_polars(version: int | None) -> None:
-        polars.scan_delta(str(folder), version=version).collect()
-
     found: list[dict[str, float]] = [{} for _ in (*taken, None)]
     for _ in range(best_of):
         for version, best in zip((*taken, None), found, strict=True):
-            for name, read in (("deltalake", by_deltalake), ("polars", by_polars)):
-                begun = time.process_time()
-                read(version)
-                spent = time.process_time() - begun
+            for name in READERS:
+                spent = seconds_of(name, folder, version)
                 best[name] = min(spent, best.get(name, spent))
     return found
+
+
+def seconds_of(reader: str, folder: Path, version: int | None = None) -> float:
+    """Processor seconds for reading all rows of a version, by default of the newest one."""
+    begun = time.process_time()
+    READERS[reader](folder, version)
+    return time.process_time() - begun
 
 
 def loop(uri: str, root: Path, collection: Any, count: int, documents: int) -> float:

@@ -25,6 +25,7 @@ largest of these versions, each of them the median of some turns; and the millis
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -42,7 +43,8 @@ from typing import Any
 from unittest import mock
 
 import bson
-from bench.tables import document, fill, reading
+import pyarrow.parquet as pq
+from bench.tables import READERS, document, fill, seconds_of
 from pymongo import MongoClient
 
 from tailrace.core.kernel.change_rows import change_rows
@@ -258,14 +260,21 @@ class Hour:
         row = spare.live_bytes / spare.rows()
         found = [files_at(self._spare, version) for version in taken]
         shares = [sum(one.rows or 0 for one in files) / _there(files) for files in found]
-        # In a process of their own, as readers are: what this one has allocated does not disturb them.
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as readers:
-            ratios, each = readers.submit(compared, self._spare, taken, self._args.turns).result()
-        shutil.rmtree(self._spare)
+        newest_of = [as_newest(self._table, self._spare.with_name(f"version-{one}"), one) for one in taken]
+        ratios, each = [], []
+        for reader in READERS:
+            # In a process of its own: the allocators of two readers in one process disturb each other, so that Polars
+            # had ten times as many page faults after deltalake, and other ones for each table.
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                of_each, base = pool.submit(compared, reader, newest_of, self._spare, self._args.turns).result()
+            ratios.append(of_each)
+            each.append(f"{1000 * base:.0f}")
+        for folder in (self._spare, *newest_of):
+            shutil.rmtree(folder)
         since = self.done - self._reported
         self._changed += since * row
         of_these = (self._folder.written - self._written) / (since * row)
-        times = "".join(f"{statistics.mean(one):>6.2f}, {max(one):.2f}" for one in ratios.values())
+        times = "".join(f"{statistics.mean(one):>6.2f}, {max(one):.2f}" for one in ratios)
         print(
             f"{minutes:>4g}{self.done:>11,}{self._folder.written / 1e6:>12,.1f}"
             f"{self._folder.written / self._changed:>10.2f}{of_these:>7.2f}{live / 1e6:>9.1f}"
@@ -280,20 +289,39 @@ class Hour:
         self._spent.clear()
 
 
-def compared(folder: Path, taken: Sequence[int], turns: int) -> tuple[dict[str, list[float]], list[str]]:
-    """Processor seconds for reading all rows of each version, as multiples of those for the newest one, which is
-    compacted and read right after each of them: what else the machine does disturbs both alike. Of the turns the median
-    counts. Also the milliseconds that these are multiples of."""
-    found: dict[str, list[list[float]]] = {}
-    whole: dict[str, list[float]] = {}
+def as_newest(table: Path, folder: Path, version: int) -> Path:
+    """The table as it was when ``version`` was its newest one, in a folder of links. Asked for an older version by its
+    number, readers cannot use ``_last_checkpoint``: they list the whole log, and that would be counted too."""
+    shutil.copytree(table, folder, copy_function=os.link)
+    log = folder / "_delta_log"
+    checkpoints = []
+    for path in list(log.iterdir()):
+        number = int(path.name[:20]) if path.name[:20].isdigit() else -1
+        if number > version:
+            path.unlink()
+        elif path.name.endswith(".checkpoint.parquet"):
+            checkpoints.append(path)
+    (log / "_last_checkpoint").unlink(missing_ok=True)
+    if checkpoints:
+        newest = max(checkpoints)
+        rows = pq.read_metadata(newest).num_rows
+        (log / "_last_checkpoint").write_text(json.dumps({"version": int(newest.name[:20]), "size": rows}))
+    return folder
+
+
+def compared(reader: str, versions: Sequence[Path], compacted: Path, turns: int) -> tuple[list[float], float]:
+    """Processor seconds for reading all rows of each version, as multiples of those for the compacted table, which is
+    read right after each of them: what else the machine does disturbs both alike. Of the turns the median counts. Also
+    the median of the seconds that these are multiples of."""
+    seconds_of(reader, compacted)  # what is loaded at the first read
+    found: list[list[float]] = [[] for _ in versions]
+    whole = []
     for _ in range(turns):
-        for place, version in enumerate(taken):
-            [read, compacted] = reading(folder, [version], best_of=1)
-            for name, seconds in read.items():
-                found.setdefault(name, [[] for _ in taken])[place].append(seconds / compacted[name])
-                whole.setdefault(name, []).append(compacted[name])
-    ratios = {name: [statistics.median(one) for one in each] for name, each in found.items()}
-    return ratios, [f"{1000 * statistics.median(one):.0f}" for one in whole.values()]
+        for place, folder in enumerate(versions):
+            read, base = seconds_of(reader, folder), seconds_of(reader, compacted)
+            found[place].append(read / base)
+            whole.append(base)
+    return [statistics.median(one) for one in found], statistics.median(whole)
 
 
 def _there(files: Iterable[TableFile]) -> int:
