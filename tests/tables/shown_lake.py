@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import bson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace
 from tailrace.core.event.quarantined import QuarantinedEvent
 from tailrace.lake.iceberg.lake_mirror import COMMIT, LakeMirror, identifier_of
@@ -166,3 +168,12 @@ def events_of(root: ObjectPlace) -> list[tuple[str, bytes]]:
             table = parquet.read(columns=["token", "event"])
         found += zip(table.column("token").to_pylist(), table.column("event").to_pylist(), strict=True)
     return sorted(found)
+
+
+@contextmanager
+def shown(store: ObjectServer, prefix: str, folder: Path) -> Iterator[ShownLake]:
+    """A lake in a store and its catalogue; what watches its steps ends with it."""
+    found = ShownLake(store, prefix, folder)
+    yield found
+    durable.observe_steps(None)
+    found.mirror.close()

@@ -271,6 +271,16 @@ def test_what_the_oplog_no_longer_has_comes_from_an_archive(  # noqa: PLR0917
         assert (tmp_path / "copy" / "archive.json").exists()
 
 
+def pipeline_of(history: History, lake: ObjectPlace, state: Path, further: str = "") -> str:
+    """A pipeline file for the lake, with ``further`` settings of it."""
+    start = history.start.tick()
+    return (
+        f"source: {{uri: '{history.uri}', database: {_DATABASE}, "
+        f"startAtOperationTime: '{start.seconds},{start.increment}'}}\n"
+        f"lake: {{path: '{lake.as_uri()}', state: {state}{further}}}\n"
+    )
+
+
 def test_the_command(  # noqa: PLR0917
     history: History,
     object_store: ObjectServer,
@@ -280,12 +290,8 @@ def test_the_command(  # noqa: PLR0917
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     keys_from(object_store, monkeypatch)
-    start, state, file = history.start.tick(), tmp_path / "state", tmp_path / "pipeline.yaml"
-    text = (
-        f"source: {{uri: '{history.uri}', database: {_DATABASE}, "
-        f"startAtOperationTime: '{start.seconds},{start.increment}'}}\n"
-        f"lake: {{path: '{lake.as_uri()}', state: {state}}}\n"
-    )
+    state, file = tmp_path / "state", tmp_path / "pipeline.yaml"
+    text = pipeline_of(history, lake, state)
     file.write_text(text)
     fill(history.source(collection="orders"), lake, history.middle)
     assert main(["lake", "change", str(file), "--dry-run"]) == 0
@@ -324,13 +330,9 @@ def test_a_catalogue_that_fails_after_the_change(  # noqa: PLR0917
     """The lake is changed then, and the command says so: it had printed nothing but the catalogue's error. No test had
     let a catalogue fail in between."""
     keys_from(object_store, monkeypatch)
-    start, state, file = history.start.tick(), tmp_path / "state", tmp_path / "pipeline.yaml"
+    state, file = tmp_path / "state", tmp_path / "pipeline.yaml"
     with small_disk(tmp_path / "disk", "2m") as disk:
-        file.write_text(
-            f"source: {{uri: '{history.uri}', database: {_DATABASE}, "
-            f"startAtOperationTime: '{start.seconds},{start.increment}'}}\n"
-            f"lake: {{path: '{lake.as_uri()}', state: {state}, iceberg: '{catalog_uri(disk.path)}'}}\n"
-        )
+        file.write_text(pipeline_of(history, lake, state, f", iceberg: '{catalog_uri(disk.path)}'"))
         fill(history.source(collection="orders"), lake, history.middle)
         at_step("change.checkpoint", 1, lambda: disk.leave(0))
         assert main(["lake", "change", str(file)]) == 1

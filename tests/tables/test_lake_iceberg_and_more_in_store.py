@@ -35,7 +35,7 @@ from tailrace.lake.store.verification import verify
 from tests.small_disk import small_disk
 from tests.tables.iceberg import sql_catalog, sql_settings
 from tests.tables.object_server import ObjectServer
-from tests.tables.shown_lake import LAKE_COLUMNS, ShownLake, batch_of
+from tests.tables.shown_lake import LAKE_COLUMNS, ShownLake, batch_of, shown
 from tests.tables.test_iceberg_in_store import at_step, die
 from tests.tables.test_lake_in_store import die_at, keys_from
 from tests.tables.test_lake_quarantine_in_store import aside_in
@@ -52,10 +52,8 @@ LATE = [*LAKE_COLUMNS, {"name": "late", "type": "long", "nullable": True, "metad
 
 @pytest.fixture
 def lake(object_store: ObjectServer, prefix: str, tmp_path: Path) -> Iterator[ShownLake]:
-    found = ShownLake(object_store, prefix, tmp_path)
-    yield found
-    durable.observe_steps(None)
-    found.mirror.close()
+    with shown(object_store, prefix, tmp_path) as found:
+        yield found
 
 
 def assert_equal(lake: ShownLake, numbers: list[int], aside: list[int] | None = None) -> None:

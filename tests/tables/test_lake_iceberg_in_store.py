@@ -37,7 +37,7 @@ from tailrace.lake.store.verification import verify
 from tests.tables.iceberg import sql_catalog, sql_settings
 from tests.tables.object_server import SECRET, ObjectServer, held_in, put_back
 from tests.tables.rest_catalog import TOKEN, rest_catalog
-from tests.tables.shown_lake import LAKE_COLUMNS, ShownLake, rows_of
+from tests.tables.shown_lake import LAKE_COLUMNS, ShownLake, rows_of, shown
 from tests.tables.test_iceberg_in_store import at_step, die, set_back
 from tests.tables.unkind_proxy import Fault, UnkindProxy
 from tests.unit.lake_events import STREAM, token
@@ -50,10 +50,8 @@ pytestmark = [
 
 @pytest.fixture
 def lake(object_store: ObjectServer, prefix: str, tmp_path: Path) -> Iterator[ShownLake]:
-    found = ShownLake(object_store, prefix, tmp_path)
-    yield found
-    durable.observe_steps(None)
-    found.mirror.close()
+    with shown(object_store, prefix, tmp_path) as found:
+        yield found
 
 
 # -- equal ------------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class CollectionTable:
         #: What commits of this object have written.
         self.cost = Cost()
         self._live: int | None = None
-        self._app = f"tailrace/{namespace}"
+        self._app = _app_of(namespace)
         self._search = RowSearch(root)
         self._files = LiveFiles(root)
         self._seen = -1
@@ -435,10 +435,15 @@ def _namespace_and_batch(folder: TablePlace) -> tuple[str, int] | None:
     return None
 
 
+def _app_of(namespace: str) -> str:
+    """The application under which a table's commits note their micro-batches."""
+    return f"tailrace/{namespace}"
+
+
 def _batch_of(table: DeltaTable, root: TablePlace, namespace: str) -> int:
     """The last micro-batch that a table has taken over; -1 if there is none."""
     with places.asking(root):
-        found = table.transaction_version(f"tailrace/{namespace}")
+        found = table.transaction_version(_app_of(namespace))
     return -1 if found is None else found
 
 
