@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 DELTA = "org.apache.spark.sql.delta.sources.DeltaDataSource"
 ICEBERG = "org.apache.iceberg.spark.source.IcebergSource"
@@ -52,7 +53,16 @@ def asked(session: SparkSession, wanted: dict[str, Any]) -> DataFrame | None:
         return None
     reader = session.read.format({"delta": DELTA, "iceberg": ICEBERG}[wanted["format"]])
     found = reader.options(**wanted.get("options", {})).load(wanted["path"])
-    return found.where(wanted["where"]) if "where" in wanted else found
+    return _nullable(found.where(wanted["where"]) if "where" in wanted else found)
+
+
+def _nullable(found: DataFrame) -> DataFrame:
+    """``toArrow`` of 4.0 refuses NULL in a column of structs whose fields may not be NULL, which a lake's variants are
+    (``collect`` gives them)."""
+    of_variants = "struct<value:binary,metadata:binary>"
+    names = [one.name for one in found.schema.fields if one.dataType.simpleString() == of_variants]
+    loose = {name: f.when(f.col(f"`{name}`").isNotNull(), f.col(f"`{name}`").cast(of_variants)) for name in names}
+    return found.withColumns(loose) if loose else found
 
 
 def _stream(session: SparkSession, wanted: dict[str, Any]) -> None:
