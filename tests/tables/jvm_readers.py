@@ -24,9 +24,12 @@ import pytest
 from tests.gateway.packaged import pip
 from tests.gateway.programs import Unavailable, tool
 from tests.tables.readers import plain
+from tests.tables.rest_catalog import TOKEN, RestServer
 
 SPARK: Final = ("pyspark==4.0.3", "py4j==0.10.9.9")
 CONNECTORS: Final = "jsoniq==3.0.2"
+#: The class of a catalogue of Iceberg's in Spark.
+CATALOG: Final = "org.apache.iceberg.spark.SparkCatalog"
 _JAR: Final = "jsoniq/jars/rumbledb-3.0.0.jar"
 _PROGRAM: Final = Path(__file__).with_name("spark_program.py")
 
@@ -119,6 +122,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JvmReaders]:
             yield found
     except Unavailable as error:
         pytest.skip(str(error))
+
+
+def catalogue_in(spark: JvmReaders, rest: RestServer) -> str:
+    """The name that a REST catalogue has in Spark from now on."""
+    name = f"c{rest.uri.rpartition(':')[2]}"
+    whole = f"spark.sql.catalog.{name}"
+    spark.set({whole: CATALOG, f"{whole}.type": "rest", f"{whole}.uri": rest.uri, f"{whole}.token": TOKEN})
+    return name
 
 
 def typed(rows: pa.Table) -> list[dict[str, Any]]:

@@ -21,14 +21,13 @@ from tests.spark.sinks import postgresql_server
 from tests.tables.change_feeds import known_values
 from tests.tables.features import FEATURES, ODD, Made, odd_texts
 from tests.tables.iceberg import iceberg_table, sql_mirror
-from tests.tables.jvm_readers import JvmReaders, typed
+from tests.tables.jvm_readers import CATALOG, JvmReaders, catalogue_in, typed
 from tests.tables.jvm_readers import spark as spark  # noqa: PLC0414  a fixture
 from tests.tables.rest_catalog import TOKEN, RestServer, rest_catalog
 from tests.tables.test_merge_on_read import worked
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
-CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 BROUGHT = ("insert", "update_postimage")
 
 
@@ -118,11 +117,7 @@ def rest(tmp_path: Path) -> Iterator[RestServer]:
 
 @pytest.fixture
 def catalogue(rest: RestServer, spark: JvmReaders) -> str:
-    """The name that the catalogue has in Spark."""
-    name = f"c{rest.uri.rpartition(':')[2]}"
-    whole = f"spark.sql.catalog.{name}"
-    spark.set({whole: CATALOG, f"{whole}.type": "rest", f"{whole}.uri": rest.uri, f"{whole}.token": TOKEN})
-    return name
+    return catalogue_in(spark, rest)
 
 
 @pytest.fixture
