@@ -7,6 +7,7 @@ The JAR with both connectors has lost the lists of their short names, so formats
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,10 @@ def _write(found: DataFrame, path: str) -> None:
 
 if __name__ == "__main__":
     jar, folder = sys.argv[1:]
+    # What Delta's commands print must not be among the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    sys.stdout = answers
     with session_with(jar, folder) as opened:
         print(json.dumps({"spark": opened.version}), flush=True)
         serve(opened, Path(folder))
