@@ -57,6 +57,10 @@ class JvmReaders:
         """The rows of a statement."""
         return self._asked({"sql": text})
 
+    def run(self, text: str) -> None:
+        """Carry out a command."""
+        self._asked({"run": text})
+
     def set(self, settings: Mapping[str, str]) -> None:
         """Settings of the session, such as a catalogue's, which must be new."""
         self._asked({"settings": dict(settings)})
@@ -128,7 +132,9 @@ def catalogue_in(spark: JvmReaders, rest: RestServer) -> str:
     """The name that a REST catalogue has in Spark from now on."""
     name = f"c{rest.uri.rpartition(':')[2]}"
     whole = f"spark.sql.catalog.{name}"
-    spark.set({whole: CATALOG, f"{whole}.type": "rest", f"{whole}.uri": rest.uri, f"{whole}.token": TOKEN})
+    # By default a table that was loaded counts for 30 seconds.
+    more = {"type": "rest", "uri": rest.uri, "token": TOKEN, "cache-enabled": "false"}
+    spark.set({whole: CATALOG, **{f"{whole}.{one}": value for one, value in more.items()}})
     return name
 
 

@@ -1,7 +1,7 @@
 """Spark 4.0 with Delta's and Iceberg's own connectors, in a process of its own: it does what lines of JSON on stdin
 say, and answers each with a line. ``tests/tables/jvm_readers.py`` starts it.
 
-The JAR with both connectors has lost the lists of their short names, so formats are named by their classes.
+The JAR with both connectors has lost the list of their short names (``delta``, ``iceberg``), so a small one gives it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-DELTA = "org.apache.spark.sql.delta.sources.DeltaDataSource"
-ICEBERG = "org.apache.iceberg.spark.source.IcebergSource"
+_NAMED = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
+_CLASSES = ("org.apache.spark.sql.delta.sources.DeltaDataSource", "org.apache.iceberg.spark.source.IcebergSource")
 _SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -26,6 +27,7 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -36,24 +38,28 @@ _SETTINGS = {
 
 
 def session_with(jar: str, folder: str) -> SparkSession:
-    builder = SparkSession.builder.master("local[1]").appName("readers").config("spark.jars", jar)
+    names = f"{folder}/names.jar"
+    with zipfile.ZipFile(names, "w") as made:
+        made.writestr(_NAMED, "\n".join(_CLASSES))
+    builder = SparkSession.builder.master("local[1]").appName("readers").config("spark.jars", f"{jar},{names}")
     for name, value in {**_SETTINGS, "spark.sql.warehouse.dir": f"{folder}/warehouse"}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
 def asked(session: SparkSession, wanted: dict[str, Any]) -> DataFrame | None:
-    """``settings``: of the session, set first. Then ``sql``, or a table with a filter."""
+    """``settings``: of the session, set first. Then ``run``, a command; ``sql``, a query; or a table with a filter."""
     for name, value in wanted.get("settings", {}).items():
         session.conf.set(name, value)
     if "stream" in wanted:
         _stream(session, wanted)
+    if "run" in wanted:
+        session.sql(wanted["run"])
     if "sql" in wanted:
         return session.sql(wanted["sql"])
     if "format" not in wanted:
         return None
-    reader = session.read.format({"delta": DELTA, "iceberg": ICEBERG}[wanted["format"]])
-    found = reader.options(**wanted.get("options", {})).load(wanted["path"])
+    found = session.read.format(wanted["format"]).options(**wanted.get("options", {})).load(wanted["path"])
     return _nullable(found.where(wanted["where"]) if "where" in wanted else found)
 
 
@@ -70,7 +76,7 @@ def _stream(session: SparkSession, wanted: dict[str, Any]) -> None:
     from tailrace.spark import tables_writer
 
     write = tables_writer(Path(wanted["root"]), collections=wanted["collections"], uri=wanted["uri"])
-    rows = session.readStream.format(DELTA).option("maxFilesPerTrigger", "3").load(wanted["stream"]).select("event")
+    rows = session.readStream.format("delta").option("maxFilesPerTrigger", "3").load(wanted["stream"]).select("event")
     query = rows.writeStream.foreachBatch(write).option("checkpointLocation", wanted["checkpoint"])
     query.trigger(availableNow=True).start().awaitTermination()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -26,7 +25,6 @@ from tailrace.lake.iceberg import snapshot as iceberg_snapshot
 from tailrace.lake.iceberg.catalog import CatalogError, IcebergCatalog
 from tailrace.lake.iceberg.mirror import version_of
 from tailrace.lake.iceberg.settings import IcebergSettings, check_place, texts_of
-from tailrace.lake.tables import delta_commit
 from tailrace.lake.tables.delta_table import CollectionTable
 from tailrace.lake.tables.iceberg_mirror import IcebergMirror, identifier_of
 from tailrace.lake.tables.schema import TableSchema
@@ -148,29 +146,6 @@ def test_numbers_of_columns_that_went_and_came_again(tmp_path: Path, mirrored: I
     found = iceberg_table(tmp_path)
     assert compared(tmp_path / "t", found) == [1, 2]
     assert found.schema().find_field("a").field_id > found.schema().find_field("b").field_id
-
-
-def test_fields_that_may_be_null_from_now_on_keep_their_numbers(
-    tmp_path: Path, mirrored: IcebergMirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of ``_changed`` could not, so Delta's own connector would not write rows without it. Tables from before are
-    given the other type by their next commit."""
-    with monkeypatch.context() as before:
-        strict = [{"name": name, "type": "long", "nullable": False, "metadata": {}} for name in ("t", "i")]
-        before.setattr(delta_commit, "_TIME_TYPE", {"type": "struct", "fields": strict})
-        made = orders(tmp_path)
-        made.change([{"_id": 1, "n": 7}])
-    first = iceberg_table(tmp_path).schema().find_field("_changed")
-    assert [one.required for one in first.field_type.fields] == [True, True]
-    made.change([{"_id": 2, "n": 8}])
-    then = iceberg_table(tmp_path).schema().find_field("_changed")
-    assert [one.required for one in then.field_type.fields] == [False, False]
-    assert [one.field_id for one in (first, *first.field_type.fields)] == [
-        one.field_id for one in (then, *then.field_type.fields)
-    ]
-    assert compared(tmp_path / "t", iceberg_table(tmp_path)) == [0, 1, 2]
-    read = DeltaTable(tmp_path / "t").schema().to_json()
-    assert {one["nullable"] for one in json.loads(read)["fields"][3]["type"]["fields"]} == {True}
 
 
 def test_a_column_that_came_and_went(tmp_path: Path, mirrored: IcebergMirror) -> None:
