@@ -61,12 +61,14 @@ def of_python(application: str, direct: str, gateway: str, name: str) -> Given:
 
 
 @functools.cache
-def pip(*wanted: str) -> Path:
-    """A directory with the packages, without what they depend on."""
+def pip(*wanted: str, source: tuple[str, ...] = ()) -> Path:
+    """A directory with the packages, without what they depend on. ``source``: the names of those that PyPI has as
+    source only."""
 
     def fill(directory: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
         command += ["--retries", "1", "--only-binary", ":all:", "--no-deps", "--no-compile"]
+        command += [word for name in source for word in ("--no-binary", name)]
         command += ["--target", str(directory), *wanted]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
         if done.returncode:

@@ -63,18 +63,18 @@ def _in_version(opened: _Versions, version: int, names: Container[str] | None = 
 def _row(found: dict[str, Any], names: Container[str] | None) -> Row:
     return tuple(
         sorted(
-            (name, repr(_known(value)))
+            (name, repr(known_values(value)))
             for name, value in found.items()
             if name not in OF_FEED and value is not None and (names is None or name in names)
         )
     )
 
 
-def _known(value: Any) -> Any:
+def known_values(value: Any) -> Any:
     """A value without NULL fields of structs, since a reader may know more fields by now."""
     if isinstance(value, dict):
-        return {name: _known(one) for name, one in value.items() if one is not None}
-    return [_known(one) for one in value] if isinstance(value, list) else value
+        return {name: known_values(one) for name, one in value.items() if one is not None}
+    return [known_values(one) for one in value] if isinstance(value, list) else value
 
 
 def _types(delta: DeltaTable) -> dict[str, Any]:

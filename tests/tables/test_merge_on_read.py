@@ -68,7 +68,7 @@ def held(root: Path, version: int | None = None) -> dict[int, int]:
 def worked(root: Path, seed: int, steps: int, **options: Any) -> tuple[Made, list[dict[int, int]]]:
     """A table after random changes, and what each of its versions has to hold."""
     rng = random.Random(seed)
-    made = Made(root, DECLARED, merges=True, **options)
+    made = Made(root, DECLARED, **{"merges": True, **options})
     truth = dict.fromkeys(range(300), 0)
     made.whole([{"_id": one, "n": 0, "s": "abc"[one % 3]} for one in truth])
     found = [dict(truth)]

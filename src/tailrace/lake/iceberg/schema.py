@@ -107,11 +107,12 @@ def _field(given: Mapping[str, Any], count: _Count) -> NestedField:
 
 
 def _grown(old: NestedField | None, given: Mapping[str, Any], count: _Count) -> NestedField | None:
-    """A column with its numbers, and further ones for the fields that it has got; ``None`` if it is another one."""
-    if old is None or old.required == given["nullable"]:
+    """A column with its numbers, and further ones for the fields that it has got; ``None`` if it is another one. One
+    that may be NULL from now on is the same."""
+    if old is None or not (old.required or given["nullable"]):
         return None
     type_ = _grown_type(old.field_type, given["type"], count)
-    return None if type_ is None else NestedField(old.field_id, old.name, type_, required=old.required)
+    return None if type_ is None else NestedField(old.field_id, old.name, type_, required=not given["nullable"])
 
 
 def _grown_type(old: IcebergType, given: Any, count: _Count) -> IcebergType | None:

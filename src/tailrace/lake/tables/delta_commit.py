@@ -51,9 +51,11 @@ _TYPES: Final = {
     "objectid": "string",
     "json": "string",
 }
+#: The fields may be NULL although they never are alone: Delta's own connector takes a field that may not for one that
+#: may not even where its struct is NULL, and then refuses to write such rows ("NOT NULL constraint violated").
 _TIME_TYPE: Final[dict[str, Any]] = {
     "type": "struct",
-    "fields": [{"name": name, "type": "long", "nullable": False, "metadata": {}} for name in ("t", "i")],
+    "fields": [{"name": name, "type": "long", "nullable": True, "metadata": {}} for name in ("t", "i")],
 }
 
 

@@ -22,7 +22,7 @@ from tailrace.lake.tables.state import StoredDocument
 from tailrace.lake.tables.typed import typed_columns
 
 #: Cluster time as two numbers, as in a lake; NULL for a document that has not changed since it was copied.
-CLUSTER_TIME: Final = pa.struct([pa.field("t", pa.int64(), nullable=False), pa.field("i", pa.int64(), nullable=False)])
+CLUSTER_TIME: Final = pa.struct([pa.field("t", pa.int64()), pa.field("i", pa.int64())])
 _OWN: Final = (
     pa.field(KEY, pa.binary(), nullable=False),
     pa.field(BSON, pa.binary(), nullable=False),
