@@ -31,7 +31,11 @@ from tests.tables.test_primary_shards import database
 from tests.tables.test_sharded_equality import truth
 from tests.unit.lake_iceberg import mirror_of, newest_rows, versions_shown
 
-pytestmark = [pytest.mark.mongod, pytest.mark.filterwarnings("ignore:Iceberg scan planning")]
+pytestmark = [
+    pytest.mark.mongod,
+    pytest.mark.slow,  # test_primary_shards.py makes most of these changes without a catalogue
+    pytest.mark.filterwarnings("ignore:Iceberg scan planning"),
+]
 
 _NAME = "shown_moved"
 _ALL = ("plain", "spread", "made", "again", "renamed")
