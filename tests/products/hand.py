@@ -269,8 +269,6 @@ class Hand:
             return f"{fault}: nothing differs"
         wanted = self._only.get(fault) or ["*"]
         files = [path for path in keeper.files() if any(fnmatch.fnmatch(str(path), one) for one in wanted)]
-        if fault == "delete" and (removable := keeper.product.may_be_removed):
-            files = [path for path in files if removable not in path.parts]
         if not files:
             return f"{fault} of nothing"
         # Most files are of a few kinds: the kind is chosen first, so that each one is hit.

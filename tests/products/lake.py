@@ -66,9 +66,11 @@ def end() -> None:
 
 class LakeProduct(Product):
     name = "lake"
-    parts = ("lake", "lake.checkpoint", "lake/_tailrace", "lake/_delta_log", "lake/day=*", "newest log")
+    parts = (
+        "lake", "lake.checkpoint", "lake/_tailrace", "lake/_delta_log", "lake/day=*", "lake/_quarantine",
+        "lake/_tailrace/quarantine-ledger.json", "newest log",
+    )  # fmt: skip
     own_files = "lake/**/*"
-    may_be_removed = "_quarantine"
     on_spark = True
     limits = ArchiveProduct.limits
 

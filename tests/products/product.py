@@ -102,8 +102,6 @@ class Product:
     #: The files of the folder that are ours, whose damage must be noticed. The others stand for what a consumer keeps
     #: by itself.
     own_files: ClassVar[str] = "**/*"
-    #: The name of a folder of these files that its user may remove one by one, without the store's knowledge.
-    may_be_removed: ClassVar[str] = ""
     #: Whether it copies existing documents, and so has to refuse users who may not read all of them.
     copies: ClassVar[bool] = False
     #: Whether it makes again what the store has lost, so that the store is as good as before if a run is equal.

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Final
 
+from tailrace.lake import quarantine_files
 from tailrace.lake.store import quarantine
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.lake_root import LakeRoot
@@ -45,7 +47,9 @@ def is_of(kind: Kind, event: bytes) -> bool:
 
 
 def put_aside(lake: LakeRoot) -> list[bytes]:
-    """The events in a lake's quarantine, in order of its files. Raises SinkError where one is damaged."""
+    """The events in a lake's quarantine, in order of its files. Raises SinkError where one is damaged or missing."""
     log = CommitLog(lake)
+    if isinstance(lake, Path):
+        quarantine_files(lake)  # in a store the next start refuses that
     paths = quarantine.files_of(log.layout, log.newest_batch(log.head()))
     return [event for path in paths for event in quarantine.read_checked(path).column("event").to_pylist()]

@@ -22,7 +22,6 @@ class StoredLakeProduct(LakeProduct):
         "lake", "state", "state/checkpoint", "state/sessions.json", "lake/_tailrace", "lake/_delta_log", "lake/day=*",
         "lake/_quarantine", "lake/_tailrace/quarantine.json", "newest log",
     )  # fmt: skip
-    may_be_removed = ""
     is_in_store = True
 
     def advance(self, job: Job) -> None:

@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.base import durable
+from tailrace.cli.main import main
 from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.lake import verify
 from tailrace.lake.store import commit_log
@@ -266,6 +267,32 @@ def test_a_lake_of_another_format_is_refused(root: Path, checkpoint: Path, numbe
     durable.write_sealed(path, {**known, "format": number})
     with pytest.raises(SinkError, match=f"has format {number}, and this version of Tailrace knows format 2"):
         make(root, checkpoint)
+
+
+@pytest.mark.parametrize("place", ["lake.json", "head.json", "checkpoint"])
+def test_nobody_works_on_a_lake_of_a_newer_release(
+    place: str, root: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``expire`` did: it asked only whether there is a ``lake.json``. What the checkpoint holds of the lake had no
+    format. Only the start of a stream had been tried."""
+    claim = make(root, checkpoint).claim
+    begin(checkpoint)
+    put(root, claim, 0, stage(root, range(10)))
+    path = checkpoint / "tailrace-lake.json" if place == "checkpoint" else root / "_tailrace" / place
+    known = durable.read_sealed(path)
+    assert known is not None
+    assert known["format"] == 2
+    durable.write_sealed(path, {**known, "format": 3})
+    said = f"{path} has format 3, and this version of Tailrace knows format 2. Use the release that has written it"
+    with pytest.raises(SinkError) as caught:
+        make(root, checkpoint)
+    assert str(caught.value) == said
+    if place == "checkpoint":
+        assert said.startswith(verify(root, checkpoint=checkpoint).problems[0])
+        return
+    for command in (["status"], ["verify"], ["compact"], ["expire"], ["erase", "--match", '{"operationType": "x"}']):
+        assert main(["lake", command[0], str(root), *command[1:]]) == 1
+        assert said in capsys.readouterr().err, command
 
 
 def test_a_table_of_somebody_else_is_no_lake(root: Path, checkpoint: Path) -> None:

@@ -199,6 +199,24 @@ def test_a_run_that_dies_between_the_two_is_made_good(lake: Grown, step: str) ->
     assert lake.numbers() == list(range(6))
 
 
+@pytest.mark.parametrize("added", [0, 1, 3])
+def test_who_knows_the_lake_shows_a_commit_that_its_head_does_not_have(lake: Grown, added: int) -> None:
+    """It was shown only with the next one. In the test of a death another mirror looks, which knows nothing yet."""
+    for _ in range(added):
+        lake.add()
+    lake.mirror.follow()
+    known = CommitLog(lake.root).layout.head.read_bytes()
+    lake.add(shown=False)
+    CommitLog(lake.root).layout.head.write_bytes(known)  # as after a death between the commit and the head
+    lake.mirror.follow()
+    assert versions_shown(lake.root)[-1] == added + 1
+    assert lake.numbers() == list(range(3 * (added + 1)))
+    lake.mirror.follow()
+    lake.opened()
+    lake.add()
+    assert versions_shown(lake.root)[-1] == added + 2
+
+
 def test_a_lake_that_was_set_back_is_shown_as_it_is(lake: Grown, tmp_path: Path) -> None:
     lake.add()
     shutil.copytree(lake.root, tmp_path / "copy")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import bson
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -392,112 +391,6 @@ def test_a_match_that_selects_all_of_the_quarantine_is_refused_where_there_is_no
     assert put(root, claim, 1, [9, 11], [20]) is not None
     assert erase(root, json.loads(ANNAS)).quarantined == 1, "the rows are others"
     assert numbers_in(root) == [9, 11]
-
-
-def refusals(root: Path) -> tuple[str, str]:
-    """What ``status`` and ``verify`` say of a lake that both find a fault in."""
-    with pytest.raises(SinkError) as caught:
-        lake_status(root)
-    return caught.value.message, "; ".join(verify(root).problems)
-
-
-@pytest.mark.parametrize("after", ["commits", "merge", "erasure", "checkpoint"])
-def test_a_file_of_the_quarantine_that_is_missing_is_told(after: str, tmp_path: Path) -> None:
-    """``status`` counted what it found, and ``verify`` found nothing wrong: tests of lost files were of data files, and
-    of a store's index."""
-    root = tmp_path / "lake"
-    claim = many(root)
-    if after == "merge":
-        assert compact(root).aside_before == 6
-        assert put(root, claim, 6, [18], [19]) is not None
-    elif after == "erasure":
-        assert erase(root, {"documentKey._id": {"$in": [1, 2, 4]}}).quarantined == 3
-        assert len(files_of(root)) == 5, "one of them was erased as a whole"
-    elif after == "checkpoint":
-        opening = open_lake(root, tmp_path / "fresh", STREAM, LAKE_COLUMNS)
-        begin(tmp_path / "fresh")
-        assert put(root, opening.claim, 0, [18], [19]) is not None
-    expected = lake_status(root).quarantined
-    assert (verify(root).problems, len(held(root))) == ([], expected)
-    for name in files_of(root):
-        path = root / "_quarantine" / name
-        content = path.read_bytes()
-        path.unlink()
-        status, verified = refusals(root)
-        assert f"{name} is missing: the quarantine held it" in status
-        assert status in verified
-        path.write_bytes(content)
-    assert (lake_status(root).quarantined, verify(root).problems) == (expected, [])
-    # Whoever has no copy goes on without it.
-    (root / "_quarantine" / files_of(root)[0]).unlink()
-    (root / "_tailrace" / "quarantine-ledger.json").unlink()
-    assert lake_status(root).quarantined == len(held(root)) < expected
-    assert verify(root).problems == []
-
-
-def test_an_erasure_that_is_refused_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
-    root = tmp_path / "lake"
-    claim = begun(root)
-    assert put(root, claim, 0, [], [7, 8]) is not None
-    with pytest.raises(UsageError, match="selects all 2 of them"):
-        erase(root, {"operationType": "insert"})
-    (path,) = (root / "_quarantine").iterdir()
-    path.unlink()
-    assert "is missing" in refusals(root)[0]
-
-
-def test_a_lake_that_an_older_version_has_merged_is_not_accused(tmp_path: Path) -> None:
-    """It has no ledger. The next one knows only what comes after it."""
-    root = tmp_path / "lake"
-    claim = many(root)
-    compact(root)
-    ledger = root / "_tailrace" / "quarantine-ledger.json"
-    ledger.unlink()
-    assert (lake_status(root).quarantined, verify(root).problems) == (12, [])
-    assert compact(root).aside_before == 0
-    assert not ledger.exists()
-    assert put(root, claim, 6, [18], [19]) is not None
-    assert (lake_status(root).quarantined, verify(root).problems) == (13, [])
-    (root / "_quarantine" / files_of(root)[-1]).unlink()
-    assert "is missing" in refusals(root)[0]
-
-
-@pytest.mark.parametrize("what", ["a copy", "another table", "no table", "another table with a name of ours"])
-def test_a_file_in_the_quarantine_that_is_not_the_lakes_is_told(what: str, tmp_path: Path) -> None:
-    """A copy was counted, and ``verify`` ended in a KeyError at another table."""
-    root = tmp_path / "lake"
-    many(root)
-    folder = root / "_quarantine"
-    first = files_of(root)[0]
-    ours = f"{first[:17]}{'0' * 32}.parquet"
-    path = folder / (ours if "ours" in what else "mine.parquet")
-    path.write_bytes((folder / first).read_bytes() if what == "a copy" else b"none")
-    if "table with" in what or what == "another table":
-        pq.write_table(pa.table({"a": [1, 2]}), path)
-    for said in refusals(root):
-        assert f"{path} is not a" in said
-    path.unlink()
-    assert (lake_status(root).quarantined, verify(root).problems) == (12, [])
-
-
-@pytest.mark.parametrize(
-    "content", ["{", '{"since": true, "replaced": {}}', '{"since": 0, "replaced": {"../x": null}}']
-)
-def test_a_damaged_ledger_is_told(content: str, tmp_path: Path) -> None:
-    root = tmp_path / "lake"
-    many(root)
-    path = root / "_tailrace" / "quarantine-ledger.json"
-    if content == "{":
-        path.write_text(content)
-    else:
-        durable.write_sealed(path, json.loads(content))
-    with pytest.raises(SinkError, match=r"quarantine-ledger\.json is damaged"):
-        lake_status(root)
-    with pytest.raises(SinkError, match=r"quarantine-ledger\.json is damaged"):
-        verify(root)
-    with pytest.raises(SinkError, match=r"quarantine-ledger\.json is damaged"):
-        compact(root)
-    assert held(root) == MANY
 
 
 def test_a_lake_without_a_quarantine_is_as_it_was(tmp_path: Path) -> None:

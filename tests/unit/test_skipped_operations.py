@@ -229,6 +229,25 @@ def test_an_announcement_in_the_form_of_a_later_version_is_unknown(name: str, si
 
 
 @pytest.mark.parametrize("kernel", ["always", "never"])
+@pytest.mark.parametrize(
+    "announced",
+    [
+        {"createDatabasePrepare": "db", "primaryShard": "shard1", "isImported": False},
+        {"createDatabase": "db", "isImported": False},
+        {"shards": ["shard0"], "shardCollectionPrepare": "db.c", "shardKey": {"_id": 1}},
+        {"movePrimary": "db"},
+    ],
+    ids=lambda one: next(iter(one)),
+)
+def test_what_a_7_0_cluster_announces_is_known(announced: dict[str, Any], kernel: KernelUse) -> None:
+    """``shards`` was reported as unknown for each collection that was sharded. 7.0.28's clusters had been followed with
+    collections that were sharded before."""
+    assert counted([no_op(0, announced)], kernel, "7.0") == {}
+    kind = "shardCollectionPrepare" if "shards" in announced else next(iter(announced))
+    assert counted([no_op(0, announced)], kernel, "6.0") == {f"no-op {kind}": 1}
+
+
+@pytest.mark.parametrize("kernel", ["always", "never"])
 def test_unknown_commands_inside_of_an_entry_are_counted_once(kernel: KernelUse) -> None:
     """One that is read for its other operations, and one that the server would not read at all."""
     unknown = {"op": "c", "ns": "db.$cmd", "o": {"mergeDatabases": 1}}

@@ -6,6 +6,7 @@ entries, and a bit of a name ended the process with a TypeError. Tests had only 
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -171,10 +172,30 @@ def test_metadata_that_this_version_does_not_know_is_refused(tmp_path: Path) -> 
             position = unsealed(b"position", transaction.get(b"position", db=meta))
             assert replaced[0] in position
             transaction.put(b"position", sealed(b"position", position.replace(*replaced)), db=meta)
-        state = TableState(tmp_path, readonly=True)
         with pytest.raises(SinkError, match=f"{tmp_path} {said}"):
-            state.position()
+            position_of(tmp_path)
+
+
+def position_of(directory: Path) -> object:
+    state = TableState(directory, readonly=True)
+    try:
+        return state.position()
+    finally:
         state.close()
+
+
+@pytest.mark.parametrize("record", [b"position", b"state"])
+def test_nobody_works_with_the_state_of_another_release(record: bytes, tmp_path: Path) -> None:
+    """``compact``, ``expire`` and ``resync`` changed tables by such a state, and wrote to it: they do not ask for the
+    position, which was what said so. The test asked for it."""
+    made(tmp_path)
+    with lmdb.open(str(tmp_path), max_dbs=9) as environment, environment.begin(write=True) as transaction:
+        meta = environment.open_db(b"sealed-meta", transaction)
+        known = json.loads(unsealed(record, transaction.get(record, db=meta)))
+        transaction.put(record, sealed(record, json.dumps({**known, "format": 4}).encode()), db=meta)
+    for readonly in (True, False):
+        with pytest.raises(SinkError, match=r"another version of Tailrace \(format 4\)\. Use the release"):
+            TableState(tmp_path, readonly=readonly)
 
 
 def test_a_user_who_may_not_write_is_told_who_may_read(tmp_path: Path) -> None:

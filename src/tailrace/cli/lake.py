@@ -46,6 +46,7 @@ _FLAGS_OF = {
     "format": ("status",),
     "full": ("verify",),
     "target_bytes": ("compact",),
+    "accept_lost": ("compact",),
     "keep": ("compact", "expire"),
     "older_than": ("expire",),
     "match": ("erase",),
@@ -91,6 +92,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--target-bytes", type=int, metavar="N", help="with compact: merge files up to this size (default: 128 MB)"
+    )
+    parser.add_argument(
+        "--accept-lost",
+        action="store_const",
+        const=True,
+        help="with compact: let the quarantine of a lake on a disk go on without files of it that are lost for good",
     )
     parser.add_argument(
         "--older-than", metavar="90d", help="with expire: remove the days that ended longer ago than this (s, m, h, d)"
@@ -172,6 +179,8 @@ def _maintain(args: argparse.Namespace, release: Release | None) -> int:
         return _erase(args, release)
     retention = timedelta(seconds=parse_duration("--keep", "7d" if args.keep is None else args.keep))
     if args.action == "compact":
+        if args.accept_lost:
+            _accept_lost(args.lake)
         target_bytes = 128 << 20 if args.target_bytes is None else args.target_bytes
         return print_compaction(args.lake, target_bytes=target_bytes, retention=retention, release=release)
     from tailrace.lake.store.retention import check_released, expire  # noqa: PLC0415  so that --help loads no Arrow
@@ -302,6 +311,16 @@ def print_compaction(root: LakeRoot, *, target_bytes: int, retention: timedelta,
     if result.aside_before:
         say(f"  in the quarantine, {_counted(result.aside_before, 'file')} became {result.aside_after:,}")
     return 0
+
+
+def _accept_lost(root: LakeRoot) -> None:
+    from tailrace.lake.store.compaction import accept_lost  # noqa: PLC0415
+
+    lost = accept_lost(root)
+    if lost is None:
+        say("the quarantine's ledger begins again: what is there counts, and what was lost before is not known")
+    else:
+        say(f"the quarantine goes on without {_counted(lost, 'lost file')}")
 
 
 def print_verification(

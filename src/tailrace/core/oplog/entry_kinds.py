@@ -53,6 +53,8 @@ FOLLOWED_COMMANDS: Final = NEUTRAL_COMMANDS | {
 #: ``emptycapped`` deletes documents, of which no server's stream shows anything.
 KNOWN_COMMANDS: Final = FOLLOWED_COMMANDS | {b"emptycapped"}
 _ALWAYS: Final = (0, 0)
+#: This one comes after the field ``shards``.
+_PREPARED: Final = b"shardCollectionPrepare"
 #: No-ops of the sharding code by the first field of ``o2``, and the version from which on servers write them. Some
 #: streams show some of them; the last ones are for routers alone.
 _NO_OPS_SINCE: Final[dict[bytes, tuple[int, int]]] = {
@@ -66,10 +68,13 @@ _NO_OPS_SINCE: Final[dict[bytes, tuple[int, int]]] = {
     b"reshardBegin": (7, 0),
     b"reshardDoneCatchUp": (7, 0),
     b"reshardFinalOp": (7, 0),
+    b"createDatabasePrepare": (7, 0),
+    b"createDatabase": (7, 0),
+    _PREPARED: (7, 0),
+    b"movePrimary": (7, 0),
     b"reshardBlockingWrites": (8, 0),
     b"endOfTransaction": (8, 0),
     b"moveChunk": (8, 0),
-    b"movePrimary": (8, 0),
     b"namespacePlacementChanged": (8, 0),
 }
 #: The same by the field ``type``, in any place.
@@ -120,7 +125,7 @@ def refusal(entry: OplogEntry, hint: str) -> UnknownEntryError:
 
 def unknown_no_op(entry: OplogEntry, fields: Mapping[bytes, Element], version: tuple[int, ...]) -> str | None:
     """The kind of a no-op whose ``o2`` has these fields, if servers of ``version`` are not known to write it."""
-    name = next(iter(fields), None)
+    name = _PREPARED if _PREPARED in fields else next(iter(fields), None)
     if name is None or _NO_OPS_SINCE.get(name, _NEVER) <= version:
         return None
     if b"op" in fields and b"ns" in fields:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tailrace.core.printable import in_a_line
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: How long a catalogue that does not answer is asked again before the writer ends.
 RETRY_S: Final = 60.0
+#: PostgreSQL's disk_full.
+_DISK_FULL: Final = "53100"
 _PAUSES_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -131,8 +134,15 @@ def _slept(seconds: float) -> bool:
 
 
 def _is_full(error: Exception) -> bool:
-    """Whether the disk with the file of a catalogue of SQLite is full: somebody has to make room."""
-    return str(getattr(getattr(error, "orig", None), "sqlite_errorname", "")) == "SQLITE_FULL"
+    """Whether the catalogue's disk is full, as SQLite, PostgreSQL's drivers and HTTP say it: somebody has to make
+    room."""
+    original = getattr(error, "orig", None)  # SQLAlchemy's error has the driver's
+    if getattr(original, "sqlite_errorname", "") == "SQLITE_FULL":
+        return True
+    if _DISK_FULL in (getattr(original, name, None) for name in ("pgcode", "sqlstate")):
+        return True
+    response = getattr(error.__cause__, "response", None)  # pyiceberg's error does not tell the status
+    return bool(getattr(response, "status_code", 0) == HTTPStatus.INSUFFICIENT_STORAGE)
 
 
 def may_pass(error: Exception) -> bool:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.base import durable
@@ -92,12 +93,17 @@ class LakeMirror:
         """Let the newest commit be the newest snapshot. Raises SinkError where the catalogue does not answer, its table
         is not the one that this lake may write, or the lake is damaged. Not to be called while the lake is locked."""
         head = self._log.head()
-        if self._shown == (head.number, head.digest) or head.number < 0:
+        if head.number < 0 or (self._shown == (head.number, head.digest) and not self._has_later(head)):
             return
         with self._locked():
             original = self._show(head)
             if original.version % _SWEEP_EVERY == 0:
                 self._mirror.sweep(original, time.time_ns() // 1_000_000 - _SWEEP_MS)
+
+    def _has_later(self, head: Head) -> bool:
+        """Whether a process died before it could write its commit into ``head``. Of a lake in a store that would be a
+        request each time: there the commit is shown once the next one has moved the head on."""
+        return isinstance(self._root, Path) and self._log.layout.commit(head.number + 1).exists()
 
     def fault(self) -> str | None:
         """What is wrong with the table that the catalogue has; ``None`` if its snapshot has the files of the commit

@@ -2,7 +2,7 @@
 
 ``tailrace-lake.json`` lies in Spark's checkpoint directory::
 
-    {"lake": "<id>", "claim": "<id>", "after": "82...", "newest": {"number": 17, "digest": "<SHA-256>"}}
+    {"format": 2, "lake": "<id>", "claim": "<id>", "after": "82...", "newest": {"number": 17, "digest": "<SHA-256>"}}
 
 A lake and its checkpoint are two records of one truth, and each may be set back without the other, from a backup or by
 hand. A checkpoint that is older is known by the lake's log. A lake that is older is known by ``newest``: the checkpoint
@@ -19,7 +19,7 @@ from typing import Any, Final
 from tailrace.base import durable
 from tailrace.errors import SinkError
 from tailrace.lake.store.commit_log import CommitLog, Head
-from tailrace.lake.store.delta_log import guarded
+from tailrace.lake.store.delta_log import FORMAT, check_format, guarded
 
 CHECKPOINT_FILE: Final = "tailrace-lake.json"
 #: What to do with a lake that was set back.
@@ -34,6 +34,7 @@ def read_held(checkpoint: Path) -> dict[str, Any] | None:
     path = checkpoint / CHECKPOINT_FILE
     held = durable.read_sealed(path)
     if held is not None:
+        check_format({"format": held.get("format", FORMAT)}, path)
         guarded(lambda: _newest(held), path)
     return held
 
@@ -41,7 +42,7 @@ def read_held(checkpoint: Path) -> dict[str, Any] | None:
 def write_held(checkpoint: Path, held: Mapping[str, object], head: Head) -> None:
     """Keep ``held``, and with it the lake's newest commit. Raises LakeFullError."""
     newest = {"number": head.number, "digest": head.digest}
-    durable.write_sealed(checkpoint / CHECKPOINT_FILE, {**held, "newest": newest})
+    durable.write_sealed(checkpoint / CHECKPOINT_FILE, {**held, "format": FORMAT, "newest": newest})
 
 
 def require_seen(log: CommitLog, head: Head, checkpoint: Path, held: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tailrace.base import durable
@@ -45,6 +46,8 @@ from tailrace.lake.store.layout import LakeLayout
 from tailrace.lake.store.log_state import LogState
 from tailrace.lake.store.manifest import BatchMark, Commit, FileEntry, PlannedRange, StagedFile, check_ascending
 from tailrace.lake.store.partitioning import Partitioning
+from tailrace.lake.store.quarantine import names_in
+from tailrace.lake.store.quarantine_ledger import keep_up
 from tailrace.lake.store.session import require_session
 
 #: After how many commits a checkpoint follows, and how many older commits are kept. A directory of so few names is
@@ -171,6 +174,10 @@ class CommitLog:
     def write(self, commit: Commit, metadata: dict[str, object] | None = None) -> Head:
         """Make ``commit`` the next one: the caller holds the lock and has checked it. Returns the new head."""
         path = self.layout.commit(commit.number)
+        before = self._held or self._witness() or Head(-1, "", None, changed="")
+        checkpoint_is_due = commit.number > 0 and commit.number % CHECKPOINT_EVERY == 0
+        if checkpoint_is_due and isinstance(self.layout.root, Path):  # before the checkpoint takes commits away
+            keep_up(self.layout, lambda: names_in(self.layout, self.newest_batch(before)), self.commits)
         content = encode(commit, metadata)
         try:
             self.in_doubt = True
@@ -180,11 +187,10 @@ class CommitLog:
             raise SinkError(f"another program has written {path}", hint="A lake has one writer") from None
         self.in_doubt = False
         durable.step("commit.log")
-        before = self._held or self._witness() or Head(-1, "", None, changed="")
         head = _moved_on(before, commit, content, _later(before.reached, commit.reaches))
         self._write_head(head)
         durable.step("commit.head")
-        if commit.number and commit.number % CHECKPOINT_EVERY == 0:
+        if checkpoint_is_due:
             from tailrace.lake.store import checkpoint  # noqa: PLC0415  deltalake and Arrow, now and then only
 
             checkpoint.make(self.layout, commit.number, keep=COMMITS_KEPT)

@@ -12,12 +12,14 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pyarrow as pa
 
 from tailrace.base import durable
 from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError, UsageError
+from tailrace.lake.store import quarantine_merge
 from tailrace.lake.store.commit_log import CommitLog, check_present
 from tailrace.lake.store.compaction_policy import RETENTION, CompactionPolicy
 from tailrace.lake.store.identity import read_identity
@@ -25,7 +27,6 @@ from tailrace.lake.store.lake_root import LakeRoot, present, rooted
 from tailrace.lake.store.layout import merged_name
 from tailrace.lake.store.manifest import Commit, FileEntry, Removal, StagedFile
 from tailrace.lake.store.part_writer import FileLimits, PartWriter, equal_tokens_in, kept_metadata, opened_checked
-from tailrace.lake.store.quarantine_merge import merge_quarantine
 from tailrace.lake.store.remembered import remembered
 from tailrace.lake.store.retention import NotReleasedError, Release, check_released, remove_replaced
 from tailrace.lake.store.session import require_session
@@ -91,10 +92,28 @@ def compact(
             files = log.live_files()
         for group in _groups(files, policy.target_bytes):
             result += _merge(log, group)
-        aside_before, aside_after = merge_quarantine(log, policy.target_bytes)
+        aside_before, aside_after = quarantine_merge.merge_quarantine(log, policy.target_bytes)
         result += CompactionResult(aside_before=aside_before, aside_after=aside_after)
         remove_replaced(log, policy.retention, release)
     return result
+
+
+def accept_lost(path: LakeRoot | str) -> int | None:
+    """Let the quarantine of the lake at ``path`` go on without the files that it has lost. Returns how many these are;
+    ``None`` where its ledger was lost too, and all files that are there count from now on.
+
+    Raises UsageError if ``path`` is not a lake in a directory, SinkError if a compaction is running.
+    """
+    root = rooted(path)
+    if read_identity(root) is None:
+        raise UsageError(f"{root} is not a lake of Tailrace")
+    if not isinstance(root, Path):
+        raise UsageError(f"{root} is in an object store: its quarantine cannot go on without what it has lost")
+    log = CommitLog(root)
+    with durable.locked(log.layout.compaction_lock, wait=False) as mine:
+        if not mine:
+            raise SinkError(f"another compaction of {root} is running")
+        return quarantine_merge.accept_lost(log)
 
 
 def compact_after(

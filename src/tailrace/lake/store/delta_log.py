@@ -319,7 +319,10 @@ def check_format(value: Mapping[str, Any], where: object) -> None:
     written = value.get("format")
     if written == FORMAT and not isinstance(written, bool):
         return
-    raise SinkError(f"{where} has format {written!r}, and this version of Tailrace knows format {FORMAT}")
+    raise SinkError(
+        f"{where} has format {written!r}, and this version of Tailrace knows format {FORMAT}",
+        hint="Use the release that has written it",
+    )
 
 
 def _gap_to_json(gap: Gap) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from tailrace.lake.store.manifest import Commit, Gap
 from tailrace.lake.store.partitioning import BY_DAY, Partitioning
 from tailrace.lake.store.quarantine import settle
 from tailrace.lake.store.quarantine_index import open_index
+from tailrace.lake.store.quarantine_ledger import QuarantineLedger
 from tailrace.lake.store.retention import remove_leftovers
 from tailrace.lake.store.session import SESSION, begin_session
 
@@ -108,6 +109,7 @@ def open_lake(
             _check_held(log, head, checkpoint, known, continued)
         if isinstance(log.layout.root, Path):  # of a lake in a store when it is given (``_give``)
             settle(log.layout, log.newest_batch(head))
+            QuarantineLedger.read(log.layout)  # raises where it was lost: nobody is to begin another one
             remove_leftovers(log)
         if continued is not None:
             opening = _opening(known, continued, checkpoint / CHECKPOINT_FILE)

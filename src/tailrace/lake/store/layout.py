@@ -9,7 +9,7 @@
       day=2026-11-21/hour=07/collection-orders/...           the same, of a lake that is divided by hour and collection
       _tailrace/lake.json                          whose stream this is
       _tailrace/head.json                          which commit is the newest (a witness, should the log lose its end)
-      _tailrace/quarantine-ledger.json             which files of the quarantine were merged or erased
+      _tailrace/quarantine-ledger.json             which files the quarantine holds
       _quarantine/6920ACF000000001-<id>.parquet    events that could not be written as rows, if that was asked for
       _staging/                                    files being written; nothing here counts
 

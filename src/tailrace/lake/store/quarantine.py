@@ -196,7 +196,7 @@ def waiting(layout: LakeLayout, name: str) -> LakeRoot:
 def check_waiting(layout: LakeLayout, files: Sequence[StagedFile], number: int) -> None:
     """Each file that the commit after ``number`` is to name waits for it. In a directory the ledger begins with it."""
     if files and isinstance(layout.root, Path):
-        begin_ledger(layout, number)
+        begin_ledger(layout, number, names_in(layout, None))
     for file in files:
         if not waiting(layout, file.name).exists():
             raise SinkError(f"{waiting(layout, file.name)} is gone before it could be committed")
@@ -289,7 +289,13 @@ def directory_fault(
     layout: LakeLayout, newest: Callable[[], Commit | None], commits: Callable[[int], Iterable[Commit]]
 ) -> tuple[str, str] | None:
     """What is wrong with the files of a quarantine in a directory, with a hint: one is missing or not the lake's."""
-    return ledger_fault(layout, lambda: {f"{QUARANTINE}/{name}" for name in _by_name(layout, newest())}, commits)
+    return ledger_fault(layout, lambda: names_in(layout, newest()), commits)
+
+
+def names_in(layout: LakeLayout, newest: Commit | None) -> set[str]:
+    """The names of the files of a quarantine in a directory, those of the newest micro-batch included that still
+    wait."""
+    return {f"{QUARANTINE}/{name}" for name in _by_name(layout, newest)}
 
 
 def _by_name(layout: LakeLayout, newest: Commit | None) -> dict[str, LakeRoot]:

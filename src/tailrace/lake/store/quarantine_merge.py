@@ -23,7 +23,7 @@ from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.lake_root import LakeRoot, size_of
 from tailrace.lake.store.layout import QUARANTINE
 from tailrace.lake.store.quarantine_index import replace_files
-from tailrace.lake.store.quarantine_ledger import note_replaced
+from tailrace.lake.store.quarantine_ledger import go_on_without, note_replaced
 
 
 def merge_quarantine(log: CommitLog, target_bytes: int) -> tuple[int, int]:
@@ -38,6 +38,16 @@ def merge_quarantine(log: CommitLog, target_bytes: int) -> tuple[int, int]:
         _merge(log, group)
         before, after = before + len(group), after + 1
     return before, after
+
+
+def accept_lost(log: CommitLog) -> int | None:
+    """Let the quarantine of a lake in a directory go on without the files that it has lost. Returns how many these
+    are; ``None`` where its ledger cannot tell. The caller holds the lock of compactions."""
+    layout = log.layout
+    with log.locked() as head:
+        newest = log.newest_batch(head)
+        quarantine.settle(layout, newest)
+        return go_on_without(layout, head.number, quarantine.names_in(layout, None), log.commits)
 
 
 def _groups(files: Sequence[LakeRoot], target: int) -> Iterator[list[LakeRoot]]:

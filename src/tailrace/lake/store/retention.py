@@ -15,7 +15,8 @@ from tailrace.base.object_place import ObjectPlace
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.compaction_policy import CompactionPolicy
-from tailrace.lake.store.lake_root import LakeRoot, present, rooted
+from tailrace.lake.store.delta_log import check_format
+from tailrace.lake.store.lake_root import LakeRoot, present, read_sealed, rooted
 from tailrace.lake.store.layout import LakeLayout, is_lake_file, is_merged
 from tailrace.lake.store.mirrored import ICEBERG, is_mirrored
 from tailrace.lake.store.quarantine_index import uncounted
@@ -34,11 +35,15 @@ def expire(path: LakeRoot | str, retention: timedelta, *, release: Release | Non
     ``release`` is called before: the snapshots that have these files elsewhere go first (``LakeMirror.release``).
 
     A stream and readers do not have to stop. Raises UsageError where ``path`` is no lake or ``retention`` is more than
-    30 days, or where the lake has Iceberg snapshots and no ``release``; SinkError where a compaction is running.
+    30 days, or where the lake has Iceberg snapshots and no ``release``; SinkError where a compaction is running, or
+    ``lake.json`` is damaged or another release's.
     """
     root = rooted(path)
-    if not LakeLayout(root).identity.exists():
+    place = LakeLayout(root).identity
+    known = read_sealed(place)
+    if known is None:
         raise UsageError(f"{root} is not a lake of Tailrace")
+    check_format(known, place)
     check_released(root, release)
     log = CommitLog(root)
     require_session(log.layout)

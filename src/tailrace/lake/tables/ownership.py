@@ -131,7 +131,10 @@ def _owner(place: ObjectPlace, content: bytes) -> dict[str, str]:
     try:
         owner = json.loads(content)
         if owner["format"] != _FORMAT:
-            raise SinkError(f"{place} was written by another version of Tailrace (format {owner['format']})")
+            raise SinkError(
+                f"{place} was written by another version of Tailrace (format {owner['format']})",
+                hint="Use the release that has written it",
+            )
         return {name: str(owner[name]) for name in ("state", "session", "deployment")}
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SinkError(

@@ -33,6 +33,7 @@ from tailrace.lake.tables.names import state_key
 from tailrace.lake.tables.state_file import MADE_ANEW, NEAR, Databases, OpenFile, clear_errors, close_file, open_file
 
 _FORMAT: Final = 3
+_OTHER_RELEASE: Final = "Use the release that has written it"
 _HEAD: Final = struct.Struct(">QI")
 _NUMBER: Final = struct.Struct(">I")
 #: How many pending rows are read at a time.
@@ -166,9 +167,18 @@ class TableState:
         state."""
         for _ in self._records(self._databases.meta, b""):
             pass
+        with self._reading():
+            for key in (_NAME, _POSITION):  # before anything else is taken from it: not everybody asks for the position
+                self._check_format((self._read(key) or {}).get("format", _FORMAT))
         if not self._readonly and self._read(_NAME) is None:
             with self.writing() as transaction:
                 transaction.set_name(secrets.token_hex(8))
+
+    def _check_format(self, written: object) -> None:
+        if written != _FORMAT:
+            raise SinkError(
+                f"{self._path} was written by another version of Tailrace (format {written})", hint=_OTHER_RELEASE
+            )
 
     def close(self) -> None:
         """Close the files."""
@@ -184,8 +194,7 @@ class TableState:
             value = self._read(_POSITION)
             if value is None:
                 return None
-            if (written := value["format"]) != _FORMAT:
-                raise SinkError(f"{self._path} was written by another version of Tailrace (format {written})")
+            self._check_format(value["format"])
             times = [ClusterTime(value[name]) for name in ("time", "hold", "stated")]
             return TablesPosition(value["batch"], times[0], value["members"], times[1], times[2], _witness(value))
 
@@ -429,7 +438,7 @@ class StateTransaction:
 
     def set_name(self, name: str) -> None:
         """Name the state."""
-        self._put(_NAME, {"name": name})
+        self._put(_NAME, {"name": name, "format": _FORMAT})
 
     def set_collection(self, collection: TabledCollection) -> None:
         """Add or change a collection."""

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tailrace.base.object_place import ObjectPlace
-from tailrace.errors import UsageError
+from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store.commit_log import CommitLog
 from tailrace.lake.store.identity import partitioning_of, read_identity
 from tailrace.lake.store.lake_root import LakeRoot, rooted
-from tailrace.lake.store.quarantine import files_of
+from tailrace.lake.store.quarantine import directory_fault, files_of
 from tailrace.lake.store.quarantine_index import checked_files
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def quarantine_files(path: LakeRoot | str) -> list[str]:
     The quarantine has no versions: compaction, ``erase`` and ``expire`` replace its files, and remove them at once. A
     reader that does not find one lists them again. Waits for a commit that is being made.
 
-    Raises UsageError if ``path`` is not a lake, SinkError if its log is damaged, or, in a store, if the index of the
-    quarantine is damaged, was lost or set back, or names a file that is missing.
+    Raises UsageError if ``path`` is not a lake. Raises SinkError if its log is damaged, if a file of the quarantine is
+    missing, or if what names these (in a store the index, in a directory the ledger) is damaged, was lost or set back.
     """
     root = rooted(path).absolute()
     if read_identity(root) is None:
@@ -48,7 +48,10 @@ def quarantine_files(path: LakeRoot | str) -> list[str]:
     if isinstance(root, ObjectPlace):
         return [str(file) for file in checked_files(log.layout, lambda: log.newest_batch(log.head()), log.commits)]
     with log.reading() as head:
-        return [str(file) for file in files_of(log.layout, log.newest_batch(head))]
+        newest = log.newest_batch(head)
+        if (fault := directory_fault(log.layout, lambda: newest, log.commits)) is not None:
+            raise SinkError(fault[0], hint=fault[1])
+        return [str(file) for file in files_of(log.layout, newest)]
 
 
 def read(spark: SparkSession, path: LakeRoot | str, *, version: int | None = None) -> DataFrame:
