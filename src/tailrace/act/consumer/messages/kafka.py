@@ -10,14 +10,16 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from tailrace.act.consumer.messages.publisher import ID_HEADER, MessageRefused, PublisherAway
+from tailrace.act.consumer.messages.publisher import ID_HEADER, MessageRefused, MessagesLost, PublisherAway
 from tailrace.act.consumer.messages.publisher import Message as ToPublish
-from tailrace.errors import SinkError, UsageError
+from tailrace.errors import SinkError, SourceError, UsageError
 
 #: How long the producer itself tries to deliver a message before it gives it back.
 _DELIVERY_TIMEOUT_MS: Final = 15_000
 _POLL_S: Final = 0.5
 _CLOSE_S: Final = 10.0
+#: How long brokers have to show that they answer, after they have left a message lying.
+_ANSWER_S: Final = 5.0
 _ABOUT_THE_MESSAGE: Final = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -27,6 +29,13 @@ _ABOUT_THE_MESSAGE: Final = frozenset(
         KafkaError._INVALID_ARG,
     }
 )
+
+_SIZE_HINT: Final = (
+    "The client's limit is 1 MB: set message.max.bytes in config, and max.message.bytes of the topic, for larger ones"
+)
+
+#: A partition: its topic and number.
+Place = tuple[str, int]
 
 #: librdkafka's own remarks: several for each outage, which our one line reports too.
 _client_log = logging.getLogger("tailrace.kafka")
@@ -44,6 +53,10 @@ class KafkaPublisher:
 
     The message id is in the header ``tailrace-id``. CloudEvents' headers have the prefix ``ce_``, as the Kafka binding
     requires. The topics must exist, unless the brokers create them.
+
+    Offsets only rise. If a message gets one that is not above those that its partition has acknowledged before, the
+    topic has been made anew, or its brokers have lost what they acknowledged: MessagesLost is raised, and this
+    publisher publishes nothing more.
     """
 
     #: A message that is given back may be overtaken by the next one.
@@ -64,10 +77,16 @@ class KafkaPublisher:
         self._name = f"Kafka at {servers}"
         self._lock = threading.Lock()
         self._producer: Producer | None = None
+        #: The highest offset that each partition has acknowledged.
+        self._acknowledged: dict[Place, int] = {}
+        self._lost: str | None = None
+        #: The producer that brokers which answer have left with a message before.
+        self._suspect: Producer | None = None
         self._open()
 
     def _open(self) -> Producer:
         with self._lock:
+            self._refuse_if_lost()
             if self._producer is None:
                 try:
                     self._producer = Producer(self._config, logger=_client_log)
@@ -78,11 +97,14 @@ class KafkaPublisher:
     def publish(self, messages: Sequence[ToPublish]) -> int:
         """See ``Publisher``."""
         producer = self._open()
+        with self._lock:
+            before = dict(self._acknowledged)
         reports: dict[int, KafkaError | None] = {}
+        stored: dict[Place, list[int]] = {}
         sent = 0
         for index, message in enumerate(messages):
             try:
-                self._produce(producer, message, reports, index)
+                self._produce(producer, message, reports, index, stored)
             except KafkaException as error:
                 reports[index] = error.args[0]
             sent += 1
@@ -90,18 +112,48 @@ class KafkaPublisher:
                 break
         while len(reports) < sent:
             producer.poll(_POLL_S)
+        self._check(before, stored)
         failed = next((index for index in range(sent) if reports[index] is not None), None)
         if failed is None:
             return sent
-        judged = self._judged(reports[failed], messages[failed])
+        judged = self._judged(producer, reports[failed], messages[failed])
         if failed:
             return failed
         raise judged
 
+    def _check(self, before: Mapping[Place, int], stored: Mapping[Place, Sequence[int]]) -> None:
+        """Whether all that a call has stored lies after all that was acknowledged when it began."""
+        with self._lock:
+            for place, offsets in stored.items():
+                highest = before.get(place, -1)
+                if min(offsets) <= highest and self._lost is None:
+                    self._lost = (
+                        f"{self._name} has lost messages: partition {place[1]} of the topic {place[0]!r} stored one at "
+                        f"offset {min(offsets)}, after it had acknowledged one at {highest}"
+                    )
+                self._acknowledged[place] = max(self._acknowledged.get(place, -1), *offsets)
+            self._refuse_if_lost()
+
+    def _refuse_if_lost(self) -> None:
+        if self._lost is not None:
+            raise MessagesLost(
+                self._lost,
+                hint="The topic was made anew, or its brokers lost what they had acknowledged. The next run goes on "
+                "from the committed position: publish what is missing again, with tailrace leases seek or a snapshot",
+            )
+
+    @staticmethod
     def _produce(
-        self, producer: Producer, message: ToPublish, reports: dict[int, KafkaError | None], index: int
+        producer: Producer,
+        message: ToPublish,
+        reports: dict[int, KafkaError | None],
+        index: int,
+        stored: dict[Place, list[int]],
     ) -> None:
-        def delivered(error: KafkaError | None, _message: Any) -> None:
+        def delivered(error: KafkaError | None, record: Message) -> None:
+            # A batch that was sent twice is acknowledged without offsets.
+            if error is None and (offset := record.offset()) is not None and offset >= 0:
+                stored.setdefault((message.topic, record.partition() or 0), []).append(offset)
             reports[index] = error
 
         while True:
@@ -118,14 +170,32 @@ class KafkaPublisher:
             else:
                 return
 
-    def _judged(self, error: KafkaError | None, message: ToPublish) -> SinkError:
+    def _judged(self, producer: Producer, error: KafkaError | None, message: ToPublish) -> SinkError:
         assert error is not None
-        if error.fatal():
+        if error.fatal() or (error.code() == KafkaError._MSG_TIMED_OUT and self._is_forgotten(producer, message.topic)):
             with self._lock:
-                self._producer = None  # it has lost its place among the sequence numbers: a new one starts afresh
+                if self._producer is producer:
+                    # Its place among the sequence numbers is lost: a new one starts afresh.
+                    self._producer = None
         if error.code() in _ABOUT_THE_MESSAGE:
-            return MessageRefused(f"{self._name} refused a message for the topic {message.topic!r}: {error.str()}")
+            hint = _SIZE_HINT if error.code() == KafkaError.MSG_SIZE_TOO_LARGE else None
+            return MessageRefused(
+                f"{self._name} refused a message for the topic {message.topic!r}: {error.str()}", hint=hint
+            )
         return PublisherAway(f"{self._name} did not take a message for the topic {message.topic!r}: {error.str()}")
+
+    def _is_forgotten(self, producer: Producer, topic: str) -> bool:
+        """Whether the brokers may know nothing of the producer any more, as after they lost their memory: then they
+        take nothing from it, however often it tries. It is believed only if they answered before the last attempt too.
+        A new producer in place of one that waits for a broker that hangs could be overtaken: only the same producer's
+        new epoch shuts out what the old one has sent."""
+        try:
+            producer.list_topics(topic, timeout=_ANSWER_S)
+        except KafkaException:
+            self._suspect = None
+            return False
+        suspected, self._suspect = self._suspect, producer
+        return suspected is producer
 
     def close(self) -> None:
         """See ``Publisher``."""
@@ -147,9 +217,10 @@ class SeenRecords:
         consumer.subscribe(["orders"], on_assign=seen.assigned)
 
     So a record from before the committed offset is delivered again, and is not new. Commit after new records only: an
-    offset must not go back. What is done with a record and the commit of its offset are two steps: an effect that must
-    be carried out once, even if the consumer ends between the two, belongs in one transaction with a mark
-    (``SeenChanges``, ``SeenMessages``) or with the offset (Kafka's own transactions).
+    offset must not go back. If a topic is deleted and made anew, delete the group's offsets of it too: with an offset
+    that is after the end, ``poll`` raises SourceError. What is done with a record and the commit of its offset are two
+    steps: an effect that must be carried out once, even if the consumer ends between the two, belongs in one
+    transaction with a mark (``SeenChanges``, ``SeenMessages``) or with the offset (Kafka's own transactions).
     """
 
     def __init__(self, size: int = 100_000) -> None:
@@ -161,7 +232,8 @@ class SeenRecords:
         self._begin: dict[tuple[str, int], int] = {}
 
     def assigned(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
-        """For ``on_assign``: let the consumer read ``size`` records before its committed offsets too."""
+        """For ``on_assign``: let the consumer read ``size`` records before its committed offsets too. Raises
+        SourceError, in the consumer's ``poll``, where a committed offset is after the end of its partition."""
         begins = []
         for committed in consumer.committed(partitions):
             place = (committed.topic, committed.partition)
@@ -169,7 +241,16 @@ class SeenRecords:
             self._begin.pop(place, None)
             if committed.offset >= 0:
                 self._begin[place] = committed.offset
-                oldest, _ = consumer.get_watermark_offsets(TopicPartition(*place))
+                oldest, end = consumer.get_watermark_offsets(TopicPartition(*place))
+                if committed.offset > end:
+                    # Its records would count as seen until there are as many as before.
+                    self._begin.pop(place)
+                    raise SourceError(
+                        f"the committed offset {committed.offset} of partition {place[1]} of the topic {place[0]!r} is "
+                        f"after its end, {end}: the topic was made anew, or its brokers lost records",
+                        hint="Reset the group's offsets, with kafka-consumer-groups --reset-offsets --to-earliest for "
+                        "all that is there",
+                    )
                 committed.offset = max(oldest, committed.offset - self._size)
             begins.append(committed)
         consumer.assign(begins)
