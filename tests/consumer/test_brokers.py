@@ -279,7 +279,7 @@ def test_an_offset_after_the_end_of_a_partition_is_not_taken_for_records_that_we
     publish_all(publisher, numbered(0, 20, keys=1))
     publisher.close()
     settings = {"bootstrap.servers": kafka, "group.id": "g", "enable.auto.commit": False}
-    settings |= {"auto.offset.reset": "earliest", "session.timeout.ms": 1000, "heartbeat.interval.ms": 200}
+    settings |= {"auto.offset.reset": "earliest", "session.timeout.ms": 6000}
     for offset, new in ((20, True), (21, False), (22, None)):
         seen = SeenRecords()
         consumer = Consumer(settings)
