@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -33,9 +34,6 @@ _ABOUT_THE_MESSAGE: Final = frozenset(
 _SIZE_HINT: Final = (
     "The client's limit is 1 MB: set message.max.bytes in config, and max.message.bytes of the topic, for larger ones"
 )
-
-#: A partition: its topic and number.
-Place = tuple[str, int]
 
 #: librdkafka's own remarks: several for each outage, which our one line reports too.
 _client_log = logging.getLogger("tailrace.kafka")
@@ -77,11 +75,11 @@ class KafkaPublisher:
         self._name = f"Kafka at {servers}"
         self._lock = threading.Lock()
         self._producer: Producer | None = None
-        #: The highest offset that each partition has acknowledged.
-        self._acknowledged: dict[Place, int] = {}
+        #: The highest offset that each partition, a topic and a number, has acknowledged.
+        self._acknowledged: dict[tuple[str, int], int] = {}
         self._lost: str | None = None
-        #: The producer that brokers which answer have left with a message before.
-        self._suspect: Producer | None = None
+        #: The producer from which brokers took no message though they answered, and when they did.
+        self._suspect: tuple[Producer, float] | None = None
         self._open()
 
     def _open(self) -> Producer:
@@ -99,8 +97,9 @@ class KafkaPublisher:
         producer = self._open()
         with self._lock:
             before = dict(self._acknowledged)
+        began = time.monotonic()
         reports: dict[int, KafkaError | None] = {}
-        stored: dict[Place, list[int]] = {}
+        stored: dict[tuple[str, int], list[int]] = {}
         sent = 0
         for index, message in enumerate(messages):
             try:
@@ -115,13 +114,17 @@ class KafkaPublisher:
         self._check(before, stored)
         failed = next((index for index in range(sent) if reports[index] is not None), None)
         if failed is None:
+            self._suspect = None
             return sent
-        judged = self._judged(producer, reports[failed], messages[failed])
+        told = reports[failed]
+        assert told is not None
+        self._replace_if_useless(producer, told, messages[failed].topic, began)
+        judged = self._judged(told, messages[failed])
         if failed:
             return failed
         raise judged
 
-    def _check(self, before: Mapping[Place, int], stored: Mapping[Place, Sequence[int]]) -> None:
+    def _check(self, before: Mapping[tuple[str, int], int], stored: Mapping[tuple[str, int], Sequence[int]]) -> None:
         """Whether all that a call has stored lies after all that was acknowledged when it began."""
         with self._lock:
             for place, offsets in stored.items():
@@ -148,7 +151,7 @@ class KafkaPublisher:
         message: ToPublish,
         reports: dict[int, KafkaError | None],
         index: int,
-        stored: dict[Place, list[int]],
+        stored: dict[tuple[str, int], list[int]],
     ) -> None:
         def delivered(error: KafkaError | None, record: Message) -> None:
             # A batch that was sent twice is acknowledged without offsets.
@@ -170,13 +173,7 @@ class KafkaPublisher:
             else:
                 return
 
-    def _judged(self, producer: Producer, error: KafkaError | None, message: ToPublish) -> SinkError:
-        assert error is not None
-        if error.fatal() or (error.code() == KafkaError._MSG_TIMED_OUT and self._is_forgotten(producer, message.topic)):
-            with self._lock:
-                if self._producer is producer:
-                    # Its place among the sequence numbers is lost: a new one starts afresh.
-                    self._producer = None
+    def _judged(self, error: KafkaError, message: ToPublish) -> SinkError:
         if error.code() in _ABOUT_THE_MESSAGE:
             hint = _SIZE_HINT if error.code() == KafkaError.MSG_SIZE_TOO_LARGE else None
             return MessageRefused(
@@ -184,18 +181,29 @@ class KafkaPublisher:
             )
         return PublisherAway(f"{self._name} did not take a message for the topic {message.topic!r}: {error.str()}")
 
-    def _is_forgotten(self, producer: Producer, topic: str) -> bool:
+    def _replace_if_useless(self, producer: Producer, error: KafkaError, topic: str, began: float) -> None:
+        timed_out = error.code() == KafkaError._MSG_TIMED_OUT
+        if error.fatal() or (timed_out and self._is_forgotten(producer, topic, began)):
+            with self._lock:
+                if self._producer is producer:
+                    # It has lost its place among the sequence numbers: a new one starts afresh.
+                    self._producer = None
+
+    def _is_forgotten(self, producer: Producer, topic: str, began: float) -> bool:
         """Whether the brokers may know nothing of the producer any more, as after they lost their memory: then they
-        take nothing from it, however often it tries. It is believed only if they answered before the last attempt too.
-        A new producer in place of one that waits for a broker that hangs could be overtaken: only the same producer's
-        new epoch shuts out what the old one has sent."""
+        take nothing from it, however often it tries. It is believed only if they answered before this attempt began
+        too. A new producer in place of one that waits for a broker that hangs could be overtaken by what that one has
+        sent: only the same producer's next epoch shuts that out."""
         try:
             producer.list_topics(topic, timeout=_ANSWER_S)
         except KafkaException:
             self._suspect = None
             return False
-        suspected, self._suspect = self._suspect, producer
-        return suspected is producer
+        with self._lock:
+            if self._suspect is None or self._suspect[0] is not producer:
+                self._suspect = (producer, time.monotonic())
+                return False
+            return self._suspect[1] <= began
 
     def close(self) -> None:
         """See ``Publisher``."""
