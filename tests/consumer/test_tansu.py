@@ -221,6 +221,29 @@ def test_a_topic_that_is_made_anew_under_a_publisher_ends_it(tansu: TansuServer)
     assert bodies == set(range(20, 40))
 
 
+@pytest.mark.parametrize("harm", ["hangs", "forgets"])
+def test_a_producer_that_a_broker_no_longer_accepts_is_replaced(own_tansu: TansuServer, harm: str) -> None:
+    """After messages have timed out, the producer gives itself the next epoch, which Tansu does not accept; one that
+    comes back empty knows no producers. Either way every attempt failed for as long as the server is waited for, and
+    only the next run could publish. The mock cluster accepts all of this."""
+    publisher = KafkaPublisher(own_tansu.servers, {"message.timeout.ms": 1000, "socket.timeout.ms": 500})
+    publish_all(publisher, numbered(0, 20))
+    if harm == "hangs":
+        with hanging(own_tansu, 3):
+            publish_all(publisher, numbered(20, 20), retry_seconds=120)
+        bodies = [int(value) for found in shown(own_tansu.servers, "orders").values() for _, value, _ in found]
+        assert sorted(set(bodies)) == list(range(40))
+        for key in range(3):
+            of_key = [body for body in dict.fromkeys(bodies) if body % 3 == key]
+            assert of_key == sorted(of_key)
+    else:
+        own_tansu.stop()
+        own_tansu.start()
+        with pytest.raises(MessagesLost):
+            publish_all(publisher, numbered(20, 20), retry_seconds=120)
+    publisher.close()
+
+
 def listener_of(shop: Any, publisher: KafkaPublisher, letters: DeadLetters, **options: Any) -> Listener:
     return Listener(
         shop["orders"],
@@ -238,7 +261,7 @@ def numbers_in(server: TansuServer) -> list[int]:
 
 
 @pytest.mark.mongod
-@pytest.mark.slow  # waits; a topic that is made anew shows the same in a second
+@pytest.mark.slow  # waits; the publisher alone shows the same above
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_broker_that_comes_back_empty_ends_the_listener_and_the_next_one_goes_on(
     shop: Any, own_tansu: TansuServer, partitions: int
@@ -281,7 +304,7 @@ def test_a_broker_that_comes_back_empty_ends_the_listener_and_the_next_one_goes_
 
 
 @pytest.mark.mongod
-@pytest.mark.slow  # waits; test_outages has brokers that go away
+@pytest.mark.slow  # as above
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("seconds", [1, 5, 12])
 def test_a_broker_that_hangs_has_everything_in_order_when_it_goes_on(

@@ -31,6 +31,20 @@ _ABOUT_THE_MESSAGE: Final = frozenset(
     }
 )
 
+#: What brokers and client say of a message whose producer the brokers no longer accept: those that know nothing of it
+#: let its messages time out.
+_ABOUT_THE_PRODUCER: Final = frozenset(
+    {
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    }
+)
+
 _SIZE_HINT: Final = (
     "The client's limit is 1 MB: set message.max.bytes in config, and max.message.bytes of the topic, for larger ones"
 )
@@ -110,7 +124,7 @@ class KafkaPublisher:
             if reports.get(index) is not None:
                 break
         while len(reports) < sent:
-            producer.poll(_POLL_S)
+            self._poll(producer)
         self._check(before, stored)
         failed = next((index for index in range(sent) if reports[index] is not None), None)
         if failed is None:
@@ -145,8 +159,23 @@ class KafkaPublisher:
                 "from the committed position: publish what is missing again, with tailrace leases seek or a snapshot",
             )
 
-    @staticmethod
+    def _poll(self, producer: Producer) -> None:
+        """Wait for reports. The client raises its fatal error here, once; the reports of the messages follow."""
+        try:
+            producer.poll(_POLL_S)
+        except KafkaException as error:
+            if not error.args[0].fatal():
+                raise
+            self._replace(producer)
+
+    def _replace(self, producer: Producer) -> None:
+        """Let the next call begin with a new producer: this one has lost its place among the sequence numbers."""
+        with self._lock:
+            if self._producer is producer:
+                self._producer = None
+
     def _produce(
+        self,
         producer: Producer,
         message: ToPublish,
         reports: dict[int, KafkaError | None],
@@ -169,7 +198,7 @@ class KafkaPublisher:
                     on_delivery=delivered,
                 )
             except BufferError:  # its queue is full: some have to leave it first
-                producer.poll(_POLL_S)
+                self._poll(producer)
             else:
                 return
 
@@ -182,16 +211,14 @@ class KafkaPublisher:
         return PublisherAway(f"{self._name} did not take a message for the topic {message.topic!r}: {error.str()}")
 
     def _replace_if_useless(self, producer: Producer, error: KafkaError, topic: str, began: float) -> None:
-        timed_out = error.code() == KafkaError._MSG_TIMED_OUT
-        if error.fatal() or (timed_out and self._is_forgotten(producer, topic, began)):
-            with self._lock:
-                if self._producer is producer:
-                    # It has lost its place among the sequence numbers: a new one starts afresh.
-                    self._producer = None
+        doubtful = error.code() in _ABOUT_THE_PRODUCER
+        if error.fatal() or (doubtful and self._is_forgotten(producer, topic, began)):
+            self._replace(producer)
 
     def _is_forgotten(self, producer: Producer, topic: str, began: float) -> bool:
-        """Whether the brokers may know nothing of the producer any more, as after they lost their memory: then they
-        take nothing from it, however often it tries. It is believed only if they answered before this attempt began
+        """Whether the brokers no longer accept the producer: they may have lost their memory, or (Tansu) not accept the
+        next epoch, which it gives itself after messages timed out. Then they take nothing from it, however often it
+        tries. It is believed only if they answered before this attempt began
         too. A new producer in place of one that waits for a broker that hangs could be overtaken by what that one has
         sent: only the same producer's next epoch shuts that out."""
         try:
