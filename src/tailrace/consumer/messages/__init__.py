@@ -7,7 +7,14 @@ imported from their modules ``redis_streams``, ``nats_jetstream`` and ``kafka``.
 
 from tailrace.act.consumer.messages.debezium import DebeziumMessages, JsonConverter
 from tailrace.act.consumer.messages.making import ChangeMessages, Outbox, ordering_key
-from tailrace.act.consumer.messages.publisher import MemoryPublisher, Message, MessageRefused, Publisher, PublisherAway
+from tailrace.act.consumer.messages.publisher import (
+    MemoryPublisher,
+    Message,
+    MessageRefused,
+    MessagesLost,
+    Publisher,
+    PublisherAway,
+)
 from tailrace.act.consumer.messages.relay import MessageRelay, publish_all
 
 __all__ = [
@@ -18,6 +25,7 @@ __all__ = [
     "Message",
     "MessageRefused",
     "MessageRelay",
+    "MessagesLost",
     "Outbox",
     "Publisher",
     "PublisherAway",

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from tailrace.act.consumer.messages.publisher import ID_HEADER, MessageRefused, PublisherAway
+from tailrace.act.consumer.messages.publisher import ID_HEADER, MessageRefused, MessagesLost, PublisherAway
 from tailrace.act.consumer.messages.publisher import Message as ToPublish
-from tailrace.errors import SinkError, UsageError
+from tailrace.errors import SinkError, SourceError, UsageError
 
 #: How long the producer itself tries to deliver a message before it gives it back.
 _DELIVERY_TIMEOUT_MS: Final = 15_000
 _POLL_S: Final = 0.5
 _CLOSE_S: Final = 10.0
+#: How long brokers have to show that they answer, after they have left a message lying.
+_ANSWER_S: Final = 5.0
 _ABOUT_THE_MESSAGE: Final = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -26,6 +29,24 @@ _ABOUT_THE_MESSAGE: Final = frozenset(
         KafkaError.INVALID_RECORD,
         KafkaError._INVALID_ARG,
     }
+)
+
+#: What brokers and client say of a message whose producer the brokers no longer accept: those that know nothing of it
+#: let its messages time out.
+_ABOUT_THE_PRODUCER: Final = frozenset(
+    {
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    }
+)
+
+_SIZE_HINT: Final = (
+    "The client's limit is 1 MB: set message.max.bytes in config, and max.message.bytes of the topic, for larger ones"
 )
 
 #: librdkafka's own remarks: several for each outage, which our one line reports too.
@@ -44,6 +65,10 @@ class KafkaPublisher:
 
     The message id is in the header ``tailrace-id``. CloudEvents' headers have the prefix ``ce_``, as the Kafka binding
     requires. The topics must exist, unless the brokers create them.
+
+    Offsets only rise. If a message gets one that is not above those that its partition has acknowledged before, the
+    topic has been made anew, or its brokers have lost what they acknowledged: MessagesLost is raised, and this
+    publisher publishes nothing more.
     """
 
     #: A message that is given back may be overtaken by the next one.
@@ -64,10 +89,16 @@ class KafkaPublisher:
         self._name = f"Kafka at {servers}"
         self._lock = threading.Lock()
         self._producer: Producer | None = None
+        #: The highest offset that each partition, a topic and a number, has acknowledged.
+        self._acknowledged: dict[tuple[str, int], int] = {}
+        self._lost: str | None = None
+        #: The producer from which brokers took no message though they answered, and when they did.
+        self._suspect: tuple[Producer, float] | None = None
         self._open()
 
     def _open(self) -> Producer:
         with self._lock:
+            self._refuse_if_lost()
             if self._producer is None:
                 try:
                     self._producer = Producer(self._config, logger=_client_log)
@@ -78,30 +109,83 @@ class KafkaPublisher:
     def publish(self, messages: Sequence[ToPublish]) -> int:
         """See ``Publisher``."""
         producer = self._open()
+        with self._lock:
+            before = dict(self._acknowledged)
+        began = time.monotonic()
         reports: dict[int, KafkaError | None] = {}
+        stored: dict[tuple[str, int], list[int]] = {}
         sent = 0
         for index, message in enumerate(messages):
             try:
-                self._produce(producer, message, reports, index)
+                self._produce(producer, message, reports, index, stored)
             except KafkaException as error:
                 reports[index] = error.args[0]
             sent += 1
             if reports.get(index) is not None:
                 break
         while len(reports) < sent:
-            producer.poll(_POLL_S)
+            self._poll(producer)
+        self._check(before, stored)
         failed = next((index for index in range(sent) if reports[index] is not None), None)
         if failed is None:
+            self._suspect = None
             return sent
-        judged = self._judged(reports[failed], messages[failed])
+        told = reports[failed]
+        assert told is not None
+        self._replace_if_useless(producer, told, messages[failed].topic, began)
+        judged = self._judged(told, messages[failed])
         if failed:
             return failed
         raise judged
 
+    def _check(self, before: Mapping[tuple[str, int], int], stored: Mapping[tuple[str, int], Sequence[int]]) -> None:
+        """Whether all that a call has stored lies after all that was acknowledged when it began."""
+        with self._lock:
+            for place, offsets in stored.items():
+                highest = before.get(place, -1)
+                if min(offsets) <= highest and self._lost is None:
+                    self._lost = (
+                        f"{self._name} has lost messages: partition {place[1]} of the topic {place[0]!r} stored one at "
+                        f"offset {min(offsets)}, after it had acknowledged one at {highest}"
+                    )
+                self._acknowledged[place] = max(self._acknowledged.get(place, -1), *offsets)
+            self._refuse_if_lost()
+
+    def _refuse_if_lost(self) -> None:
+        if self._lost is not None:
+            raise MessagesLost(
+                self._lost,
+                hint="The topic was made anew, or its brokers lost what they had acknowledged. The next run goes on "
+                "from the committed position: publish what is missing again, with tailrace leases seek or a snapshot",
+            )
+
+    def _poll(self, producer: Producer) -> None:
+        """Wait for reports. The client raises its fatal error here, once; the reports of the messages follow."""
+        try:
+            producer.poll(_POLL_S)
+        except KafkaException as error:
+            if not error.args[0].fatal():
+                raise
+            self._replace(producer)
+
+    def _replace(self, producer: Producer) -> None:
+        """Let the next call begin with a new producer: this one has lost its place among the sequence numbers."""
+        with self._lock:
+            if self._producer is producer:
+                self._producer = None
+
     def _produce(
-        self, producer: Producer, message: ToPublish, reports: dict[int, KafkaError | None], index: int
+        self,
+        producer: Producer,
+        message: ToPublish,
+        reports: dict[int, KafkaError | None],
+        index: int,
+        stored: dict[tuple[str, int], list[int]],
     ) -> None:
-        def delivered(error: KafkaError | None, _message: Any) -> None:
+        def delivered(error: KafkaError | None, record: Message) -> None:
+            # A batch that was sent twice is acknowledged without offsets.
+            if error is None and (offset := record.offset()) is not None and offset >= 0:
+                stored.setdefault((message.topic, record.partition() or 0), []).append(offset)
             reports[index] = error
 
         while True:
@@ -114,18 +198,39 @@ class KafkaPublisher:
                     on_delivery=delivered,
                 )
             except BufferError:  # its queue is full: some have to leave it first
-                producer.poll(_POLL_S)
+                self._poll(producer)
             else:
                 return
 
-    def _judged(self, error: KafkaError | None, message: ToPublish) -> SinkError:
-        assert error is not None
-        if error.fatal():
-            with self._lock:
-                self._producer = None  # it has lost its place among the sequence numbers: a new one starts afresh
+    def _judged(self, error: KafkaError, message: ToPublish) -> SinkError:
         if error.code() in _ABOUT_THE_MESSAGE:
-            return MessageRefused(f"{self._name} refused a message for the topic {message.topic!r}: {error.str()}")
+            hint = _SIZE_HINT if error.code() == KafkaError.MSG_SIZE_TOO_LARGE else None
+            return MessageRefused(
+                f"{self._name} refused a message for the topic {message.topic!r}: {error.str()}", hint=hint
+            )
         return PublisherAway(f"{self._name} did not take a message for the topic {message.topic!r}: {error.str()}")
+
+    def _replace_if_useless(self, producer: Producer, error: KafkaError, topic: str, began: float) -> None:
+        doubtful = error.code() in _ABOUT_THE_PRODUCER
+        if error.fatal() or (doubtful and self._is_forgotten(producer, topic, began)):
+            self._replace(producer)
+
+    def _is_forgotten(self, producer: Producer, topic: str, began: float) -> bool:
+        """Whether the brokers no longer accept the producer: they may have lost their memory, or (Tansu) not accept the
+        next epoch, which it gives itself after messages timed out. Then they take nothing from it, however often it
+        tries. It is believed only if they answered before this attempt began
+        too. A new producer in place of one that waits for a broker that hangs could be overtaken by what that one has
+        sent: only the same producer's next epoch shuts that out."""
+        try:
+            producer.list_topics(topic, timeout=_ANSWER_S)
+        except KafkaException:
+            self._suspect = None
+            return False
+        with self._lock:
+            if self._suspect is None or self._suspect[0] is not producer:
+                self._suspect = (producer, time.monotonic())
+                return False
+            return self._suspect[1] <= began
 
     def close(self) -> None:
         """See ``Publisher``."""
@@ -147,9 +252,10 @@ class SeenRecords:
         consumer.subscribe(["orders"], on_assign=seen.assigned)
 
     So a record from before the committed offset is delivered again, and is not new. Commit after new records only: an
-    offset must not go back. What is done with a record and the commit of its offset are two steps: an effect that must
-    be carried out once, even if the consumer ends between the two, belongs in one transaction with a mark
-    (``SeenChanges``, ``SeenMessages``) or with the offset (Kafka's own transactions).
+    offset must not go back. If a topic is deleted and made anew, delete the group's offsets of it too: with an offset
+    that is after the end, ``poll`` raises SourceError. What is done with a record and the commit of its offset are two
+    steps: an effect that must be carried out once, even if the consumer ends between the two, belongs in one
+    transaction with a mark (``SeenChanges``, ``SeenMessages``) or with the offset (Kafka's own transactions).
     """
 
     def __init__(self, size: int = 100_000) -> None:
@@ -161,7 +267,8 @@ class SeenRecords:
         self._begin: dict[tuple[str, int], int] = {}
 
     def assigned(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
-        """For ``on_assign``: let the consumer read ``size`` records before its committed offsets too."""
+        """For ``on_assign``: let the consumer read ``size`` records before its committed offsets too. Raises
+        SourceError, in the consumer's ``poll``, where a committed offset is after the end of its partition."""
         begins = []
         for committed in consumer.committed(partitions):
             place = (committed.topic, committed.partition)
@@ -169,7 +276,16 @@ class SeenRecords:
             self._begin.pop(place, None)
             if committed.offset >= 0:
                 self._begin[place] = committed.offset
-                oldest, _ = consumer.get_watermark_offsets(TopicPartition(*place))
+                oldest, end = consumer.get_watermark_offsets(TopicPartition(*place))
+                if committed.offset > end:
+                    # Its records would count as seen until there are as many as before.
+                    self._begin.pop(place)
+                    raise SourceError(
+                        f"the committed offset {committed.offset} of partition {place[1]} of the topic {place[0]!r} is "
+                        f"after its end, {end}: the topic was made anew, or its brokers lost records",
+                        hint="Reset the group's offsets, with kafka-consumer-groups --reset-offsets --to-earliest for "
+                        "all that is there",
+                    )
                 committed.offset = max(oldest, committed.offset - self._size)
             begins.append(committed)
         consumer.assign(begins)

@@ -57,6 +57,11 @@ class MessageRefused(SinkError):  # noqa: N818
     """This message will never be taken as it is: it is too large, its topic has no valid name, or it cannot be made."""
 
 
+class MessagesLost(SinkError):  # noqa: N818
+    """The server no longer has what it has acknowledged. No later attempt mends that, and it is no fault of the message
+    that showed it, so it ends the listener."""
+
+
 def storable(
     messages: Sequence[Message], server: str, unfit: Callable[[Message], str | None] = lambda message: None
 ) -> Sequence[Message]:
@@ -89,8 +94,8 @@ class Publisher(Protocol):
         """Send messages, in order, and wait until the server has stored them. Returns how many, counted from the first,
         are stored: one or more. The rest may be stored or not, and must be published again.
 
-        Raises PublisherAway or MessageRefused for the first message if not even that one is stored. The text names the
-        server without any secret.
+        Raises PublisherAway or MessageRefused for the first message if not even that one is stored, and MessagesLost if
+        the server shows that it has lost what it acknowledged. The text names the server without any secret.
         """
 
     def close(self) -> None:
