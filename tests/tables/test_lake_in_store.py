@@ -585,7 +585,7 @@ def test_the_command(
     assert main(["lake", "compact", uri, "--state", str(state), "--keep", "0s"]) == 0
     assert "3 files became 1" in capsys.readouterr().out
     assert main(["lake", "status", str(tmp_path), "--state", str(state)]) != 0
-    assert main(["lake", "status", "gs://bucket/lake"]) != 0
+    assert main(["lake", "status", "gcs://bucket/lake"]) != 0
     assert numbers_in(root) == list(range(30))  # type: ignore[arg-type]
 
 
