@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from tailrace.base.cache import cached_directory
+from tests.tables.object_server import SECRET
 
 #: Who may read and write (as Google's role ``storage.objectUser``), who may only read (``storage.objectViewer``), and
 #: one whose key the store does not know.
@@ -37,14 +38,15 @@ def private_key(name: str) -> str:
 
 
 def key_file(name: str) -> str:
-    """The content of the file that such an account's user has. Its programs sign their own tokens with it."""
+    """The content of the file that such an account's user has. Its programs sign their own tokens with it. Before the
+    key in it is a word that tests look for in what Tailrace writes and says."""
     address = f"{name}@tests.iam.gserviceaccount.com"
     return json.dumps(
         {
             "type": "service_account",
             "client_email": address,
             "private_key_id": name,
-            "private_key": private_key(name),
+            "private_key": f"{SECRET}\n{private_key(name)}",
         }
     )
 
