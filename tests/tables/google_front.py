@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
+import subprocess
+import sys
 import threading
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from email.utils import format_datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, NamedTuple, Self
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from tests.tables.google_keys import READER, owner_of
 
+_ROOT: Final = Path(__file__).parents[2]
 #: An answer to a list has so many objects at most.
 PAGE: Final = 1000
 _NAMESPACE: Final = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
@@ -263,23 +269,27 @@ def _http_date(text: str) -> str:
     return format_datetime(datetime.fromisoformat(text), usegmt=True)
 
 
-class GoogleFront:
-    """The XML interface of the server at ``target`` (``host:port``)."""
+@contextmanager
+def google_front(target: str) -> Iterator[str]:
+    """The XML interface of the server at ``target``, by its address; both are ``host:port``. It is a process of its
+    own, since ``deltalake`` holds the interpreter's lock while a query waits for the store."""
+    command = [sys.executable, "-m", __name__, target]
+    with subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
 
-    def __init__(self, target: str) -> None:
-        self._server = _Server(target)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
-    @property
-    def address(self) -> str:
-        """``host:port``."""
-        return f"127.0.0.1:{self._server.server_address[1]}"
+def main() -> None:
+    """Run until the process that has begun it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever has begun it may be interrupted and go on
+    server = _Server(sys.argv[1])
+    print(f"127.0.0.1:{server.server_address[1]}", flush=True)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    sys.stdin.read()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ from typing import ClassVar, Final
 
 from tests.gateway.packaged import pip
 from tests.patience import PATIENCE_S
-from tests.tables.google_front import PAGE, GoogleFront, ask
+from tests.tables.google_front import PAGE, ask, google_front
 from tests.tables.google_keys import STRANGER, WRITER, key_file
 from tests.tables.object_server import ObjectServer, assert_runs, on_free_ports
 
@@ -61,8 +61,8 @@ def google_server(folder: Path) -> Iterator[GoogleServer]:
     if running:
         target = running.removeprefix("http://").rstrip("/")
         _make_bucket(target)
-        with GoogleFront(target) as front:
-            yield GoogleServer(front.address, 0, folder)
+        with google_front(target) as front:
+            yield GoogleServer(front, 0, folder)
         return
     with on_free_ports(1, lambda ports: _running(folder, *ports)) as server:
         yield server
@@ -86,8 +86,8 @@ def _running(folder: Path, port: int) -> Iterator[GoogleServer]:
                 break
             assert time.monotonic() < last, (folder / "log").read_text(errors="replace")[-2000:]
             time.sleep(0.05)
-        with GoogleFront(address) as front:
-            yield GoogleServer(front.address, process.pid, folder)
+        with google_front(address) as front:
+            yield GoogleServer(front, process.pid, folder)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
