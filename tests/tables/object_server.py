@@ -24,6 +24,8 @@ from tailrace.base.object_place import ObjectPlace, object_place
 from tests.patience import PATIENCE_S
 
 KEY, SECRET = "tester", "a-secret-of-the-tests"
+#: What a place adds to the options that it is given.
+REPEATED: Final = ("retry_timeout", "max_retries")
 _S = TypeVar("_S")
 _PARTS: Final = ("s3", "master", "volume", "filer")
 #: The messages of Go and of Node.

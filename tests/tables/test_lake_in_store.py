@@ -38,7 +38,7 @@ from tailrace.lake.store.manifest import Commit
 from tailrace.lake.store.retention import expire
 from tailrace.lake.store.status import lake_status
 from tailrace.lake.store.verification import verify
-from tests.tables.object_server import SECRET, ObjectServer, held_in, put_back
+from tests.tables.object_server import REPEATED, SECRET, ObjectServer, held_in, put_back
 from tests.tables.unkind_proxy import Fault, UnkindProxy
 from tests.unit import test_lake_erasure
 from tests.unit.lake_events import COLUMNS, STREAM, as_spark_plans, begin, make, planned_for, stage
@@ -223,7 +223,7 @@ class _Commit:
 
     def place(self) -> ObjectPlace:
         uri, state, options, _, _ = self.arguments
-        options = {name: value for name, value in options.items() if name != "retry_timeout"}
+        options = {name: value for name, value in options.items() if name not in REPEATED}
         return object_place(uri, beside=Path(state), options=options)
 
     def __call__(self) -> None:

@@ -30,7 +30,7 @@ from tailrace.lake.store.erasure import drop_days, erase
 from tailrace.lake.store.identity import open_lake
 from tailrace.lake.store.status import lake_status
 from tailrace.lake.store.verification import verify
-from tests.tables.object_server import ObjectServer, held_in, put_back
+from tests.tables.object_server import REPEATED, ObjectServer, held_in, put_back
 from tests.tables.test_lake_in_store import die_at, keys_from, numbers_in
 from tests.tables.unkind_proxy import Fault, UnkindProxy
 from tests.unit.lake_events import STREAM, begin
@@ -103,7 +103,7 @@ class _Work:
 
     def __call__(self) -> None:
         uri, state, options = self.place
-        options = {name: value for name, value in options.items() if name != "retry_timeout"}
+        options = {name: value for name, value in options.items() if name not in REPEATED}
         root = object_place(uri, beside=Path(state), options=options)
         if self.what == "commit":
             commit_batch(root, self.claim, 2, planned(7, 9), stage(root, [7, 9], [8]))

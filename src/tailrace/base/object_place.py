@@ -36,6 +36,8 @@ URIS: Final = "s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 #: A request is repeated for this long before the store counts as out of reach.
 _RETRY: Final = timedelta(minutes=3)
+#: Only the time counts: by themselves the libraries give up after ten repetitions, which are over in seconds.
+_REPEATED_MAX: Final = 100_000
 _READ_AHEAD: Final = 1 << 20
 #: A store may answer "conflict" where another request of ours was not finished.
 _CONFLICTS_MAX: Final = 5
@@ -92,7 +94,8 @@ class ObjectScheme:
         """The store's own object. Raises ImportError where there is no ``obstore``, and what that raises."""
         from obstore import store  # noqa: PLC0415  an extra
 
-        return getattr(store, self.opener)(bucket, config=dict(options), retry_config={"retry_timeout": retry})
+        repeated = {"retry_timeout": retry, "max_retries": _REPEATED_MAX}
+        return getattr(store, self.opener)(bucket, config=dict(options), retry_config=repeated)
 
 
 S3: Final = ObjectScheme(
@@ -534,7 +537,7 @@ def object_place(
         store = scheme.open(found["bucket"], given, retry)
     except (BaseError, ValueError) as error:
         raise UsageError(f"the object store cannot be opened: {reason(error)}", hint=scheme.keys) from None
-    options = {**given, "retry_timeout": f"{int(retry.total_seconds())}s"}
+    options = {**given, "retry_timeout": f"{int(retry.total_seconds())}s", "max_retries": str(_REPEATED_MAX)}
     name = scheme.root.format(**found)
     bucket = ObjectBucket(name, store, options, beside, suffixes=scheme.suffixes, tag=scheme.tag)
     return ObjectPlace(bucket, "/".join(parts))
