@@ -143,6 +143,11 @@ def _running(folder: Path, ports: Sequence[int]) -> Iterator[ObjectServer]:
                 left.unlink(missing_ok=True)
 
 
+def as_given(root: ObjectPlace) -> dict[str, str]:
+    """The options of a place as a user has them, for readers that take no others."""
+    return {name: value for name, value in root.bucket.options.items() if name not in REPEATED}
+
+
 def held_in(root: ObjectPlace) -> dict[str, bytes]:
     """Everything below a prefix."""
     return {one.name: (root / one.name).read_bytes() for one in root.objects()}
