@@ -70,9 +70,10 @@ def main() -> int:
     parser.add_argument("--workload", choices=tuple(BARS), default="plain")
     parser.add_argument(
         "--place",
-        choices=("disk", "s3", "azure"),
+        choices=("disk", "s3", "azure", "google"),
         nargs="+",
-        help="compare lakes in these places instead; stores are SeaweedFS and Azurite (needs npm) on this machine",
+        help="compare lakes in these places instead; stores are SeaweedFS, Azurite (needs npm) and fake-gcs-server on "
+        "this machine",
     )
     parser.add_argument("--max-bytes", default=WHOLE, help="maxBytesPerTrigger; with --place, of the counted run")
     parser.add_argument("--lake", help=argparse.SUPPRESS)

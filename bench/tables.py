@@ -266,9 +266,10 @@ def main() -> None:
     parser.add_argument("--reads", type=int, default=8, help="with --merge-on-read: of so many versions")
     parser.add_argument(
         "--place",
-        choices=("disk", "s3", "azure"),
+        choices=("disk", "s3", "azure", "google"),
         nargs="+",
-        help="compare tables in these places instead, in one run; stores are SeaweedFS and Azurite (needs npm) here",
+        help="compare tables in these places instead, in one run; stores are SeaweedFS, Azurite (needs npm) and "
+        "fake-gcs-server here",
     )
     parser.add_argument("--batch", type=int, nargs="+", default=[10_000], help="with --place: changes of a micro-batch")
     parser.add_argument("--batches", type=int, default=20, help="with --place: so many of them")

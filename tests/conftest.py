@@ -32,6 +32,7 @@ from tests.lending import Lender, has_long_oplog
 from tests.quiet import without_noops
 from tests.server_in_use import is_of_other_versions
 from tests.tables.azure_server import azure_server
+from tests.tables.google_server import google_server
 from tests.tables.object_server import ObjectServer, object_server, weed
 
 # A shell that runs the tests in the background ignores the interrupt signal for them, and their children inherit that:
@@ -65,14 +66,19 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(
     scope="session",
-    params=["s3", pytest.param("azure", marks=pytest.mark.slow)],  # guarded by s3, tests/unit/test_object_place.py
+    params=[  # guarded by s3, tests/unit/test_object_place.py, tests/tables/test_google.py
+        "s3",
+        pytest.param("azure", marks=pytest.mark.slow),
+        pytest.param("google", marks=pytest.mark.slow),
+    ],
 )
 def object_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
     """A real object store of each kind. Use prefixes of your own, and leave it running."""
-    if request.param == "azure":
+    servers = {"azure": azure_server, "google": google_server}
+    if request.param in servers:
         try:
-            with azure_server(Path(tmp_path_factory.mktemp("azure"))) as azure:
-                yield azure
+            with servers[request.param](Path(tmp_path_factory.mktemp(request.param))) as server:
+                yield server
         except Unavailable as reason:
             pytest.skip(str(reason))
         return

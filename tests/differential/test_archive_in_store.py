@@ -136,7 +136,7 @@ def test_every_command(  # noqa: PLR0917
     assert ("stored pre-images" in capfd.readouterr().out) == HAS_IMAGES
     for wrong in (
         ["archive", uri, where, "--once"],
-        ["archive", uri, "gs://bucket/archive", "--once"],
+        ["archive", uri, "gcs://bucket/archive", "--once"],
         ["archive", uri, str(tmp_path / "x"), "--state", str(tmp_path / "y")],
         ["archive", uri, str(tmp_path / "x"), "--take-over"],
         ["archive", "status", f"s3://tester:{SECRET}@tests/a"],
@@ -146,7 +146,7 @@ def test_every_command(  # noqa: PLR0917
         assert main(wrong) != 0
     text = capfd.readouterr()
     assert "needs --state" in text.err
-    assert "URI that begins with 'gs:'" in text.err
+    assert "URI that begins with 'gcs:'" in text.err
     assert "belong to an archive in an object store" in text.err
     assert "there is no archive at" in text.err
     assert SECRET not in text.err + text.out

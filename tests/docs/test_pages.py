@@ -32,6 +32,7 @@ LANGUAGES = {"console", "sh", "python", "sql", "yaml", "js", "dockerfile", "ini"
 #: ``(page, words of the snippet)``: why it is not run.
 NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/how-to/tables.md", "az://my-container"): "run by tests/tables/test_azure.py on a store of its own",
+    ("docs/how-to/tables.md", "gs://my-bucket"): "run by tests/tables/test_google.py on a store of its own",
     ("docs/how-to/tables.md", "s3://my-bucket"): "run by tests/tables/test_object_store.py on a store of its own",
     ("docs/how-to/tables.md", '"s3.endpoint"'): "its readers are those of tests/tables/test_iceberg_in_store.py",
     ("docs/how-to/lake.md", '"s3.endpoint"'): "its readers are those of tests/tables/test_lake_iceberg_in_store.py",

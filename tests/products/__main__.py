@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     report = Report()
     with ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-products-"))
-        stack.enter_context(store_for(options.products, Path(root), azure=True))
+        stack.enter_context(store_for(options.products, Path(root), of_all_kinds=True))
         stack.enter_context(broker_for(options.products, Path(root)))
         deployments = stack.enter_context(closing(Deployments(options.version, options.kind)))
         for seed in options.seeds:

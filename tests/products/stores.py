@@ -24,12 +24,15 @@ from tailrace.errors import SinkError
 from tests.gateway.programs import Unavailable
 from tests.products.product import Job
 from tests.tables.azure_server import AzureServer, azure_server
+from tests.tables.google_server import GoogleServer, google_server
 from tests.tables.object_server import ObjectServer, object_server, weed
 from tests.tables.unkind_proxy import Fault, UnkindProxy
 
 #: The addresses of the ways to the stores that run, by their kinds, as JSON.
 _ADDRESSES: Final = "TAILRACE_TESTS_OBJECT_STORES"
-_KINDS: Final = {"s3": ObjectServer, "azure": AzureServer}
+_KINDS: Final = {"s3": ObjectServer, "azure": AzureServer, "google": GoogleServer}
+#: Those that are fetched when they are first needed.
+_FETCHED: Final = {"azure": azure_server, "google": google_server}
 _IN_STORE: Final = "-in-store"
 #: What happens to requests that write, as often as each other; and how often those that read break off.
 _TROUBLES: Final[tuple[Fault, ...]] = ("lost", "lost", "cut", "slow down")
@@ -42,18 +45,18 @@ _UNDER_WAY: Final = b"under way"
 
 
 @contextmanager
-def store_for(names: Sequence[str], folder: Path, *, azure: bool = False) -> Iterator[None]:
-    """An object store, if one of the products needs one, for this process and its children. ``azure``: one of Azure's
-    kind too, where that can be had.
+def store_for(names: Sequence[str], folder: Path, *, of_all_kinds: bool = False) -> Iterator[None]:
+    """An object store, if one of the products needs one, for this process and its children. ``of_all_kinds``: one
+    of Azure's kind and one of Google's too, where they can be had.
 
     The keys of all of them are in the environment from the beginning: a source that a Spark session knows keeps the
     environment in which it became known, so one that a lake on the disk had begun could not write to a store later."""
     with ExitStack() as stack:
         if any(one.endswith(_IN_STORE) for one in names):
             running = {"s3": stack.enter_context(object_server(folder / "objects")).address}
-            if azure:
+            for kind, server in _FETCHED.items() if of_all_kinds else ():
                 with suppress(Unavailable):
-                    running["azure"] = stack.enter_context(azure_server(folder / "azure")).address
+                    running[kind] = stack.enter_context(server(folder / kind)).address
             ways = {kind: stack.enter_context(UnkindProxy(one, _trouble)).address for kind, one in running.items()}
             keys = {_ADDRESSES: json.dumps(ways), **_keys_of(ways)}
             os.environ.update(keys)

@@ -26,7 +26,7 @@ from tests.spark.lake_driving import PATIENCE_S, driver, options_for
 from tests.spark.sparkless_lake import fill
 from tests.spark.streams import newest, server_events
 from tests.spark.test_lake_crash import at_work
-from tests.tables.object_server import ObjectServer
+from tests.tables.object_server import ObjectServer, as_given
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod, pytest.mark.slow]
 
@@ -67,7 +67,7 @@ def test_after_kills_the_lake_is_the_servers_stream(
     with begun("--available-now") as process:
         assert process.wait(PATIENCE_S) == 0, log.read_text()[-3000:]
 
-    found = polars.scan_delta(root.as_uri(), storage_options=dict(root.bucket.options)).sort("token").collect()
+    found = polars.scan_delta(root.as_uri(), storage_options=as_given(root)).sort("token").collect()
     expected = server_events(replica_set.uri, (database, None), start, until)
     assert len(found) == len(expected) > 200
     assert found["event"].to_list() == expected, f"seed {seed}"

@@ -24,6 +24,8 @@ from tailrace.base.object_place import ObjectPlace, object_place
 from tests.patience import PATIENCE_S
 
 KEY, SECRET = "tester", "a-secret-of-the-tests"
+#: What a place adds to the options that it is given.
+REPEATED: Final = ("retry_timeout", "max_retries")
 _S = TypeVar("_S")
 _PARTS: Final = ("s3", "master", "volume", "filer")
 #: The messages of Go and of Node.
@@ -139,6 +141,11 @@ def _running(folder: Path, ports: Sequence[int]) -> Iterator[ObjectServer]:
         for port in ports:
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # their place cannot be configured
                 left.unlink(missing_ok=True)
+
+
+def as_given(root: ObjectPlace) -> dict[str, str]:
+    """The options of a place as a user has them, for readers that take no others."""
+    return {name: value for name, value in root.bucket.options.items() if name not in REPEATED}
 
 
 def held_in(root: ObjectPlace) -> dict[str, bytes]:

@@ -34,7 +34,7 @@ from tailrace.lake.store.status import lake_status
 from tailrace.lake.store.verification import verify
 from tests.small_disk import small_disk
 from tests.tables.iceberg import sql_catalog, sql_settings
-from tests.tables.object_server import ObjectServer
+from tests.tables.object_server import REPEATED, ObjectServer
 from tests.tables.shown_lake import LAKE_COLUMNS, ShownLake, batch_of, shown
 from tests.tables.test_iceberg_in_store import at_step, die
 from tests.tables.test_lake_in_store import die_at, keys_from
@@ -136,7 +136,7 @@ class _Change:
 
     def __call__(self) -> None:
         uri, state, options = self.place
-        options = {name: value for name, value in options.items() if name != "retry_timeout"}
+        options = {name: value for name, value in options.items() if name not in REPEATED}
         root = object_place(uri, beside=Path(state), options=options)
         mirror = LakeMirror(root, sql_settings(self.folder))
         try:

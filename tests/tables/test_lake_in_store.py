@@ -38,7 +38,7 @@ from tailrace.lake.store.manifest import Commit
 from tailrace.lake.store.retention import expire
 from tailrace.lake.store.status import lake_status
 from tailrace.lake.store.verification import verify
-from tests.tables.object_server import SECRET, ObjectServer, held_in, put_back
+from tests.tables.object_server import REPEATED, SECRET, ObjectServer, as_given, held_in, put_back
 from tests.tables.unkind_proxy import Fault, UnkindProxy
 from tests.unit import test_lake_erasure
 from tests.unit.lake_events import COLUMNS, STREAM, as_spark_plans, begin, make, planned_for, stage
@@ -123,7 +123,7 @@ def test_every_reader_finds_what_a_lake_in_a_directory_has(
         assert verify(place, full=True, checkpoint=checkpoint).problems == []
     expected = list(range(86_400, 86_470))
     assert numbers_in(root) == expected
-    uri, options = root.as_uri(), dict(root.bucket.options)
+    uri, options = root.as_uri(), as_given(root)
     frame = polars.scan_delta(uri, storage_options=options).sort("token").select("number", "event", "day").collect()
     truth = polars.scan_delta(str(local)).sort("token").select("number", "event", "day").collect()
     assert frame.equals(truth)
@@ -223,7 +223,7 @@ class _Commit:
 
     def place(self) -> ObjectPlace:
         uri, state, options, _, _ = self.arguments
-        options = {name: value for name, value in options.items() if name != "retry_timeout"}
+        options = {name: value for name, value in options.items() if name not in REPEATED}
         return object_place(uri, beside=Path(state), options=options)
 
     def __call__(self) -> None:
@@ -585,7 +585,7 @@ def test_the_command(
     assert main(["lake", "compact", uri, "--state", str(state), "--keep", "0s"]) == 0
     assert "3 files became 1" in capsys.readouterr().out
     assert main(["lake", "status", str(tmp_path), "--state", str(state)]) != 0
-    assert main(["lake", "status", "gs://bucket/lake"]) != 0
+    assert main(["lake", "status", "gcs://bucket/lake"]) != 0
     assert numbers_in(root) == list(range(30))  # type: ignore[arg-type]
 
 

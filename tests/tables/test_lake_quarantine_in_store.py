@@ -30,7 +30,7 @@ from tailrace.lake.store.erasure import drop_days, erase
 from tailrace.lake.store.identity import open_lake
 from tailrace.lake.store.status import lake_status
 from tailrace.lake.store.verification import verify
-from tests.tables.object_server import ObjectServer, held_in, put_back
+from tests.tables.object_server import REPEATED, ObjectServer, as_given, held_in, put_back
 from tests.tables.test_lake_in_store import die_at, keys_from, numbers_in
 from tests.tables.unkind_proxy import Fault, UnkindProxy
 from tests.unit.lake_events import STREAM, begin
@@ -103,7 +103,7 @@ class _Work:
 
     def __call__(self) -> None:
         uri, state, options = self.place
-        options = {name: value for name, value in options.items() if name != "retry_timeout"}
+        options = {name: value for name, value in options.items() if name not in REPEATED}
         root = object_place(uri, beside=Path(state), options=options)
         if self.what == "commit":
             commit_batch(root, self.claim, 2, planned(7, 9), stage(root, [7, 9], [8]))
@@ -286,7 +286,7 @@ def test_only_what_counts_is_listed(root: ObjectPlace, tmp_path: Path, monkeypat
         assert put(root, claim, number, [3 * number + 1], [3 * number + 2, 3 * number + 3]) is not None
     before = quarantine_files(root)
     assert [name.removeprefix(f"{root}/") for name in before] == sorted(objects_in(root))
-    frame = polars.read_parquet(before, storage_options=dict(root.bucket.options))  # as on the page
+    frame = polars.read_parquet(before, storage_options=as_given(root))  # as on the page
     assert [int(one.split()[1]) for one in frame["reason"]] == [2, 3, 5, 6]
     assert die_at("quarantine.merged", 1, _Work(root, "compact", claim, tmp_path / "checkpoint")) == -signal.SIGKILL
     assert die_at("commit.files", 1, _Work(root, "commit", claim, tmp_path / "checkpoint")) == -signal.SIGKILL

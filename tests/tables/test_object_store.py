@@ -196,6 +196,19 @@ def test_a_bad_day(  # noqa: PLR0917
     assert CollectionTable(folder, collection.full_name).version == 1, "a commit was written twice"
 
 
+def test_a_store_that_throttles_for_a_while(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
+    """A request was given up after the libraries' ten repetitions, in seconds and not in three minutes. No test had
+    refused one more often than once, or let it be repeated for more than three seconds."""
+    until = 0
+    with UnkindProxy(object_store.address, lambda number, *_: "too many" if number <= until else None) as proxy:
+        root = object_store.place(prefix, tmp_path / "state", address=proxy.address)
+        for attempt in (lambda: (root / "one").create(b"content"), lambda: CollectionTable(root / "x", "a.b")):
+            until = proxy.requests + 12
+            attempt()
+            assert proxy.requests > until
+    assert (object_store.place(prefix, tmp_path / "state") / "one").read_bytes() == b"content"
+
+
 @pytest.mark.parametrize("places", [6, pytest.param(84, marks=pytest.mark.slow)])
 def test_a_store_that_does_not_answer_is_no_damage(  # noqa: PLR0917
     replica_set: ReplicaSet,

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Literal, Self
+from urllib.parse import unquote
 
 #: ``slow down``: a 503 as S3's, and nothing is passed on; ``too many``: a 429; ``full``: a 507; ``quota``: a 403 of a
 #: user who may store no more. ``cut``: the connection ends, nothing is passed on.
@@ -49,8 +50,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _do(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        path, mark, query = self.path.partition("?")  # Google's clients escape whatever is no letter
         fault = self.server.asked(
-            self.command, self.path, len(body)
+            self.command, unquote(path) + mark + query, len(body)
         )  # the client may be killed now: its request has arrived
         if fault == "cut":
             self._end()

@@ -22,6 +22,7 @@ ELSEWHERE = [
     "hdfs:///lake",
     "abfss://container@account.dfs.core.windows.net/lake",
     "gs://bucket/lake",
+    "gcs://bucket/lake",
     "dbfs:/lake",
     "https://host/lake",
     "file://other-host/lake",
@@ -75,7 +76,9 @@ def test_the_pipeline_file_refuses_it_by_its_key(key: str, scheme: str, tmp_path
     [
         ("path: s3a://bucket/lake", "lake.path is in an object store: it needs a state directory"),
         ("path: lake, state: state", "a state directory belongs to a lake in an object store"),
-        ("path: gs://bucket/lake, state: state", "Google Cloud Storage is untested"),
+        ("path: gcs://bucket/lake, state: state", "a place in Google Cloud Storage begins with gs://"),
+        ("path: gs://bucket/lake", "lake.path is in an object store: it needs a state directory"),
+        ("path: gs://bucket/lake, state: state, iceberg: 'sqlite:///x.db'", "a lake in Google Cloud Storage cannot"),
         ("path: 'hdfs:///lake'", "HDFS cannot replace a file on the condition"),
         ("path: 's3://key:s3cret@bucket/lake', state: state", "must be s3://BUCKET/PREFIX, without keys"),
         ("path: s3://bucket/lake, state: 5", "lake.state must be text"),

@@ -83,7 +83,7 @@ def test_keys_that_are_none_are_not_repeated(wrong: dict[str, str]) -> None:
     assert "hidden" not in f"{caught.value} {caught.value.hint}"
 
 
-@pytest.mark.parametrize("scheme", ["gs", "gcs", "hdfs", "wasbs", "adl"])
+@pytest.mark.parametrize("scheme", ["gcs", "hdfs", "wasbs", "adl"])
 def test_stores_that_nobody_has_tried_are_refused_with_what_to_do(scheme: str) -> None:
     uri = f"{scheme}://box/a?sig=hidden"
     assert not is_object_uri(uri)
@@ -91,8 +91,21 @@ def test_stores_that_nobody_has_tried_are_refused_with_what_to_do(scheme: str) -
         check_tried(uri)
     assert "az://CONTAINER" in str(caught.value.hint)
     assert "hidden" not in f"{caught.value} {caught.value.hint}"
-    for other in ("/data/gs", "gs", "s3://bucket/a", "az://box/a"):
+    for other in ("/data/gs", "gs", "s3://bucket/a", "az://box/a", "gs://bucket/a"):
         check_tried(other)
+
+
+def test_a_place_in_google_cloud_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", '{"client_email": "a@b", "private_key": "hidden"')
+    with pytest.raises(UsageError, match="cannot be opened") as caught:
+        object_place("gs://bucket/a", beside=Path())
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in str(caught.value.hint)
+    assert "hidden" not in f"{caught.value} {caught.value.hint}"
+    monkeypatch.delenv("GOOGLE_SERVICE_ACCOUNT_KEY")
+    one = object_place("gs://my_shop.example.com//a/b/", beside=Path(), options={"google_skip_signature": "true"})
+    assert str(one / "c") == "gs://my_shop.example.com/a/b/c"
+    assert str(one.parent.parent) == "gs://my_shop.example.com"
+    assert place_of(one, "shop.Orders").name == "shop.!4frders"
 
 
 @pytest.mark.parametrize("suffixes", [True, False])
@@ -110,7 +123,7 @@ def test_a_store_that_goes_away_while_a_checkpoint_is_read_is_no_damage(place: O
     """``deltalake`` has no separate class for that error: users were told to remove the table, and versions counted as
     lost. No test had cut the connection at a table with a checkpoint (``test_merged_in_store.py``)."""
     cut = "Kernel error: Arrow error: External: Generic {} error: Error performing GET http://h/b/k in 2ms - HTTP error"
-    for kind in ("S3", "MicrosoftAzure"):
+    for kind in ("S3", "MicrosoftAzure", "GCS"):
         with pytest.raises(StoreAwayError, match="cannot read"), asking(place):
             raise DeltaError(cut.format(kind))
     for root, text in ((place, "Kernel error: Parquet error: EOF"), (tmp_path, cut.format("S3"))):
@@ -192,6 +205,11 @@ def test_no_text_of_it_has_its_keys(place: ObjectPlace) -> None:
         "abfss://box@shop.dfs.core.windows.net/a?sig=hidden",
         "abfss://box@shop.example.com/hidden",
         "abfss://hidden:hidden@shop.dfs.core.windows.net/a",
+        "gs://hidden@bucket/a",
+        "gs://bucket/a?X-Goog-Signature=hidden",
+        "gs://hidden:hidden@bucket/a",
+        "gs://Bucket/a",
+        "gs://",
     ],
 )
 def test_other_addresses_are_refused_and_not_repeated(uri: str) -> None:

@@ -115,7 +115,7 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         ),
         (LEAST + "tables: {path: 'az://box/t', collections: [a.b]}", "tables.state is missing"),
         (LEAST + "tables: {path: 's3://k:v@b/t', state: s, collections: [a.b]}", "must be s3://BUCKET/PREFIX"),
-        (LEAST + "tables: {path: 'gs://b/t', collections: [a.b]}", "begins with 'gs:'"),
+        (LEAST + "tables: {path: 'gcs://b/t', collections: [a.b]}", "begins with 'gcs:'"),
         (LEAST + "tables: {path: t, collections: [shop]}", "tables.collections: 'shop' names no collections"),
         (LEAST + "tables: {path: t, collections: [a.b], onMismatch: ignore}", "must be one of evolve, widen"),
         (

@@ -2,9 +2,12 @@
 they rest on.
 
 ``create`` writes an object that must not be there yet (``If-None-Match: *``), ``swap`` one that must be what was read
-(``If-Match``). An answer may be lost after the store has done what was asked, and the library asks again: then the
-object exists, and what it holds says whose it is. So a writer that is refused reads it back and compares. Two writers
-must never write the same content in this way; ours names its writer.
+(``If-Match``). Google's stores compare an object's generation in both, not its ETag (``x-goog-if-generation-match``).
+Whichever of the two a store compares is called the object's tag here.
+
+An answer may be lost after the store has done what was asked, and the library asks again: then the object exists, and
+what it holds says whose it is. So a writer that is refused reads it back and compares. Two writers must never write the
+same content in this way; ours names its writer.
 
 What the store answers is repeated without the parts that may hold keys or signatures (``reason``).
 """
@@ -20,19 +23,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from tailrace.errors import SinkError, UsageError
 
 if TYPE_CHECKING:
-    from obstore.store import AzureStore, S3Store
+    from obstore.store import AzureStore, GCSStore, S3Store
 
 EXTRA: Final = "pip install 'tailrace[s3]'"
 #: How help and errors write the URI of a place in a store.
-URIS: Final = "s3://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+URIS: Final = "s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 #: A request is repeated for this long before the store counts as out of reach.
 _RETRY: Final = timedelta(minutes=3)
+#: Only the time counts: by themselves the libraries give up after ten repetitions, which are over in seconds.
+_REPEATED_MAX: Final = 100_000
 _READ_AHEAD: Final = 1 << 20
 #: A store may answer "conflict" where another request of ours was not finished.
 _CONFLICTS_MAX: Final = 5
@@ -44,6 +49,7 @@ _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _QUERY: Final = re.compile(r"\?\S+")
 
 T = TypeVar("T")
+Tag = Literal["e_tag", "version"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class ObjectScheme:
     ``renamed``  variables of the environment that the libraries do not read by the same name, and the option that each
                  of them is; the first one that is set counts
     ``suffixes`` whether it can be asked for the last bytes of an object whose size is not known
+    ``tag``      what it compares before it replaces an object, as ``obstore`` names it: an ETag, or a generation
     """
 
     names: tuple[str, ...]
@@ -71,6 +78,7 @@ class ObjectScheme:
     always: Mapping[str, str]
     renamed: tuple[tuple[str, str], ...]
     suffixes: bool = True
+    tag: Tag = "e_tag"
 
     def options(self, found: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
         """For ``obstore`` and ``deltalake`` alike. What the URI says goes before ``given``, and that before the
@@ -86,7 +94,8 @@ class ObjectScheme:
         """The store's own object. Raises ImportError where there is no ``obstore``, and what that raises."""
         from obstore import store  # noqa: PLC0415  an extra
 
-        return getattr(store, self.opener)(bucket, config=dict(options), retry_config={"retry_timeout": retry})
+        repeated = {"retry_timeout": retry, "max_retries": _REPEATED_MAX}
+        return getattr(store, self.opener)(bucket, config=dict(options), retry_config=repeated)
 
 
 S3: Final = ObjectScheme(
@@ -131,14 +140,23 @@ AZURE_WITH_ACCOUNT: Final = replace(
     ),
     root="abfss://{bucket}@{account}.dfs.core.windows.net",
 )
-SCHEMES: Final = (S3, AZURE, AZURE_WITH_ACCOUNT)
+GOOGLE: Final = ObjectScheme(
+    names=("gs",),
+    form="gs://BUCKET/PREFIX",
+    uri=re.compile(r"gs://(?P<bucket>[a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(?:/(?P<prefix>.*))?", re.DOTALL),
+    root="gs://{bucket}",
+    keys="Credentials come from GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT and the like",
+    opener="GCSStore",
+    always={},
+    renamed=(),
+    tag="version",
+)
+SCHEMES: Final = (S3, AZURE, AZURE_WITH_ACCOUNT, GOOGLE)
 #: How the URIs of all of them begin.
 BEGINNINGS: Final = tuple(f"{name}://" for scheme in SCHEMES for name in scheme.names)
 #: What holds objects or files, and is refused.
 _REFUSED: Final = {
-    **dict.fromkeys(
-        ("gs", "gcs"), "Google Cloud Storage is untested, since its emulators ignore the conditions of writes"
-    ),
+    "gcs": "a place in Google Cloud Storage begins with gs://",
     **dict.fromkeys(("hdfs", "webhdfs", "viewfs"), "HDFS cannot replace a file on the condition that it is unchanged"),
     **dict.fromkeys(("wasb", "wasbs", "adl", "azure"), "a place in Azure begins with az:// or abfss://"),
 }
@@ -193,13 +211,18 @@ class ObjectBucket:
     """
 
     name: str
-    store: S3Store | AzureStore = field(repr=False)
+    store: S3Store | AzureStore | GCSStore = field(repr=False)
     options: Mapping[str, str] = field(repr=False)
     beside: Path
     #: By how many seconds the store's clock is ahead of ours, once that was measured.
     clock: list[float] = field(default_factory=list)
     #: As in ``ObjectScheme``.
     suffixes: bool = True
+    tag: Tag = "e_tag"
+
+    def tag_of(self, answer: Mapping[str, Any]) -> str:
+        """The object's tag in what the store has answered; empty if it gave none."""
+        return str(answer.get(self.tag) or "")
 
 
 class ObjectPlace:
@@ -249,21 +272,21 @@ class ObjectPlace:
         return self.read()[0]
 
     def read(self) -> tuple[bytes, str]:
-        """What the object holds, and its ETag. Raises FileNotFoundError."""
+        """What the object holds, and its tag. Raises FileNotFoundError."""
         import obstore  # noqa: PLC0415  an extra
 
         def got() -> tuple[bytes, str]:
             answer = obstore.get(self.bucket.store, self.key)
-            return bytes(answer.bytes()), answer.meta["e_tag"] or ""
+            return bytes(answer.bytes()), self.bucket.tag_of(answer.meta)
 
         return self._asked("read", got)
 
     def head(self) -> tuple[int, str]:
-        """The object's size in bytes, and its ETag. Raises FileNotFoundError."""
+        """The object's size in bytes, and its tag. Raises FileNotFoundError."""
         import obstore  # noqa: PLC0415
 
         found = self._asked("read", lambda: obstore.head(self.bucket.store, self.key))
-        return found["size"], found["e_tag"] or ""
+        return found["size"], self.bucket.tag_of(found)
 
     def exists(self) -> bool:
         """Whether there is such an object."""
@@ -341,12 +364,12 @@ class ObjectPlace:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def create(self, content: bytes) -> str:
-        """Write an object that must not be there yet. Returns its ETag. Raises FileExistsError if another one is."""
+        """Write an object that must not be there yet. Returns its tag. Raises FileExistsError if another one is."""
         return self._put(content, "create", lambda: FileExistsError(f"{self} exists"))
 
-    def swap(self, content: bytes, etag: str) -> str:
-        """Write the object if it is the one with ``etag``. Returns its new ETag. Raises FileExistsError if not."""
-        return self._put(content, {"e_tag": etag}, lambda: FileExistsError(f"{self} was changed"))
+    def swap(self, content: bytes, tag: str) -> str:
+        """Write the object if it is the one with ``tag``. Returns its new tag. Raises FileExistsError if not."""
+        return self._put(content, {self.bucket.tag: tag}, lambda: FileExistsError(f"{self} was changed"))
 
     def _put(self, content: bytes, mode: Any, refused: Callable[[], FileExistsError]) -> str:
         import obstore  # noqa: PLC0415
@@ -356,18 +379,19 @@ class ObjectPlace:
             trouble: Exception | None = None
             try:
                 done = obstore.put(self.bucket.store, self.key, content, mode=mode)
-                return done["e_tag"] or self.head()[1]
+                return self.bucket.tag_of(done) or self.head()[1]
             except (AlreadyExistsError, PreconditionError):
                 pass
             except Exception as error:  # noqa: BLE001  whatever it was: the store may have done it
                 trouble = error
             try:
-                found, etag = self.read()
+                found, tag = self.read()
             except FileNotFoundError:
-                found, etag = None, ""
+                found, tag = None, ""
             if found == content:
-                return etag
-            if trouble is not None and (found is None or etag == (mode["e_tag"] if isinstance(mode, dict) else "")):
+                return tag
+            before = mode[self.bucket.tag] if isinstance(mode, dict) else ""
+            if trouble is not None and (found is None or tag == before):
                 raise self.trouble("write", trouble) from trouble
             if found is not None or isinstance(mode, dict):
                 break
@@ -489,13 +513,13 @@ def is_object_uri(text: str) -> bool:
 def object_place(
     uri: str, *, beside: Path, options: Mapping[str, str] | None = None, retry: timedelta = _RETRY
 ) -> ObjectPlace:
-    """The place of ``s3://bucket/prefix``, ``az://container/prefix`` or
-    ``abfss://container@account.dfs.core.windows.net/prefix``.
+    """The place of ``s3://bucket/prefix``, ``az://container/prefix``,
+    ``abfss://container@account.dfs.core.windows.net/prefix`` or ``gs://bucket/prefix``.
 
     Args:
         beside: the local directory that belongs to it: the state of tables, or of an archive's writer
-        options: as ``obstore`` and ``deltalake`` name them (``aws_endpoint``); by default the environment's ``AWS_*``
-            or ``AZURE_*``
+        options: as ``obstore`` and ``deltalake`` name them (``aws_endpoint``); by default the environment's ``AWS_*``,
+            ``AZURE_*`` or ``GOOGLE_*``
 
     Raises UsageError, which does not repeat the URI, for one that names no bucket.
     """
@@ -513,10 +537,25 @@ def object_place(
         store = scheme.open(found["bucket"], given, retry)
     except (BaseError, ValueError) as error:
         raise UsageError(f"the object store cannot be opened: {reason(error)}", hint=scheme.keys) from None
-    options = {**given, "retry_timeout": f"{int(retry.total_seconds())}s"}
-    return ObjectPlace(
-        ObjectBucket(scheme.root.format(**found), store, options, beside, suffixes=scheme.suffixes), "/".join(parts)
-    )
+    options = {**given, "retry_timeout": f"{int(retry.total_seconds())}s", "max_retries": str(_REPEATED_MAX)}
+    name = scheme.root.format(**found)
+    bucket = ObjectBucket(name, store, options, beside, suffixes=scheme.suffixes, tag=scheme.tag)
+    return ObjectPlace(bucket, "/".join(parts))
+
+
+class _Condition(NamedTuple):
+    """How a kind of tag is called, a tag that no object has, and the headers that compare it."""
+
+    tag: str
+    never: str
+    once: str
+    same: str
+
+
+_CONDITIONS: Final[Mapping[Tag, _Condition]] = {
+    "e_tag": _Condition("ETag", '"00000000000000000000000000000000"', "If-None-Match", "If-Match"),
+    "version": _Condition("generation", "1", "x-goog-if-generation-match: 0", "x-goog-if-generation-match"),
+}
 
 
 def check_store(root: ObjectPlace) -> None:
@@ -524,14 +563,15 @@ def check_store(root: ObjectPlace) -> None:
     clock is compared with ours. Raises a SinkError that says what is missing."""
     place = root / "_tailrace" / f"probe-{uuid.uuid4().hex}"
     first, other = (f"{number} {place.key}".encode() for number in (1, 2))
+    said = _CONDITIONS[root.bucket.tag]
     try:
-        etag = place.create(first)
+        tag = place.create(first)
         if not _refuses(lambda: place.create(other)) or place.read_bytes() != first:
-            raise _lacks(root, "overwrites an object that may be written only once (If-None-Match)")
-        if not _refuses(lambda: place.swap(other, '"00000000000000000000000000000000"')) or place.read_bytes() != first:
-            raise _lacks(root, "does not compare before it replaces an object (If-Match)")
-        if place.swap(other, etag) == etag or place.read_bytes() != other:
-            raise _lacks(root, "does not give a changed object a new ETag")
+            raise _lacks(root, f"overwrites an object that may be written only once ({said.once})")
+        if not _refuses(lambda: place.swap(other, said.never)) or place.read_bytes() != first:
+            raise _lacks(root, f"does not compare before it replaces an object ({said.same})")
+        if place.swap(other, tag) == tag or place.read_bytes() != other:
+            raise _lacks(root, f"does not give a changed object a new {said.tag}")
         listed = [one for one in (root / "_tailrace").objects() if one.name == place.name]
         if not listed:
             raise _lacks(root, "does not list an object that it has just taken")

@@ -32,8 +32,8 @@ compressed Parquet files, and so are the stored pre-images. For a cluster, these
 config server. Run it again to continue where it stopped. "tailrace replay DIR" reads change streams from it. With
 --archive DIR, or connect(uri, archive=DIR), a stream of the deployment may start before its oplog begins.
 
-DIR may be s3://BUCKET/PREFIX or az://CONTAINER/PREFIX (extra: s3): then --state names a local folder for the files on
-their way.
+DIR may be s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX (extra: s3): then --state
+names a local folder for the files on their way.
 
   tailrace archive URI DIR         archive until Ctrl-C or SIGTERM
   tailrace archive status DIR      how far an archive reaches
@@ -61,7 +61,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "directory",
         nargs="?",
         metavar="DIR",
-        help="the archive: a directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX; a new one is begun",
+        help="the archive: a directory, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX; "
+        "a new one is begun",
     )
     parser.add_argument(
         "--state",

@@ -72,7 +72,8 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="a lake, in a directory, or at s3://BUCKET/PREFIX or az://CONTAINER/PREFIX; may be repeated",
+        help="a lake, in a directory, or at s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX; "
+        "may be repeated",
     )
     group.add_argument(
         "--tables", action="append", default=[], type=Path, metavar="DIR", help="tables; may be repeated"
@@ -82,7 +83,8 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="an archive, in a directory, or at s3://BUCKET/PREFIX or az://CONTAINER/PREFIX; may be repeated",
+        help="an archive, in a directory, or at s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX; "
+        "may be repeated",
     )
     group.add_argument(
         "--sync", action="append", default=[], metavar="TARGET", help="the target of syncs from URI; may be repeated"

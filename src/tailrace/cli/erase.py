@@ -59,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--documents", metavar="FILE", help='one line for each document, such as {"ns": "shop.customers", "_id": 5}'
     )
     where = parser.add_argument_group("from which stores; each may be repeated")
-    uris = "s3://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+    uris = "s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX"
     where.add_argument("--lake", action="append", default=[], metavar="DIR", help=f"a lake: its directory, {uris}")
     where.add_argument(
         "--images", type=Path, action="append", default=[], metavar="DIR", help="the directory of images"

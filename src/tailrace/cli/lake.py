@@ -72,7 +72,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "lake",
         metavar="DIR",
-        help="the lake's directory, or s3://BUCKET/PREFIX or az://CONTAINER/PREFIX; with change: a pipeline file",
+        help="the lake's directory, or s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX; "
+        "with change: a pipeline file",
     )
     parser.add_argument(
         "--state",
@@ -143,7 +144,7 @@ def _add_erasing_and_changing(parser: argparse.ArgumentParser) -> None:
         "--archive",
         metavar="DIR",
         help="with change: read from this archive what the oplog no longer has, whatever the file says; a directory, "
-        "s3://BUCKET/PREFIX or az://CONTAINER/PREFIX",
+        "s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX",
     )
     parser.add_argument(
         "--from-now",

@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "dump",
         metavar="DUMP",
         help="an oplog.bson, a dump directory, or an archive of mongodump or Tailrace, the latter also at "
-        "s3://BUCKET/PREFIX or az://CONTAINER/PREFIX; - reads standard input",
+        "s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX; - reads standard input",
     )
     add_stream_arguments(parser)
     parser.add_argument(

@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Tables that equal their collections: a Delta table for each collection, kept up to date by `tailrace run` (section
 tables of its file) or by `write`. DIR is the directory of the tables, or with --state FOLDER, a local folder for what
-cannot be in an object store, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX. Keys and endpoint come from the environment
-(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL; AZURE_STORAGE_ACCOUNT_NAME,
-AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN).
+cannot be in an object store, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX. Keys and
+endpoint come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL;
+AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN; GOOGLE_APPLICATION_CREDENTIALS or
+GOOGLE_SERVICE_ACCOUNT).
 
   write URI DIR PATTERN...     copy the collections, then follow them; --once: up to now
   verify URI DIR [NAMESPACE]   compare the tables with their collections, and name what differs (--sample N: a part)
@@ -111,7 +112,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--sample", type=int, metavar="N", help="with verify: compare N documents of each collection")
     parser.add_argument(
-        "--archive", metavar="DIR", help="with as-of: read entries from this archive, a directory, s3:// or az://"
+        "--archive",
+        metavar="DIR",
+        help="with as-of: read entries from this archive, a directory, s3://, az:// or gs://",
     )
     parser.add_argument(
         "--uri",

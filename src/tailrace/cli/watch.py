@@ -84,8 +84,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--archive",
         metavar="DIR",
-        help="the deployment's archive ('tailrace archive'), a directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX, "
-        "for a start before the oplog begins",
+        help="the deployment's archive ('tailrace archive'), a directory, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or "
+        "gs://BUCKET/PREFIX, for a start before the oplog begins",
     )
     parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
     parser.add_argument(

@@ -63,9 +63,11 @@ def check_place(root: TablePlace, what: str = "tables") -> None:
     """Raises UsageError where Iceberg's readers cannot find the files of tables, or of ``what``."""
     if not isinstance(root, Path):
         if not str(root).startswith("s3://"):
+            where = "Google Cloud Storage" if str(root).startswith("gs://") else "Azure"
+            why = "It is not tried" if where != "Azure" else "Iceberg's readers disagree on URIs"
             raise UsageError(
-                f"{what} in Azure cannot have Iceberg snapshots: {root}",
-                hint="Iceberg's readers disagree on URIs there. Use s3:// or a disk, or leave out iceberg",
+                f"{what} in {where} cannot have Iceberg snapshots: {root}",
+                hint=f"{why} there. Use s3:// or a disk, or leave out iceberg",
             )
         return
     path = str(root.absolute())

@@ -94,7 +94,7 @@ class SealedObject(NamedTuple):
     there is none."""
 
     content: bytes | None = None
-    etag: str = ""
+    tag: str = ""
 
 
 def read_sealed(place: LakeRoot) -> dict[str, object] | None:
@@ -131,8 +131,8 @@ def write_sealed(
         if there.content == content or (there.content is not None and stays(_unsealed(there.content, place))):
             return there
         with suppress(FileExistsError):
-            etag = place.create(content) if there.content is None else place.swap(content, there.etag)
-            return SealedObject(content, etag)
+            tag = place.create(content) if there.content is None else place.swap(content, there.tag)
+            return SealedObject(content, tag)
     raise SinkError(f"{place} keeps changing: another program writes this lake", hint="A lake has one writer")
 
 
@@ -161,7 +161,7 @@ def exchange_sealed(
         if there.content is None:
             place.create(durable.sealed(value))
         else:
-            place.swap(durable.sealed(value), there.etag)
+            place.swap(durable.sealed(value), there.tag)
     except FileExistsError:
         raise SinkError(
             f"another program has changed {place} meanwhile", hint="A lake has one stream. Start again if this is it"

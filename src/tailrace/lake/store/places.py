@@ -20,7 +20,7 @@ from tailrace.lake.store.place import TablePlace
 #: The local folder for files that are on their way to an object store.
 UPLOADS: Final = "uploads"
 #: How ``deltalake`` tells what a store has said while it reads a checkpoint: that has no class of its own (1.6.6).
-_STORES_ERROR: Final = re.compile(r"Generic (?:S3|MicrosoftAzure) error: ")
+_STORES_ERROR: Final = re.compile(r"Generic (?:S3|MicrosoftAzure|GCS) error: ")
 
 
 def delta_table(root: TablePlace, version: int | None = None) -> DeltaTable:

@@ -31,21 +31,21 @@ _TRIES = 8
 
 @dataclass(frozen=True, slots=True)
 class QuarantineIndex:
-    """The index as it was read with ``etag``: ``files`` count, of all commits up to number ``commit``; ``going`` were
+    """The index as it was read with ``tag``: ``files`` count, of all commits up to number ``commit``; ``going`` were
     replaced, and may still have to be removed."""
 
     session: str
     commit: int
     files: tuple[str, ...]
     going: tuple[str, ...] = ()
-    etag: str = ""
+    tag: str = ""
 
     @classmethod
     def read(cls, layout: LakeLayout) -> QuarantineIndex | None:
         """The index of a lake in a store, every name in it checked; ``None`` where there is none."""
         place = _place(layout)
         try:
-            content, etag = place.read()
+            content, tag = place.read()
         except FileNotFoundError:
             return None
         value = durable.unsealed(durable.parse_json(content, place), place)
@@ -59,7 +59,7 @@ class QuarantineIndex:
         ):
             raise SinkError(f"{place} is damaged: it does not name the files of a quarantine", hint=_RESTORE)
         counting, replaced = (tuple(checked_quarantine_name(one, place) for one in some) for some in (files, going))
-        return cls(session, commit, counting, replaced, etag)
+        return cls(session, commit, counting, replaced, tag)
 
     def with_commit(self, commit: Commit | None) -> QuarantineIndex:
         """With the files that ``commit`` names, if the index does not know it yet."""
@@ -73,7 +73,7 @@ class QuarantineIndex:
         if known is None:
             _place(layout).create(durable.sealed(value))
         else:
-            _place(layout).swap(durable.sealed(value), known.etag)
+            _place(layout).swap(durable.sealed(value), known.tag)
 
 
 _NONE: Final = QuarantineIndex("", 0, ())

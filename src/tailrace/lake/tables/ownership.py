@@ -43,7 +43,7 @@ class TablesOwnership:
         self._place = root / STATE / _OWNER if isinstance(root, ObjectPlace) else None
         self._state = state
         self._session = ""
-        self._etag = ""
+        self._tag = ""
         if isinstance(root, ObjectPlace):
             check_store(root)
             self._begin(root, deployment, take_over=take_over)
@@ -51,9 +51,9 @@ class TablesOwnership:
     def _begin(self, root: ObjectPlace, deployment: str, *, take_over: bool) -> None:
         place = root / STATE / _OWNER
         try:
-            content, etag = place.read()
+            content, tag = place.read()
         except FileNotFoundError:
-            content, etag = b"", ""
+            content, tag = b"", ""
         if content:
             owner = _owner(place, content)
             self._compare(root, owner, deployment, take_over=take_over)
@@ -65,7 +65,7 @@ class TablesOwnership:
         mine = {"format": _FORMAT, "state": self._state.name, "session": self._session, "deployment": deployment}
         made = (json.dumps(mine, indent=1) + "\n").encode()
         try:
-            self._etag = place.swap(made, etag) if etag else place.create(made)
+            self._tag = place.swap(made, tag) if tag else place.create(made)
         except FileExistsError:
             raise SinkError(
                 f"another writer of the tables in {root} is just starting", hint="Tables have one writer"
@@ -113,7 +113,7 @@ class TablesOwnership:
         if self._place is None:
             return
         try:
-            if self._place.head()[1] == self._etag:
+            if self._place.head()[1] == self._tag:
                 return
             content = self._place.read_bytes()
             mine = _owner(self._place, content)["session"] == self._session

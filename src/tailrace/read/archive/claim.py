@@ -74,7 +74,7 @@ class StoreClaim:
         self._state = ""
         self._place = root / DESCRIPTION
         #: Of the description that was read or written last; ``""`` while there is none.
-        self._etag = ""
+        self._tag = ""
         #: One thread writes the description, others check it.
         self._lock = threading.Lock()
 
@@ -96,9 +96,9 @@ class StoreClaim:
         check_store(self.root)
         try:
             with asking():
-                self._etag = self._place.head()[1]
+                self._tag = self._place.head()[1]
         except FileNotFoundError:
-            self._etag = ""
+            self._tag = ""
         known = self._known()
         found: Any = (read_record(self._place) or {}).get(_OWNER)
         if found is not None:
@@ -143,10 +143,10 @@ class StoreClaim:
         content = durable.sealed({**description, _OWNER: {"state": self._state, "session": self.session}})
         with self._lock:
             try:
-                if self._etag:
-                    self._etag = self._place.swap(content, self._etag)
+                if self._tag:
+                    self._tag = self._place.swap(content, self._tag)
                 else:
-                    self._etag = self._place.create(content)
+                    self._tag = self._place.create(content)
             except FileExistsError:
                 raise self.lost() from None
         durable.step("archive.description")
@@ -158,7 +158,7 @@ class StoreClaim:
     def check(self) -> None:
         """Raises SinkError where another process has begun to write the archive."""
         with self._lock, suppress(FileNotFoundError):
-            if self._place.head()[1] == self._etag:
+            if self._place.head()[1] == self._tag:
                 return
         raise self.lost()
 

@@ -79,7 +79,7 @@ class StoreKeeping:
         self._folder = folder
         self._claim = claim
         self._head = folder / HEAD
-        self._etag = ""
+        self._tag = ""
         self._reach: Reach | None = None
         self._chain: list[ArchiveSegment] = []
         self._new: ArchiveSegment | None = None
@@ -97,9 +97,9 @@ class StoreKeeping:
             for left in self.scratch.glob(".*.unfinished"):
                 left.unlink(missing_ok=True)
         try:
-            self._etag = self._head.head()[1]
+            self._tag = self._head.head()[1]
         except FileNotFoundError:
-            self._etag = ""
+            self._tag = ""
         self._claim.check()  # after that: a process that takes over now finds our head, or we find another
         yield True
 
@@ -111,7 +111,7 @@ class StoreKeeping:
         """Say how far it reaches: what was put there counts from now on."""
         content = durable.sealed({**reach.document(), "session": self._claim.session})
         try:
-            self._etag = self._head.swap(content, self._etag) if self._etag else self._head.create(content)
+            self._tag = self._head.swap(content, self._tag) if self._tag else self._head.create(content)
         except FileExistsError:
             raise self._claim.lost() from None
         self._reach = reach
@@ -126,7 +126,7 @@ class StoreKeeping:
             there = self._head.head()[1]
         except FileNotFoundError:
             there = ""
-        if there != self._etag:
+        if there != self._tag:
             raise self._claim.lost()
         size = temporary.stat().st_size
         (self._folder / name).upload(temporary)

@@ -249,7 +249,9 @@ def _tables() -> dict[str, JsonSchema]:
     rules = {"type": "object", "minProperties": 1, "additionalProperties": _section(rule)}
     time = _duration()
     return {
-        "path": _said("The directory of the tables, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX.", _TEXT),
+        "path": _said(
+            "The directory of the tables, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX.", _TEXT
+        ),
         "state": _said("The local directory of the state, for tables in an object store.", _TEXT),
         "collections": _said(
             "Patterns of collections, or a mapping of patterns to rules.", {"anyOf": [patterns, rules]}

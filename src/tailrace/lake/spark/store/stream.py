@@ -76,9 +76,9 @@ def write_stream(
     ``source`` holds the options of ``format("tailrace")`` (``uri``, ``database``, ``fullDocument``, ...); the column
     ``token`` must be among its ``columns``, and ``documents`` is ``json`` unless it says otherwise. ``checkpoint`` is
     Spark's checkpoint directory, by default ``<lake>.checkpoint``, next to the lake; it lies on a local or shared POSIX
-    file system. The lake does too, or it is in an object store: ``s3://BUCKET/PREFIX``, ``az://CONTAINER/PREFIX``.
-    Then ``state`` is a local directory for its locks and for files on their way, and, unless ``checkpoint`` is given,
-    for the checkpoint; keys come from the environment, that of executors too.
+    file system. The lake does too, or it is in an object store: ``s3://BUCKET/PREFIX``, ``az://CONTAINER/PREFIX`` or
+    ``gs://BUCKET/PREFIX``. Then ``state`` is a local directory for its locks and for files on their way, and, unless
+    ``checkpoint`` is given, for the checkpoint; keys come from the environment, that of executors too.
 
     With ``available_now`` the query ends when it has reached the end of the oplog; otherwise it runs until stopped, a
     micro-batch every ``processing_time`` ("1 second"; default: as soon as there is something).
