@@ -32,6 +32,7 @@ from tests.lending import Lender, has_long_oplog
 from tests.quiet import without_noops
 from tests.server_in_use import is_of_other_versions
 from tests.tables.azure_server import azure_server
+from tests.tables.ceph_server import ceph_server
 from tests.tables.google_server import google_server
 from tests.tables.object_server import ObjectServer, object_server, weed
 
@@ -70,11 +71,12 @@ def prefix(request: pytest.FixtureRequest) -> str:
         "s3",
         pytest.param("azure", marks=pytest.mark.slow),
         pytest.param("google", marks=pytest.mark.slow),
+        pytest.param("ceph", marks=pytest.mark.slow),
     ],
 )
 def object_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
     """A real object store of each kind. Use prefixes of your own, and leave it running."""
-    servers = {"azure": azure_server, "google": google_server}
+    servers = {"azure": azure_server, "google": google_server, "ceph": ceph_server}
     if request.param in servers:
         try:
             with servers[request.param](Path(tmp_path_factory.mktemp(request.param))) as server:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import obstore
 import pytest
 from deltalake.exceptions import DeltaError
+from obstore.exceptions import PreconditionError
 from obstore.store import LocalStore, MemoryStore
 
 from tailrace.base.object_place import (
     ObjectBucket,
     ObjectPlace,
     StoreAwayError,
+    check_store,
     check_tried,
     is_object_uri,
     object_place,
@@ -174,6 +177,45 @@ def test_a_store_without_room_is_told_from_one_that_does_not_answer(
 ) -> None:
     hint = place.trouble("write", OSError(said)).hint or ""
     assert ("no room left" in hint, "when the store answers" in hint) == (is_full, not is_full)
+
+
+def test_a_store_that_compares_tags_without_their_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ceph's gateway. Every store that was tried before it takes a tag as it gives it, so the probe at the start ended
+    with a FileExistsError that nobody had foreseen."""
+    put = obstore.put
+
+    def as_ceph(*given: Any, mode: Any = "overwrite") -> Any:
+        if isinstance(mode, dict):
+            if mode["e_tag"].startswith('"'):
+                raise PreconditionError("no ETag has quotes")
+            mode = {"e_tag": f'"{mode["e_tag"]}"'}
+        return put(*given, mode=mode)
+
+    monkeypatch.setattr(obstore, "put", as_ceph)
+    one = ObjectPlace(ObjectBucket("memory://", MemoryStore(), {}, Path()), "k")
+    first = one.create(b"1")
+    second = one.swap(b"2", first)
+    assert (one.bucket.bare, one.read()) == ([True], (b"2", second))
+    for tag in (first, '"7"'):
+        with pytest.raises(FileExistsError, match="was changed"):
+            one.swap(b"3", tag)
+    assert one.swap(b"3", second) not in (first, second)
+    check_store(ObjectPlace(ObjectBucket("memory://", MemoryStore(), {}, Path()), "root"))
+
+
+def test_a_store_that_replaces_nothing_on_a_condition_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = obstore.put
+
+    def no(*given: Any, mode: Any = "overwrite") -> Any:
+        if isinstance(mode, dict):
+            raise PreconditionError("no")
+        return put(*given, mode=mode)
+
+    monkeypatch.setattr(obstore, "put", no)
+    place = ObjectPlace(ObjectBucket("memory://", MemoryStore(), {}, Path()), "root")
+    with pytest.raises(SinkError, match=r"does not replace an object that is as it was \(If-Match\)"):
+        check_store(place)
+    assert not place.is_dir()
 
 
 def test_deleting_what_is_not_there_is_no_error(tmp_path: Path) -> None:
