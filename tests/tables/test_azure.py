@@ -15,7 +15,8 @@ import polars
 import pytest
 from deltalake import DeltaTable
 
-from tailrace.base.object_place import ObjectPlace, StoreAwayError, check_store, object_place
+from tailrace.base.object_place import ObjectPlace, StoreAwayError, object_place
+from tailrace.base.store_probe import check_store
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
 from tailrace.lake.tables.names import place_of

@@ -18,7 +18,8 @@ import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from tailrace.base import durable
-from tailrace.base.object_place import ObjectPlace, StoreAwayError, check_store, object_place
+from tailrace.base.object_place import ObjectPlace, StoreAwayError, object_place
+from tailrace.base.store_probe import check_store
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.iceberg.catalog import IcebergCatalog
 from tailrace.lake.iceberg.mirror import version_of

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pytest
 
 from tailrace.base import durable
-from tailrace.base.object_place import StoreAwayError, check_store, object_place
+from tailrace.base.object_place import StoreAwayError, object_place
+from tailrace.base.store_probe import check_store
 from tailrace.cli.main import main
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.iceberg import lake_log

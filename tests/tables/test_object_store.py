@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from tailrace.base.object_place import StoreAwayError, check_store
+from tailrace.base.object_place import StoreAwayError
+from tailrace.base.store_probe import check_store
 from tailrace.cli.main import main
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.embedded import ReplicaSet

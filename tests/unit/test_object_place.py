@@ -15,12 +15,12 @@ from tailrace.base.object_place import (
     ObjectBucket,
     ObjectPlace,
     StoreAwayError,
-    check_store,
     check_tried,
     is_object_uri,
     object_place,
     reason,
 )
+from tailrace.base.store_probe import check_store
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.store.lake_root import SealedObject, read_sealed, read_sealed_there, write_sealed
 from tailrace.lake.store.places import asking

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from tailrace.base import durable
-from tailrace.base.object_place import ObjectPlace, StoreAwayError, check_store
+from tailrace.base.object_place import ObjectPlace, StoreAwayError
+from tailrace.base.store_probe import check_store
 from tailrace.core.oplog.cluster_time import ClusterTime
 from tailrace.core.oplog.witness import EntryMark
 from tailrace.errors import SinkError, UsageError

@@ -14,7 +14,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from tailrace.base import durable
-from tailrace.base.object_place import ObjectPlace, StoredObject, check_store
+from tailrace.base.object_place import ObjectPlace, StoredObject
+from tailrace.base.store_probe import check_store
 from tailrace.lake.store.place import TablePlace
 
 #: The local folder for files that are on their way to an object store.

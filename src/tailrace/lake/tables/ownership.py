@@ -21,7 +21,8 @@ import logging
 import secrets
 from typing import Final
 
-from tailrace.base.object_place import ObjectPlace, check_store
+from tailrace.base.object_place import ObjectPlace
+from tailrace.base.store_probe import check_store
 from tailrace.errors import OtherHistoryError, SinkError
 from tailrace.lake.store.place import TablePlace
 from tailrace.lake.tables.holding import STATE

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tailrace.base import durable
-from tailrace.base.object_place import ObjectPlace, check_store
+from tailrace.base.object_place import ObjectPlace
+from tailrace.base.store_probe import check_store
 from tailrace.errors import SinkError
 from tailrace.read.archive.layout import DESCRIPTION, LOCK
 from tailrace.read.archive.place import ArchivePlace, asking
