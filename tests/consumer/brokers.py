@@ -106,10 +106,10 @@ class NatsServer(Broker):
 class TansuServer(Broker):
     """A broker of Tansu, which keeps everything in memory: a killed one comes back empty.
 
-    What differs from Kafka, as measured: topics are made when they are asked for, with any number of partitions. The
-    end of a partition is told as if the last batch had one record. Records for a topic that has been deleted are
+    What differs from Kafka, as measured: topics are created when they are asked for, with any number of partitions. The
+    end of a partition is reported as if the last batch had one record. Records for a topic that has been deleted are
     acknowledged and thrown away until the producer asks again where the topic is. There is no limit on the size of a
-    record. It takes 23 s until a group of consumers has its partitions, so tests read partitions by their numbers.
+    record. It takes 23 s until a consumer group has its partitions, so tests read partitions by their numbers.
     """
 
     program = "tansu"

@@ -273,8 +273,8 @@ def test_what_kafka_refuses_is_told_apart_from_a_server_that_takes_nothing(kafka
 
 
 def test_an_offset_after_the_end_of_a_partition_is_not_taken_for_records_that_were_seen(kafka: str) -> None:
-    """Every record of a topic that was made anew counted as seen, until there were as many as before: no test had a
-    topic that became shorter."""
+    """Every record of a recreated topic counted as seen until there were as many as before: no test had a topic that
+    became shorter."""
     publisher = KafkaPublisher(kafka)
     publish_all(publisher, numbered(0, 20, keys=1))
     publisher.close()

@@ -1,5 +1,6 @@
-"""The section ``messages`` of a pipeline file, published to the brokers inside Kafka's client, slow: to Tansu, without
-the lake beside it: positions, leases, masks, crashes. ``tests/spark/test_run_in_session.py`` has the whole command."""
+"""The section ``messages`` of a pipeline file, without the lake beside it: positions, leases, masks, crashes. It is
+published to the brokers inside Kafka's client, and in slow tests to Tansu. ``tests/spark/test_run_in_session.py`` has
+the whole command."""
 
 from __future__ import annotations
 

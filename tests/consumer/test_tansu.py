@@ -44,7 +44,7 @@ from tests.consumer.shops import until
 from tests.consumer.test_brokers import numbered
 from tests.consumer.test_outages import check_order, number_of, write
 
-#: What an attempt takes, so that a test sees several.
+#: Attempts end soon, so that a test sees several.
 QUICK = {"message.timeout.ms": 2000}
 
 
@@ -147,7 +147,7 @@ def test_each_form_of_message_is_on_tansu_what_it_is_on_the_mock_cluster(
 
 
 def test_records_of_16_mb_are_taken_if_both_sides_are_told(tansu: TansuServer) -> None:
-    """The client refuses what is above its own limit, before a broker has a say."""
+    """The client refuses what is above its own limit, before a broker sees it."""
     tansu.make("large")
     body = bytes(range(256)) * (16 << 12) + b"and more"
     publisher = KafkaPublisher(tansu.servers)
@@ -223,9 +223,9 @@ def test_a_topic_that_is_made_anew_under_a_publisher_ends_it(tansu: TansuServer)
 
 @pytest.mark.parametrize("harm", ["hangs", "forgets"])
 def test_a_producer_that_a_broker_no_longer_accepts_is_replaced(own_tansu: TansuServer, harm: str) -> None:
-    """After messages have timed out, the producer gives itself the next epoch, which Tansu does not accept; one that
-    comes back empty knows no producers. Either way every attempt failed for as long as the server is waited for, and
-    only the next run could publish. The mock cluster accepts all of this."""
+    """After messages have timed out, the producer takes the next epoch, which Tansu does not accept; a broker that
+    comes back empty knows no producers. Either way every attempt failed until the retries ended, and only the next run
+    could publish. The mock cluster accepts all of this."""
     publisher = KafkaPublisher(own_tansu.servers, {"message.timeout.ms": 1000, "socket.timeout.ms": 500})
     publish_all(publisher, numbered(0, 20))
     if harm == "hangs":
@@ -266,8 +266,8 @@ def numbers_in(server: TansuServer) -> list[int]:
 def test_a_broker_that_comes_back_empty_ends_the_listener_and_the_next_one_goes_on(
     shop: Any, own_tansu: TansuServer, partitions: int
 ) -> None:
-    """The producer tried again for all of its ten minutes, since the broker knew nothing of it, and then ended with
-    "timed out". With a new producer it would have gone on, and nobody would have heard of what was missing."""
+    """The producer tried again for all of its ten minutes, since the broker did not know it, and then ended with
+    "timed out". With a new producer it would have gone on, and nobody would have learned that messages were missing."""
     publisher = KafkaPublisher(own_tansu.servers, QUICK)
     letters = DeadLetters(shop["letters"])
     listener = listener_of(shop, publisher, letters, partitions=partitions)
@@ -338,7 +338,7 @@ def hanging(server: TansuServer, seconds: float) -> Iterator[None]:
 
 @pytest.mark.slow  # a group gets its partitions after 23 s; test_once has the mock cluster
 def test_a_consumer_knows_what_was_published_twice_and_what_it_had_before(tansu: TansuServer) -> None:
-    """With one record in a batch: of others Tansu does not tell where a partition ends."""
+    """With one record in a batch: with larger ones Tansu reports a wrong end of the partition."""
     tansu.make("twice")
     count = amount(30, 90)
     for first, end in ((0, count), (count - 7, count + 5)):  # the second one repeats seven

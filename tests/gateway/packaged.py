@@ -62,8 +62,8 @@ def of_python(application: str, direct: str, gateway: str, name: str) -> Given:
 
 @functools.cache
 def pip(*wanted: str, source: tuple[str, ...] = ()) -> Path:
-    """A directory with the packages, without what they depend on. ``source``: the names of those that PyPI has as
-    source only."""
+    """A directory with the packages, without what they depend on. ``source``: the names of those that PyPI
+    has only as source."""
 
     def fill(directory: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]

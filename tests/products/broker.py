@@ -1,4 +1,4 @@
-"""A broker for the outbox's messages in some seeds: Tansu, which speaks Kafka's protocol. In others they go to a file.
+"""A broker for the outbox's messages in some seeds: Tansu, which speaks Kafka's protocol. In others, they go to a file.
 
 It runs beside the products for a whole run, and each seed has a topic of its own: the hand kills the publishers, sets
 their positions back and takes the deployment away, and the broker stays.
@@ -29,7 +29,7 @@ _NEEDS_IT: Final = "outbox"
 
 @contextmanager
 def broker_for(names: Sequence[str], folder: Path) -> Iterator[None]:
-    """A broker, if one of the products can use one and it can be had, for this process and its children."""
+    """A broker for this process and its children, if one of the products can use it and the program is available."""
     try:
         server = TansuServer(folder / "broker") if _NEEDS_IT in names else None
     except pytest.skip.Exception:

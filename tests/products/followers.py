@@ -165,7 +165,7 @@ def _lines(path: Path) -> list[Any]:
 
 
 class OutboxProduct(Follower):
-    """Its messages go to a broker of Kafka's kind in some seeds, and to a file in the others."""
+    """Its messages go to a broker that speaks Kafka's protocol in some seeds, and to a file in the others."""
 
     name = "outbox"
 
@@ -194,7 +194,7 @@ class OutboxProduct(Follower):
         servers = servers_of(job)
         found = _lines(job.root / "published") if servers is None else taken(servers, job)
         if servers is not None:
-            # A restored deployment takes no message back from a broker; of the file there are older copies.
+            # A broker keeps its messages when the deployment is restored; the file may be set back to an older copy.
             found = [one for one in found if one[0] in wanted]
         firsts = list(dict.fromkeys(identifier for identifier, *_ in found))
         told = []

@@ -47,7 +47,7 @@ _UNDER_WAY: Final = b"under way"
 @contextmanager
 def store_for(names: Sequence[str], folder: Path, *, of_all_kinds: bool = False) -> Iterator[None]:
     """An object store, if one of the products needs one, for this process and its children. ``of_all_kinds``: one
-    of Azure's kind and one of Google's too, where they can be had.
+    for Azure and one for Google too, where they are available.
 
     The keys of all of them are in the environment from the beginning: a source that a Spark session knows keeps the
     environment in which it became known, so one that a lake on the disk had begun could not write to a store later."""

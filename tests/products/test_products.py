@@ -149,7 +149,7 @@ def test_a_slice_is_equal_or_refused(start_replica_set: Callable[..., ReplicaSet
 def test_an_outbox_is_whole_in_a_broker_while_its_publishers_are_killed_and_set_back(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
 ) -> None:
-    """Its messages only went to a file: no program of another maker held them."""
+    """Earlier its messages only went to a file: no independent program held them."""
     deployment = start_replica_set(enable_test_commands=True)
     seeds = [seed for seed in range(9380, 9390) if goes_to_broker(seed)][:2]
     with broker_for(["outbox"], tmp_path):

@@ -73,8 +73,8 @@ def assert_parts_are_found(spark: JvmReaders, lake: Path, rows: list[dict[str, A
 
 
 def test_tables_from_delta_s_own_stream_of_a_lake(replica_set: ReplicaSet, tmp_path: Path, spark: JvmReaders) -> None:
-    """A lake grows and is compacted between the runs of a query over it. Delta's stream passes over what compaction
-    wrote, so ``tables_writer`` need not refuse it, as it must the bare files."""
+    """A lake grows and is compacted between the runs of a query over it. Delta's stream skips what compaction wrote, so
+    ``tables_writer`` need not refuse it, as it must refuse the bare files."""
     database, chosen, uri = "fedbydelta", random.Random(9305), replica_set.uri
     lake, root = tmp_path / "lake", tmp_path / "tables"
     with pymongo.MongoClient[dict[str, Any]](uri) as client:

@@ -1,8 +1,8 @@
-"""The XML interface of Google Cloud Storage, as ``object_store`` speaks it, before a server that has only the JSON one.
+"""The XML API of Google Cloud Storage, as ``object_store`` uses it, in front of a server that has only the JSON API.
 
-Uploads, lists and deletions become requests of the JSON interface; reads are passed on as they are. Whether a condition
-holds (``x-goog-if-generation-match``) is decided by that server alone: the front passes on the number. What it decides
-itself is who may read and write, and the parts of an upload, which it keeps until the last request joins them.
+Uploads, lists and deletions become requests to the JSON API; reads are passed on as they are. That server alone decides
+whether a condition holds (``x-goog-if-generation-match``): the front passes on the number. The front itself decides who
+may read and write, and it keeps the parts of an upload until the last request joins them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from xml.sax.saxutils import escape
 from tests.tables.google_keys import READER, owner_of
 
 _ROOT: Final = Path(__file__).parents[2]
-#: An answer to a list has so many objects at most.
+#: An answer to a list has at most this many objects.
 PAGE: Final = 1000
 _NAMESPACE: Final = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 #: How Google words what it refuses.
@@ -149,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "continuation-token" in given:
             asked["pageToken"] = given["continuation-token"]
         elif "start-after" in given:
-            asked["startOffset"] = given["start-after"] + "\0"  # that one begins with the name itself
+            asked["startOffset"] = given["start-after"] + "\0"  # startOffset begins with the name itself
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in asked.items())
         found = ask(self.server.target, "GET", f"/storage/v1/b/{bucket}/o?{query}")
         if found.status >= 400:
@@ -279,8 +279,8 @@ def _http_date(text: str) -> str:
 
 @contextmanager
 def google_front(target: str) -> Iterator[str]:
-    """The XML interface of the server at ``target``, by its address; both are ``host:port``. It is a process of its
-    own, since ``deltalake`` holds the interpreter's lock while a query waits for the store."""
+    """The address of an XML API for the server at ``target``; both are ``host:port``. It is a process of its own,
+    since ``deltalake`` holds the interpreter's lock while a query waits for the store."""
     command = [sys.executable, "-m", __name__, target]
     with subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -38,8 +38,8 @@ def private_key(name: str) -> str:
 
 
 def key_file(name: str) -> str:
-    """The content of the file that such an account's user has. Its programs sign their own tokens with it. Before the
-    key in it is a word that tests look for in what Tailrace writes and says."""
+    """The content of such an account's key file. Programs sign their own tokens with it. In front of the key it has a
+    word that tests look for in what Tailrace writes and says."""
     address = f"{name}@tests.iam.gserviceaccount.com"
     return json.dumps(
         {
@@ -53,7 +53,7 @@ def key_file(name: str) -> str:
 
 @functools.cache
 def owner_of(token: str) -> str:
-    """Who of ``WRITER`` and ``READER`` has signed a token; empty if neither has."""
+    """Which of ``WRITER`` and ``READER`` has signed a token; empty if neither has."""
     parts = token.split(".")
     if len(parts) != _PARTS:
         return ""

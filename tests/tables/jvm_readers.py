@@ -132,7 +132,7 @@ def catalogue_in(spark: JvmReaders, rest: RestServer) -> str:
     """The name that a REST catalogue has in Spark from now on."""
     name = f"c{rest.uri.rpartition(':')[2]}"
     whole = f"spark.sql.catalog.{name}"
-    # By default a table that was loaded counts for 30 seconds.
+    # By default a loaded table is cached for 30 seconds.
     more = {"type": "rest", "uri": rest.uri, "token": TOKEN, "cache-enabled": "false"}
     spark.set({whole: CATALOG, **{f"{whole}.{one}": value for one, value in more.items()}})
     return name

@@ -1,7 +1,7 @@
 """Spark 4.0 with Delta's and Iceberg's own connectors, in a process of its own: it does what lines of JSON on stdin
 say, and answers each with a line. ``tests/tables/jvm_readers.py`` starts it.
 
-The JAR with both connectors has lost the list of their short names (``delta``, ``iceberg``), so a small one gives it.
+The JAR with both connectors lacks the list of their short names (``delta``, ``iceberg``), so a small JAR adds it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    # The heap, and compiled quickly rather than well.
+    # A small heap, and code that is compiled quickly rather than well.
     "spark.driver.memory": "900m",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Duser.timezone=UTC",
 }
@@ -64,8 +64,8 @@ def asked(session: SparkSession, wanted: dict[str, Any]) -> DataFrame | None:
 
 
 def _nullable(found: DataFrame) -> DataFrame:
-    """``toArrow`` of 4.0 refuses NULL in a column of structs whose fields may not be NULL, which a lake's variants are
-    (``collect`` gives them)."""
+    """``toArrow`` of 4.0 refuses NULL in a column of structs whose fields may not be NULL, such as a lake's variants
+    (``collect`` returns them)."""
     of_variants = "struct<value:binary,metadata:binary>"
     names = [one.name for one in found.schema.fields if one.dataType.simpleString() == of_variants]
     loose = {name: f.when(f.col(f"`{name}`").isNotNull(), f.col(f"`{name}`").cast(of_variants)) for name in names}

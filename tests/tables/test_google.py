@@ -40,8 +40,8 @@ __all__ = ["collection"]
 
 
 class OnceASecond:
-    """Google's limit: an object may change about once a second, and answers 429 to whoever wants more. The parts of an
-    upload are no changes."""
+    """Google's limit: an object may change about once a second, and the answer to further changes is 429. The parts of
+    an upload do not count as changes."""
 
     def __init__(self) -> None:
         self.changed: dict[str, float] = {}
@@ -85,7 +85,7 @@ def test_an_object_is_compared_by_its_generation(object_store: GoogleServer, pre
 
 
 def test_of_writers_at_one_moment_one_wins(object_store: GoogleServer, prefix: str, tmp_path: Path) -> None:
-    """Each of eight counts up ten times. An answer that was not given by the store's comparison would lose a count."""
+    """Each of eight counts up ten times. A write that the store had not compared would lose a count."""
     root = object_store.place(prefix, tmp_path)
     place = root / "count"
 
@@ -170,7 +170,7 @@ def test_no_refusal_shows_a_key(
     """Of an account that may only read, of one that the store does not know, and of none."""
     root = object_store.place(prefix, tmp_path / "state")
     (root / "there").create(b"content")
-    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{free_ports(1)[0]}")  # where a machine's own account is asked
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{free_ports(1)[0]}")  # for the machine's own account
     bare = object_place(str(root), beside=tmp_path, options=object_store.without_key(), retry=timedelta(seconds=1))
     for place, said in (
         (held_back(root, object_store, READER), "AccessDenied: Access denied."),

@@ -18,8 +18,8 @@ from tests.tables.test_iceberg import orders
 def test_fields_that_may_be_null_from_now_on_keep_their_numbers(
     tmp_path: Path, mirrored: IcebergMirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of ``_changed`` could not, so Delta's own connector would not write rows without it. Tables from before are
-    given the other type by their next commit."""
+    """Those of ``_changed`` could not be NULL, so Delta's own connector would not write rows without it. Older tables
+    get the new type with their next commit."""
     with monkeypatch.context() as before:
         strict = [{"name": name, "type": "long", "nullable": False, "metadata": {}} for name in ("t", "i")]
         before.setattr(delta_commit, "_TIME_TYPE", {"type": "struct", "fields": strict})

@@ -1,7 +1,7 @@
 """Databases that get another primary shard, collections that get another shard key, drops, renames and ``$out`` on a
-cluster, beside tables and a lake with an Iceberg catalogue, and while its snapshot is made.
+cluster, with tables and a lake that have an Iceberg catalogue, also while a snapshot is made.
 
-Catalogues beside these had only been tried by the random workload of the products.
+Earlier only the random workload of the products had tried these with catalogues.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What users do to tables with Delta's and Iceberg's own commands in Spark: the tables equal their collections
-afterwards, or the writer refuses them with a sentence.
+afterwards, or the writer refuses them with an error that says so.
 
 tests/tables/test_strangers.py does what deltalake can do. It found nothing wrong with the column ``_changed``, which
 Delta's own connector refused to write again.
@@ -149,7 +149,7 @@ class Shared:
         self._settings = TableSettings(self.root, (rule,), every_s=0.0, compact_every=0, iceberg=iceberg)
         whole = f"spark.sql.catalog.{catalogue}"
         more = {"type": "jdbc", "uri": f"jdbc:postgresql://{place}?user=test", "warehouse": str(folder / "w")}
-        more["cache-enabled"] = "false"  # by default a table that was loaded counts for 30 seconds
+        more["cache-enabled"] = "false"  # by default a loaded table is cached for 30 seconds
         spark.set({whole: CATALOG, **{f"{whole}.{one}": value for one, value in more.items()}})
 
     def bring_up(self) -> None:

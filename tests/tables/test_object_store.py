@@ -198,8 +198,8 @@ def test_a_bad_day(  # noqa: PLR0917
 
 
 def test_a_store_that_throttles_for_a_while(object_store: ObjectServer, prefix: str, tmp_path: Path) -> None:
-    """A request was given up after the libraries' ten repetitions, in seconds and not in three minutes. No test had
-    refused one more often than once, or let it be repeated for more than three seconds."""
+    """A request was given up after the libraries' ten retries, in seconds and not in three minutes. No test had refused
+    a request more than once, or let it be repeated for more than three seconds."""
     until = 0
     with UnkindProxy(object_store.address, lambda number, *_: "too many" if number <= until else None) as proxy:
         root = object_store.place(prefix, tmp_path / "state", address=proxy.address)

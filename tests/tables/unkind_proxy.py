@@ -50,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _do(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        path, mark, query = self.path.partition("?")  # Google's clients escape whatever is no letter
+        path, mark, query = self.path.partition("?")  # Google's clients escape all but letters
         fault = self.server.asked(
             self.command, unquote(path) + mark + query, len(body)
         )  # the client may be killed now: its request has arrived

@@ -1,4 +1,4 @@
-"""A catalogue whose disk is full says so, and is not asked again for a minute as one that does not answer."""
+"""A catalogue's full disk is reported as such, without the minute of retries for a catalogue that does not answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def never(_: float) -> bool:
 
 @pytest.mark.parametrize("name", ["pgcode", "sqlstate"])
 def test_postgresql_without_room(name: str, tmp_path: Path) -> None:
-    """It was said not to answer: only SQLite's error was known."""
+    """The error said that it does not answer: only SQLite's error was known."""
     from sqlalchemy.exc import OperationalError
 
     def work(_: Any) -> None:

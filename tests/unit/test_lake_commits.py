@@ -273,8 +273,8 @@ def test_a_lake_of_another_format_is_refused(root: Path, checkpoint: Path, numbe
 def test_nobody_works_on_a_lake_of_a_newer_release(
     place: str, root: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``expire`` did: it asked only whether there is a ``lake.json``. What the checkpoint holds of the lake had no
-    format. Only the start of a stream had been tried."""
+    """``expire`` did: it only checked that there is a ``lake.json``. The checkpoint's record of the lake had no format.
+    Earlier tests tried only the start of a stream."""
     claim = make(root, checkpoint).claim
     begin(checkpoint)
     put(root, claim, 0, stage(root, range(10)))

@@ -201,7 +201,7 @@ def test_a_run_that_dies_between_the_two_is_made_good(lake: Grown, step: str) ->
 
 @pytest.mark.parametrize("added", [0, 1, 3])
 def test_who_knows_the_lake_shows_a_commit_that_its_head_does_not_have(lake: Grown, added: int) -> None:
-    """It was shown only with the next one. In the test of a death another mirror looks, which knows nothing yet."""
+    """It was shown only with the next commit. In the test above a new mirror looks, which knows nothing yet."""
     for _ in range(added):
         lake.add()
     lake.mirror.follow()

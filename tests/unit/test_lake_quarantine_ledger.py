@@ -1,4 +1,4 @@
-"""A file of a lake's quarantine that is lost or foreign is told, and so is a ledger that cannot be the lake's."""
+"""A file of a lake's quarantine that is lost or foreign is reported, and so is a ledger that cannot be the lake's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.test_lake_quarantine import begun, files_of, held, many, put
 
 
 def refusals(root: Path) -> tuple[str, str]:
-    """What ``status`` and ``verify`` say of a lake that both find a fault in."""
+    """What ``status`` and ``verify`` say of a lake in which both find a fault."""
     with pytest.raises(SinkError) as caught:
         lake_status(root)
     return caught.value.message, "; ".join(verify(root).problems)
@@ -143,7 +143,7 @@ def test_a_file_of_an_older_version_is_missed_once_the_ledger_has_begun(tmp_path
 
 @pytest.fixture
 def few_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints of the log come soon, and take commits away soon."""
+    """Checkpoints of the log come soon, and remove commits soon."""
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 4)
     monkeypatch.setattr(commit_log, "COMMITS_KEPT", 8)
 
@@ -241,7 +241,7 @@ def test_a_ledger_that_cannot_be_the_lakes_is_refused_by_all(what: str, tmp_path
 @pytest.mark.usefixtures("few_commits")
 @pytest.mark.parametrize("since", ["commits", "merge", "erasure", "dropped commits", "dropped commits and all files"])
 def test_an_older_copy_of_the_ledger_hides_nothing(since: str, tmp_path: Path) -> None:
-    """``status`` and ``verify`` say what they miss, or that there is more than the ledger knows of."""
+    """``status`` and ``verify`` say what is missing, or that there is more than the ledger knows of."""
     root = tmp_path / "lake"
     claim = many(root)
     older = ledger_of(root).read_bytes()

@@ -180,8 +180,8 @@ def test_a_store_without_room_is_told_from_one_that_does_not_answer(
 
 
 def test_a_store_that_compares_tags_without_their_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ceph's gateway. Every store that was tried before it takes a tag as it gives it, so the probe at the start ended
-    with a FileExistsError that nobody had foreseen."""
+    """Ceph's gateway. All stores that were tested before it accept a tag as they return it, so the probe at the start
+    ended with an unexpected FileExistsError."""
     put = obstore.put
 
     def as_ceph(*given: Any, mode: Any = "overwrite") -> Any:

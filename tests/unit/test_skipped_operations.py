@@ -240,8 +240,8 @@ def test_an_announcement_in_the_form_of_a_later_version_is_unknown(name: str, si
     ids=lambda one: next(iter(one)),
 )
 def test_what_a_7_0_cluster_announces_is_known(announced: dict[str, Any], kernel: KernelUse) -> None:
-    """``shards`` was reported as unknown for each collection that was sharded. 7.0.28's clusters had been followed with
-    collections that were sharded before."""
+    """``shards`` was reported as unknown for each collection that was sharded. Tests had followed 7.0.28's clusters
+    only with collections that were sharded earlier."""
     assert counted([no_op(0, announced)], kernel, "7.0") == {}
     kind = "shardCollectionPrepare" if "shards" in announced else next(iter(announced))
     assert counted([no_op(0, announced)], kernel, "6.0") == {f"no-op {kind}": 1}

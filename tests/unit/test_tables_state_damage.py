@@ -186,8 +186,8 @@ def position_of(directory: Path) -> object:
 
 @pytest.mark.parametrize("record", [b"position", b"state"])
 def test_nobody_works_with_the_state_of_another_release(record: bytes, tmp_path: Path) -> None:
-    """``compact``, ``expire`` and ``resync`` changed tables by such a state, and wrote to it: they do not ask for the
-    position, which was what said so. The test asked for it."""
+    """``compact``, ``expire`` and ``resync`` changed tables by such a state, and wrote to it: the format was checked
+    only with the position, which they do not read. The test read it."""
     made(tmp_path)
     with lmdb.open(str(tmp_path), max_dbs=9) as environment, environment.begin(write=True) as transaction:
         meta = environment.open_db(b"sealed-meta", transaction)

@@ -2,7 +2,7 @@
 they rest on.
 
 ``create`` writes an object that must not be there yet (``If-None-Match: *``), ``swap`` one that must be what was read
-(``If-Match``). Google's stores compare an object's generation in both, not its ETag (``x-goog-if-generation-match``).
+(``If-Match``). For both, Google's store compares an object's generation, not its ETag (``x-goog-if-generation-match``).
 Whichever of the two a store compares is called the object's tag here.
 
 An answer may be lost after the store has done what was asked, and the library asks again: then the object exists, and
@@ -35,7 +35,7 @@ URIS: Final = "s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 #: A request is repeated for this long before the store counts as out of reach.
 _RETRY: Final = timedelta(minutes=3)
-#: Only the time counts: by themselves the libraries give up after ten repetitions, which are over in seconds.
+#: Only the time counts: by default the libraries give up after ten retries, which take only seconds.
 _REPEATED_MAX: Final = 100_000
 _READ_AHEAD: Final = 1 << 20
 #: A store may answer "conflict" where another request of ours was not finished.
@@ -222,8 +222,8 @@ class ObjectBucket:
     bare: list[bool] = field(default_factory=list)
 
     def condition(self, tag: str) -> dict[str, str]:
-        """The mode of a write that replaces the object with ``tag``. Ceph's gateway (16.2) compares what it is given
-        with an ETag that has no quotes, so one in quotes, as every store names it, equals none."""
+        """The mode of a write that replaces the object if it has this tag. Ceph's gateway (16.2) compares the given tag
+        with an ETag that has no quotes, so one in quotes, as every store returns it, never matches."""
         return {self.tag: tag.strip('"') if self.bare else tag}
 
     def tag_of(self, answer: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from tailrace.errors import SinkError
 
 
 class _Condition(NamedTuple):
-    """How a kind of tag is called, a tag that no object has, and the headers that compare it."""
+    """What a kind of tag is called, a tag that no object has, and the headers that compare it."""
 
     tag: str
     never: str

@@ -98,7 +98,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--accept-lost",
         action="store_const",
         const=True,
-        help="with compact: let the quarantine of a lake on a disk go on without files of it that are lost for good",
+        help="with compact: let the quarantine of a lake on a disk go on without its files that are lost for good",
     )
     parser.add_argument(
         "--older-than", metavar="90d", help="with expire: remove the days that ended longer ago than this (s, m, h, d)"

@@ -53,7 +53,7 @@ FOLLOWED_COMMANDS: Final = NEUTRAL_COMMANDS | {
 #: ``emptycapped`` deletes documents, of which no server's stream shows anything.
 KNOWN_COMMANDS: Final = FOLLOWED_COMMANDS | {b"emptycapped"}
 _ALWAYS: Final = (0, 0)
-#: This one comes after the field ``shards``.
+#: In ``o2`` this field comes after ``shards``, not first.
 _PREPARED: Final = b"shardCollectionPrepare"
 #: No-ops of the sharding code by the first field of ``o2``, and the version from which on servers write them. Some
 #: streams show some of them; the last ones are for routers alone.

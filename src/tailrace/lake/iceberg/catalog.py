@@ -136,12 +136,12 @@ def _slept(seconds: float) -> bool:
 def _is_full(error: Exception) -> bool:
     """Whether the catalogue's disk is full, as SQLite, PostgreSQL's drivers and HTTP say it: somebody has to make
     room."""
-    original = getattr(error, "orig", None)  # SQLAlchemy's error has the driver's
+    original = getattr(error, "orig", None)  # SQLAlchemy's error holds the driver's
     if getattr(original, "sqlite_errorname", "") == "SQLITE_FULL":
         return True
     if _DISK_FULL in (getattr(original, name, None) for name in ("pgcode", "sqlstate")):
         return True
-    response = getattr(error.__cause__, "response", None)  # pyiceberg's error does not tell the status
+    response = getattr(error.__cause__, "response", None)  # pyiceberg's error has no status
     return bool(getattr(response, "status_code", 0) == HTTPStatus.INSUFFICIENT_STORAGE)
 
 

@@ -101,8 +101,8 @@ class LakeMirror:
                 self._mirror.sweep(original, time.time_ns() // 1_000_000 - _SWEEP_MS)
 
     def _has_later(self, head: Head) -> bool:
-        """Whether a process died before it could write its commit into ``head``. Of a lake in a store that would be a
-        request each time: there the commit is shown once the next one has moved the head on."""
+        """Whether a process died before it could write its commit into ``head``. In a store this would cost a request
+        each time: there the commit is shown once the next one has moved the head on."""
         return isinstance(self._root, Path) and self._log.layout.commit(head.number + 1).exists()
 
     def fault(self) -> str | None:

@@ -107,8 +107,8 @@ def _field(given: Mapping[str, Any], count: _Count) -> NestedField:
 
 
 def _grown(old: NestedField | None, given: Mapping[str, Any], count: _Count) -> NestedField | None:
-    """A column with its numbers, and further ones for the fields that it has got; ``None`` if it is another one. One
-    that may be NULL from now on is the same."""
+    """A column with its numbers, and further ones for the fields that it has got; ``None`` if it is another one. A
+    column that may be NULL from now on is still the same."""
     if old is None or not (old.required or given["nullable"]):
         return None
     type_ = _grown_type(old.field_type, given["type"], count)

@@ -64,7 +64,7 @@ def check_place(root: TablePlace, what: str = "tables") -> None:
     if not isinstance(root, Path):
         if not str(root).startswith("s3://"):
             where = "Google Cloud Storage" if str(root).startswith("gs://") else "Azure"
-            why = "It is not tried" if where != "Azure" else "Iceberg's readers disagree on URIs"
+            why = "This is not tested" if where != "Azure" else "Iceberg's readers disagree on URIs"
             raise UsageError(
                 f"{what} in {where} cannot have Iceberg snapshots: {root}",
                 hint=f"{why} there. Use s3:// or a disk, or leave out iceberg",

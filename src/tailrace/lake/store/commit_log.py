@@ -176,7 +176,7 @@ class CommitLog:
         path = self.layout.commit(commit.number)
         before = self._held or self._witness() or Head(-1, "", None, changed="")
         checkpoint_is_due = commit.number > 0 and commit.number % CHECKPOINT_EVERY == 0
-        if checkpoint_is_due and isinstance(self.layout.root, Path):  # before the checkpoint takes commits away
+        if checkpoint_is_due and isinstance(self.layout.root, Path):  # before the checkpoint removes commits
             keep_up(self.layout, lambda: names_in(self.layout, self.newest_batch(before)), self.commits)
         content = encode(commit, metadata)
         try:

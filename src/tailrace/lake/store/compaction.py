@@ -99,8 +99,8 @@ def compact(
 
 
 def accept_lost(path: LakeRoot | str) -> int | None:
-    """Let the quarantine of the lake at ``path`` go on without the files that it has lost. Returns how many these are;
-    ``None`` where its ledger was lost too, and all files that are there count from now on.
+    """Let the quarantine of the lake at ``path`` go on without the files that it has lost. Returns their number, or
+    ``None`` if its ledger was lost too: then all files that are there count from now on.
 
     Raises UsageError if ``path`` is not a lake in a directory, SinkError if a compaction is running.
     """

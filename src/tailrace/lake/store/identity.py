@@ -110,7 +110,7 @@ def open_lake(
             _check_held(log, head, checkpoint, known, continued)
         if isinstance(log.layout.root, Path):  # of a lake in a store when it is given (``_give``)
             settle(log.layout, log.newest_batch(head))
-            QuarantineLedger.read(log.layout)  # raises where it was lost: nobody is to begin another one
+            QuarantineLedger.read(log.layout)  # raises if it was lost, so that nobody begins another one
             remove_leftovers(log)
         if continued is not None:
             opening = _opening(known, continued, checkpoint / CHECKPOINT_FILE)

@@ -293,7 +293,7 @@ def directory_fault(
 
 
 def names_in(layout: LakeLayout, newest: Commit | None) -> set[str]:
-    """The names of the files of a quarantine in a directory, those of the newest micro-batch included that still
+    """The names of the files of a quarantine in a directory, including those of the newest micro-batch that still
     wait."""
     return {f"{QUARANTINE}/{name}" for name in _by_name(layout, newest)}
 

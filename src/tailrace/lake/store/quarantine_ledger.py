@@ -2,15 +2,15 @@
 
 In a directory a file counts because it lies in ``_quarantine``, so one that is lost, or that somebody puts there, would
 change what the quarantine holds, and nobody could tell. The ledger names the files of all commits up to one, and the
-log those of the commits after it: it is brought up before the log drops any (``keep_up``). ``replaced`` says which of
-these were merged since, or erased as a whole. That is written before a file goes, so after a crash it excuses more than
-has gone, never less.
+log those of the commits after it: the ledger is updated before the log drops any (``keep_up``). ``replaced`` says which
+of these files were merged since, or erased as a whole. That is written before a file is removed, so after a crash it
+may name files that are still there, but it never lacks one that is gone.
 
-The ledger names its lake, and ``lake.json`` says that there is one: another lake's, or none, is refused. An older copy
-names too few files, or some that were merged since, or it ends before the log begins.
+The ledger names its lake, and ``lake.json`` says that there is one, so the ledger of another lake is refused, and so is
+a missing one. An older copy names too few files, or some that were merged since, or it ends before the log begins.
 
-A lake of an older version of Tailrace has no ledger until it puts events aside again. That begins with the files that
-are there: what was lost before is not known.
+A lake of an older version of Tailrace has no ledger until it puts events aside again. The ledger then begins with the
+files that are there: what was lost before is not known.
 
 In a store the index says what counts (``quarantine_index.py``), and there is no ledger.
 """
@@ -92,8 +92,8 @@ class QuarantineLedger:
         return replace(self, commit=last, files=frozenset(files))
 
     def settled(self, present: Collection[str]) -> QuarantineLedger:
-        """With what took a file's place, where that has happened. A file that is there keeps what is to become of it:
-        an erasure may be about to remove it."""
+        """With a file's successor in its place, where it was replaced. A file that is still there keeps its entry in
+        ``replaced``: an erasure may be about to remove it."""
         held = frozenset(one for name in self.files if (one := self._holder(name, present)) is not None)
         return replace(self, files=held, replaced={one: self.replaced[one] for one in held if one in self.replaced})
 
@@ -107,7 +107,7 @@ class QuarantineLedger:
         return sorted(set(present) - self.files - set(self.replaced) - made)
 
     def _holder(self, name: str, present: Collection[str]) -> str | None:
-        """Which file holds the events of the file ``name``, or has to. ``None`` where they were erased."""
+        """Which file holds the events of the file ``name``, or should hold them. ``None`` where they were erased."""
         while name not in present and name in self.replaced:
             after = self.replaced[name]
             if after is None:
@@ -145,8 +145,8 @@ def note_replaced(layout: LakeLayout, replaced: Mapping[str, str | None]) -> Qua
 def go_on_without(
     layout: LakeLayout, number: int, present: Collection[str], commits: Callable[[int], Iterable[Commit]]
 ) -> int | None:
-    """Let the ledger name the files that are ``present``, after commit ``number``, the newest. Returns how many were
-    lost; ``None`` where the ledger could not tell, and all that is there counts. The caller holds the lock."""
+    """Let the ledger name the files that are ``present`` after ``number``, the newest commit. Returns how many were
+    lost, or ``None`` where the ledger could not tell: then all that is there counts. The caller holds the lock."""
     with suppress(SinkError):
         known = QuarantineLedger.read(layout)
         if known is not None:
@@ -196,7 +196,7 @@ def _look(
 
 
 def _up_to_now(layout: LakeLayout, commits: Callable[[int], Iterable[Commit]]) -> QuarantineLedger | None:
-    """The ledger with the files of all commits so far. Between two looks both may have been brought on."""
+    """The ledger with the files of all commits so far. Ledger and log may both change between the two reads."""
     known = QuarantineLedger.read(layout)
     try:
         return None if known is None else known.up_to(layout, commits)
@@ -212,7 +212,7 @@ def _begin(layout: LakeLayout, number: int, present: Collection[str]) -> None:
 
 
 def _mark(layout: LakeLayout) -> None:
-    """Let ``lake.json`` say that there is a ledger, once there is."""
+    """Let ``lake.json`` say that there is a ledger, once there is one."""
     lake = _lake(layout)
     if lake and _MARK not in lake:
         with durable.writing(Path(str(layout.identity))):

@@ -41,8 +41,8 @@ def merge_quarantine(log: CommitLog, target_bytes: int) -> tuple[int, int]:
 
 
 def accept_lost(log: CommitLog) -> int | None:
-    """Let the quarantine of a lake in a directory go on without the files that it has lost. Returns how many these
-    are; ``None`` where its ledger cannot tell. The caller holds the lock of compactions."""
+    """Let the quarantine of a lake in a directory go on without the files that it has lost. Returns their
+    number, or ``None`` where its ledger cannot tell. The caller holds the lock of compactions."""
     layout = log.layout
     with log.locked() as head:
         newest = log.newest_batch(head)

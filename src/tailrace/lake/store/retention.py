@@ -36,7 +36,7 @@ def expire(path: LakeRoot | str, retention: timedelta, *, release: Release | Non
 
     A stream and readers do not have to stop. Raises UsageError where ``path`` is no lake or ``retention`` is more than
     30 days, or where the lake has Iceberg snapshots and no ``release``; SinkError where a compaction is running, or
-    ``lake.json`` is damaged or another release's.
+    ``lake.json`` is damaged or was written by another release.
     """
     root = rooted(path)
     place = LakeLayout(root).identity

@@ -51,8 +51,8 @@ _TYPES: Final = {
     "objectid": "string",
     "json": "string",
 }
-#: The fields may be NULL although they never are alone: Delta's own connector takes a field that may not for one that
-#: may not even where its struct is NULL, and then refuses to write such rows ("NOT NULL constraint violated").
+#: The fields may be NULL, although they are so only where the whole struct is. If they may not, Delta's own connector
+#: wants values in them even where the struct is NULL, and refuses to write such rows ("NOT NULL constraint violated").
 _TIME_TYPE: Final[dict[str, Any]] = {
     "type": "struct",
     "fields": [{"name": name, "type": "long", "nullable": True, "metadata": {}} for name in ("t", "i")],

@@ -168,7 +168,7 @@ class TableState:
         for _ in self._records(self._databases.meta, b""):
             pass
         with self._reading():
-            for key in (_NAME, _POSITION):  # before anything else is taken from it: not everybody asks for the position
+            for key in (_NAME, _POSITION):  # before anything else is read: not every command asks for the position
                 self._check_format((self._read(key) or {}).get("format", _FORMAT))
         if not self._readonly and self._read(_NAME) is None:
             with self.writing() as transaction:

@@ -19,7 +19,7 @@ from tailrace.errors import SinkError, SourceError, UsageError
 _DELIVERY_TIMEOUT_MS: Final = 15_000
 _POLL_S: Final = 0.5
 _CLOSE_S: Final = 10.0
-#: How long brokers have to show that they answer, after they have left a message lying.
+#: How long to wait for an answer from brokers that did not take a message.
 _ANSWER_S: Final = 5.0
 _ABOUT_THE_MESSAGE: Final = frozenset(
     {
@@ -31,8 +31,8 @@ _ABOUT_THE_MESSAGE: Final = frozenset(
     }
 )
 
-#: What brokers and client say of a message whose producer the brokers no longer accept: those that know nothing of it
-#: let its messages time out.
+#: Errors of a message whose producer the brokers no longer accept. Brokers that do not know the producer let its
+#: messages time out.
 _ABOUT_THE_PRODUCER: Final = frozenset(
     {
         KafkaError._MSG_TIMED_OUT,
@@ -67,7 +67,7 @@ class KafkaPublisher:
     requires. The topics must exist, unless the brokers create them.
 
     Offsets only rise. If a message gets one that is not above those that its partition has acknowledged before, the
-    topic has been made anew, or its brokers have lost what they acknowledged: MessagesLost is raised, and this
+    topic has been recreated, or its brokers have lost what they acknowledged. Then MessagesLost is raised, and this
     publisher publishes nothing more.
     """
 
@@ -155,7 +155,7 @@ class KafkaPublisher:
         if self._lost is not None:
             raise MessagesLost(
                 self._lost,
-                hint="The topic was made anew, or its brokers lost what they had acknowledged. The next run goes on "
+                hint="The topic was recreated, or its brokers lost what they had acknowledged. The next run goes on "
                 "from the committed position: publish what is missing again, with tailrace leases seek or a snapshot",
             )
 
@@ -216,11 +216,11 @@ class KafkaPublisher:
             self._replace(producer)
 
     def _is_forgotten(self, producer: Producer, topic: str, began: float) -> bool:
-        """Whether the brokers no longer accept the producer: they may have lost their memory, or (Tansu) not accept the
-        next epoch, which it gives itself after messages timed out. Then they take nothing from it, however often it
-        tries. It is believed only if they answered before this attempt began
-        too. A new producer in place of one that waits for a broker that hangs could be overtaken by what that one has
-        sent: only the same producer's next epoch shuts that out."""
+        """Whether the brokers no longer accept the producer. They may have lost their data, or (Tansu) refuse the next
+        epoch, which the producer takes after messages timed out. Then they take nothing from it, however often it
+        tries. This counts only if the brokers also answered before this attempt began: if a broker only hangs, messages
+        that the old producer has sent could still arrive after those of a new one. Only the next epoch of the same
+        producer rules that out."""
         try:
             producer.list_topics(topic, timeout=_ANSWER_S)
         except KafkaException:
@@ -252,7 +252,7 @@ class SeenRecords:
         consumer.subscribe(["orders"], on_assign=seen.assigned)
 
     So a record from before the committed offset is delivered again, and is not new. Commit after new records only: an
-    offset must not go back. If a topic is deleted and made anew, delete the group's offsets of it too: with an offset
+    offset must not go back. If a topic is deleted and recreated, delete the group's offsets of it too: with an offset
     that is after the end, ``poll`` raises SourceError. What is done with a record and the commit of its offset are two
     steps: an effect that must be carried out once, even if the consumer ends between the two, belongs in one
     transaction with a mark (``SeenChanges``, ``SeenMessages``) or with the offset (Kafka's own transactions).
@@ -278,11 +278,11 @@ class SeenRecords:
                 self._begin[place] = committed.offset
                 oldest, end = consumer.get_watermark_offsets(TopicPartition(*place))
                 if committed.offset > end:
-                    # Its records would count as seen until there are as many as before.
+                    # New records would count as seen until there are as many as before.
                     self._begin.pop(place)
                     raise SourceError(
                         f"the committed offset {committed.offset} of partition {place[1]} of the topic {place[0]!r} is "
-                        f"after its end, {end}: the topic was made anew, or its brokers lost records",
+                        f"after its end, {end}: the topic was recreated, or its brokers lost records",
                         hint="Reset the group's offsets, with kafka-consumer-groups --reset-offsets --to-earliest for "
                         "all that is there",
                     )

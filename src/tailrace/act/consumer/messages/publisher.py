@@ -58,8 +58,8 @@ class MessageRefused(SinkError):  # noqa: N818
 
 
 class MessagesLost(SinkError):  # noqa: N818
-    """The server no longer has what it has acknowledged. No later attempt mends that, and it is no fault of the message
-    that showed it, so it ends the listener."""
+    """The server no longer has what it has acknowledged. No later attempt can repair that, and the message that showed
+    it is not to blame, so the listener ends."""
 
 
 def storable(
