@@ -199,7 +199,13 @@ def test_a_store_that_compares_tags_without_their_quotes(monkeypatch: pytest.Mon
     for tag in (first, '"7"'):
         with pytest.raises(FileExistsError, match="was changed"):
             one.swap(b"3", tag)
-    assert one.swap(b"3", second) not in (first, second)
+    third = one.swap(b"3", second)
+    assert third not in (first, second)
+    for bare in ([True], []):
+        one.bucket.bare[:] = bare
+        one.unlink()
+        with pytest.raises(FileExistsError, match="was changed"):  # as of one that was removed
+            one.swap(b"4", third)
     check_store(ObjectPlace(ObjectBucket("memory://", MemoryStore(), {}, Path()), "root"))
 
 

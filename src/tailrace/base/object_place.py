@@ -379,11 +379,17 @@ class ObjectPlace:
         try:
             return self._put(content, self.bucket.condition(tag), lambda: refused)
         except FileExistsError:
-            if self.bucket.bare or not tag.startswith('"') or self.head()[1] != tag:
+            if self.bucket.bare or not tag.startswith('"') or not self._has(tag):
                 raise
         done = self._put(content, {self.bucket.tag: tag.strip('"')}, lambda: refused)
         self.bucket.bare.append(True)
         return done
+
+    def _has(self, tag: str) -> bool:
+        try:
+            return self.head()[1] == tag
+        except FileNotFoundError:
+            return False
 
     def _put(self, content: bytes, mode: Any, refused: Callable[[], FileExistsError]) -> str:
         import obstore  # noqa: PLC0415
