@@ -22,7 +22,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.lake.tables.names import place_of
 from tests.tables.azure_server import ACCOUNT, AzureServer, signature_for
 from tests.tables.equality import in_collection
-from tests.tables.test_object_store import assert_equal, brought_up, change, collection
+from tests.tables.test_object_store import assert_equal, brought_up, change, collection, commands_fail_at
 
 # The same without a store: unit/test_object_place.py
 pytestmark = [pytest.mark.mongod, pytest.mark.slow, pytest.mark.parametrize("object_store", ["azure"], indirect=True)]
@@ -102,12 +102,7 @@ def test_a_container_that_does_not_exist(
     place = object_place("az://nowhere/a", beside=tmp_path / "state", options=object_store.options())
     with pytest.raises(StoreAwayError, match="ContainerNotFound"):
         brought_up(replica_set.uri, place, collection)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in object_store.environment().items():
-            patch.setenv(name, value)
-        assert main(["archive", replica_set.uri, "az://nowhere/a", "--state", str(tmp_path / "a"), "--once"]) == 1
-        assert main(["archive", "status", "az://nowhere/a"]) == 1
-        assert main(["replay", "az://nowhere/a"]) == 1
+    commands_fail_at(str(place), replica_set.uri, object_store, tmp_path)
     assert capsys.readouterr().err.count("ContainerNotFound") == 3
 
 

@@ -32,7 +32,7 @@ from tests.tables.google_keys import READER, STRANGER, WRITER, key_file, private
 from tests.tables.google_server import GoogleServer
 from tests.tables.object_server import free_ports
 from tests.tables.test_lake_in_store import numbers_in, opened, put
-from tests.tables.test_object_store import assert_equal, brought_up, change, collection
+from tests.tables.test_object_store import assert_equal, brought_up, change, collection, commands_fail_at
 from tests.tables.unkind_proxy import Fault, UnkindProxy
 
 pytestmark = pytest.mark.parametrize("object_store", ["google"], indirect=True)
@@ -237,12 +237,7 @@ def test_a_bucket_that_does_not_exist(
     place = object_place("gs://nowhere/a", beside=tmp_path / "state", options=object_store.options())
     with pytest.raises(StoreAwayError, match="NoSuchBucket"):
         brought_up(replica_set.uri, place, collection)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in object_store.environment().items():
-            patch.setenv(name, value)
-        assert main(["archive", replica_set.uri, "gs://nowhere/a", "--state", str(tmp_path / "a"), "--once"]) == 1
-        assert main(["archive", "status", "gs://nowhere/a"]) == 1
-        assert main(["replay", "gs://nowhere/a"]) == 1
+    commands_fail_at(str(place), replica_set.uri, object_store, tmp_path)
     assert capsys.readouterr().err.count("NoSuchBucket") == 3
 
 

@@ -66,6 +66,16 @@ def change(collection: Any, turn: int) -> None:
     collection.delete_one({"_id": turn * 10 + 5})
 
 
+def commands_fail_at(place: str, uri: str, store: ObjectServer, folder: Path) -> None:
+    """An archive's three commands, at a place in a bucket that does not exist."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in store.environment().items():
+            patch.setenv(name, value)
+        assert main(["archive", uri, place, "--state", str(folder / "a"), "--once"]) == 1
+        assert main(["archive", "status", place]) == 1
+        assert main(["replay", place]) == 1
+
+
 def assert_equal(root: Any, collection: Any) -> None:
     assert in_table(root, collection.full_name) == in_collection(collection)
 

@@ -98,6 +98,18 @@ def test_stores_that_nobody_has_tried_are_refused_with_what_to_do(scheme: str) -
         check_tried(other)
 
 
+def test_what_each_store_compares(tmp_path: Path) -> None:
+    """As each wants it: Google's takes no ETag."""
+    answer = {"e_tag": '"e"', "version": "7"}
+    for uri, options, wanted in (
+        ("s3://bucket/a", {"aws_skip_signature": "true"}, {"e_tag": '"e"'}),
+        ("az://box/a", AZURE, {"e_tag": '"e"'}),
+        ("gs://bucket/a", {"google_skip_signature": "true"}, {"version": "7"}),
+    ):
+        bucket = object_place(uri, beside=tmp_path, options=options).bucket
+        assert bucket.condition(bucket.tag_of(answer)) == wanted
+
+
 def test_a_place_in_google_cloud_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", '{"client_email": "a@b", "private_key": "hidden"')
     with pytest.raises(UsageError, match="cannot be opened") as caught:
